@@ -1,0 +1,93 @@
+# Every command of this repository; `make` alone lists them.
+#
+# The first target that needs Python sets up .venv with the versions pinned in requirements.lock. Use another
+# environment with `make test PY=python`, another interpreter with `make setup PYTHON=/path/to/python3.12`.
+.DEFAULT_GOAL := help
+VENV := .venv
+comma := ,
+
+ifdef PY
+READY :=
+else
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready-$(subst /,_,$(PYTHON))-$(subst $(comma),-,$(EXTRA))
+endif
+
+SUPPORTED := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
+
+$(READY): requirements.lock pyproject.toml
+	@if [ -n "$(PYTHON)" ] || ! $(VENV)/bin/python -c "$(SUPPORTED)" 2>/dev/null; then \
+	  for python in $(or $(PYTHON),python3.12 python3.11 python3); do \
+	    "$$python" -c "$(SUPPORTED)" 2>/dev/null && break || python=; \
+	  done; \
+	  [ -n "$$python" ] || { echo "Found no working Python 3.11 or 3.12 with venv ($(or $(PYTHON),looked for" \
+	    "python3.12 python3.11 python3)). Install one or name it: make setup PYTHON=/path/to/python3.12" >&2; exit 2; }; \
+	  echo "Creating $(VENV) with $$($$python -V)"; \
+	  "$$python" -m venv --clear $(VENV); \
+	fi
+	@echo "Installing the pinned dependencies into $(VENV): a minute or two, the first time"
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint requirements.lock --editable ".[test$(if $(EXTRA),$(comma)$(EXTRA))]"
+	@touch $(VENV)/.ready-- $@
+
+.PHONY: help
+help: ## List these commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
+
+.PHONY: setup
+setup: $(READY) ## Make .venv with the pinned dependencies (EXTRA=cuda, EXTRA=cuda,slurm, PYTHON=python3.11)
+	@echo "Ready: $$($(PY) -V), $$($(PY) -c 'import jax; print("jax", jax.__version__)')"
+
+.PHONY: demo
+demo: $(READY) ## Train small pLSTM and ViT on arrow pointing and write their table and figures
+	$(PY) scripts/run_table.py arrow-demo $(ARGS)
+
+.PHONY: test
+test: $(READY) ## Run the quick tests (ARGS="-k name" for some)
+	$(PY) -m pytest $(ARGS)
+
+.PHONY: test-slow
+test-slow: $(READY) ## Run the slow tests
+	$(PY) -m pytest -m "slow and not gpu" $(ARGS)
+
+.PHONY: test-gpu
+test-gpu: $(READY) ## Run the tests that need an accelerator
+	$(PY) -m pytest -m gpu $(ARGS)
+
+.PHONY: lint
+lint: $(READY) ## Check the code with ruff
+	$(PY) -m ruff check .
+
+.PHONY: table-arrow
+table-arrow: $(READY) ## Run what is missing of the arrow-pointing table, then write it (ARGS=--dry-run lists the runs)
+	$(PY) scripts/run_table.py arrow $(ARGS)
+
+.PHONY: tables
+tables: $(READY) ## Write results/tables from the run records
+	$(PY) scripts/make_tables.py $(ARGS)
+
+.PHONY: tables-check
+tables-check: $(READY) ## Fail if results/tables does not match the run records
+	$(PY) scripts/make_tables.py --check
+
+.PHONY: figures
+figures: $(READY) ## Write results/figures from the run records
+	$(PY) scripts/make_figures.py $(ARGS)
+
+.PHONY: benchmark
+benchmark: $(READY) ## Measure operators and training steps on this machine
+	$(PY) scripts/benchmark.py $(ARGS)
+
+.PHONY: baselines
+baselines: $(READY) ## Measure how far shortcuts get on arrow pointing
+	$(PY) scripts/shortcut_baselines.py $(ARGS)
+
+.PHONY: lock
+lock: ## Write requirements.lock anew from pyproject.toml (needs uv)
+	uv pip compile pyproject.toml --all-extras --universal --upgrade --quiet --no-annotate \
+	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --output-file requirements.lock
+
+.PHONY: clean
+clean: ## Remove caches and build files (keeps .venv, runs and results)
+	rm -rf .cache .hypothesis .pytest_cache .ruff_cache build *.egg-info
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Data sets: their laws, TFDS builders and loading."""

@@ -1,0 +1,1 @@
+"""From finished runs to results: run records, sweeps, statistics over seeds, tables and figures."""

@@ -1,0 +1,195 @@
+"""The typed schema of a run's configuration; the files under `configs/` fill it, the command line overrides it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from plstm.errors import UserError
+from plstm.models.vision import VisionConfig
+
+SPLITS = ("train", "val", "val_ext", "test", "test_ext")
+# Parts of a config that change where a run lives and how it is shown, but not its numbers.
+OUTSIDE_ID = ("logger", "paths", "report", "data.root", "data.generate", "data.placement", "data.workers")
+
+
+@dataclass
+class DataConfig:
+    """Which images, and how they reach the device."""
+
+    name: str = "arrow_pointing"
+    classes: int = 2
+    size: int = 192  # pixels a side; the extrapolation splits have twice that
+    scale: float = 1.0  # of the objects: 1 is the paper's
+    train_images: int = 100_000
+    eval_images: int | None = None  # a split; none: the paper's counts
+    train_seed: int = MISSING  # of the training images; the run's seed unless set
+    root: str | None = None  # where data sets live; none: $PLSTM_DATA or ~/.cache/plstm/data
+    generate: bool = True  # make missing images; otherwise missing data is an error
+    placement: str = "device"  # "device": the whole split stays there, packed; "stream": read by grain as it goes
+    workers: int = 0  # grain's reading processes when streaming; 0: read in this process
+
+
+@dataclass
+class OptimConfig:
+    """Optimizer, schedule and batch."""
+
+    name: str = "adamw"  # or "lamb"
+    peak_lr: float = 1e-4  # not scaled with the batch
+    end_factor: float = 1e-3  # the last step's learning rate over the peak
+    warmup_epochs: float = 1.0  # linear from 0
+    epochs: float = 50.0  # cosine from the end of the warm-up to the last step
+    batch_size: int = 128  # over all devices
+    weight_decay: float = 0.05  # decoupled, on kernels and gate weights only
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    clip_norm: float = 1.0  # of the global gradient norm
+    label_smoothing: float = 0.0
+
+
+@dataclass
+class LoopConfig:
+    """What happens at which step."""
+
+    log_every: int = 50  # steps
+    eval_every: int = 2000  # steps; a checkpoint is kept at each evaluation
+    eval_splits: list[str] = field(default_factory=lambda: ["val", "val_ext"])
+    final_splits: list[str] = field(default_factory=lambda: ["val", "val_ext", "test", "test_ext"])
+    best_metric: str = "val"  # the split whose accuracy names the best checkpoint
+
+
+@dataclass
+class LoggerConfig:
+    """Weights & Biases: project and entity, and online, offline, disabled, or auto (online when logged in)."""
+
+    mode: str = "auto"
+    project: str = "plstm"
+    entity: str | None = None
+
+
+@dataclass
+class PathsConfig:
+    """Where runs (checkpoints, logs) and results (records, tables, figures) are written."""
+
+    runs: str = "runs"
+    results: str = "results"
+
+
+@dataclass
+class ReportConfig:
+    """The table and row that the finished run enters; none: no table."""
+
+    table: str | None = None
+    row: str | None = None
+
+
+@dataclass
+class Config:
+    """One training run."""
+
+    experiment: str = "custom"
+    seed: int = 43
+    model: VisionConfig = field(default_factory=VisionConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    paths: PathsConfig = field(default_factory=PathsConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
+
+
+@dataclass
+class EvalDataConfig:
+    """What to evaluate on: one split, or none for all that the end of training evaluates."""
+
+    split: str | None = None
+    root: str | None = None
+    generate: bool = True
+
+
+@dataclass
+class EvalConfig:
+    """One evaluation of a run's checkpoint."""
+
+    run: str = MISSING  # the run's folder or id
+    checkpoint: str = "last"  # or "best"
+    data: EvalDataConfig = field(default_factory=EvalDataConfig)
+    paths: PathsConfig = field(default_factory=PathsConfig)
+    figures: bool = False  # also draw samples with predictions, and gating patterns, into results/figures
+
+
+def check(config: Config) -> None:
+    """Raises UserError naming the key where values are out of range or do not fit together."""
+    config.model.check()
+    for key, value in (
+        ("optim.batch_size", config.optim.batch_size),
+        ("loop.log_every", config.loop.log_every),
+        ("loop.eval_every", config.loop.eval_every),
+    ):
+        if value < 1:
+            raise UserError(f"{key}={value}: must be at least 1")
+    for key, value in (
+        ("optim.epochs", config.optim.epochs),
+        ("optim.peak_lr", config.optim.peak_lr),
+        ("optim.clip_norm", config.optim.clip_norm),
+    ):
+        if not value > 0:
+            raise UserError(f"{key}={value}: must be positive")
+    if not 0 <= config.optim.warmup_epochs < config.optim.epochs:
+        raise UserError(f"optim.warmup_epochs={config.optim.warmup_epochs}: must be at least 0 and under optim.epochs")
+    if not 0 <= config.optim.label_smoothing < 1:
+        raise UserError(f"optim.label_smoothing={config.optim.label_smoothing}: must be in [0, 1)")
+    for key, value, choices in (
+        ("data.name", config.data.name, ("arrow_pointing",)),
+        ("data.placement", config.data.placement, ("device", "stream")),
+        ("optim.name", config.optim.name, ("adamw", "lamb")),
+        ("loop.best_metric", config.loop.best_metric, config.loop.eval_splits),
+    ):
+        if value not in choices:
+            raise UserError(f"{key}={value}: choose one of {', '.join(choices)}")
+    for key, splits in (("loop.eval_splits", config.loop.eval_splits), ("loop.final_splits", config.loop.final_splits)):
+        for split in splits:
+            if split not in SPLITS:
+                raise UserError(f"{key}: no split {split!r}; choose from {', '.join(SPLITS)}")
+    if config.data.classes != 2:
+        raise UserError(f"data.classes={config.data.classes}: arrow pointing has 2 classes")
+    if config.model.classes != config.data.classes or config.model.image_size != config.data.size:
+        raise UserError("model.classes and model.image_size follow data.classes and data.size; change those instead")
+    if config.optim.batch_size > config.data.train_images:
+        raise UserError(
+            f"optim.batch_size={config.optim.batch_size}: more than data.train_images={config.data.train_images}"
+        )
+
+
+def to_config(node: DictConfig) -> Config:
+    """The checked dataclasses of a composed Hydra config; interpolations resolved."""
+    config = OmegaConf.to_object(node)
+    check(config)
+    return config
+
+
+def plain_config(config: Config) -> dict[str, Any]:
+    """The config as nested dictionaries of JSON values."""
+    return OmegaConf.to_container(OmegaConf.structured(config), resolve=True)
+
+
+def run_id(plain: dict[str, Any]) -> str:
+    """12 hexadecimal digits that name a run: a hash of everything in the config that can change its numbers."""
+    kept = json.loads(json.dumps(plain))
+    for key in OUTSIDE_ID:
+        *parents, leaf = key.split(".")
+        node = kept
+        for parent in parents:
+            node = node[parent]
+        node.pop(leaf, None)
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def run_name(config: Config) -> str:
+    """A name to read, such as arrow-plstm-s43."""
+    return f"{config.experiment.replace('/', '-')}-s{config.seed}"

@@ -1,0 +1,240 @@
+"""Run records: one JSON file and one curve a finished run, the only source of tables and figures.
+
+`results/runs/<id>.json` holds what was run, on what, for how long and with what result; `results/curves/<id>.csv` holds
+its learning curves. Reading is strict: a record that does not follow the schema stops the reader, which names the file
+and the field.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import os
+import re
+import types
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from plstm.errors import UserError
+
+
+class Hardware(TypedDict):
+    """What a run used: the accelerator as JAX names it, and the processor beside it."""
+
+    platform: str
+    device_kind: str
+    device_count: int
+    cpu_model: str
+    cpu_cores: int
+
+
+class SplitMetrics(TypedDict):
+    """Mean loss (nats) and accuracy (0 to 1) over the `count` examples of one split."""
+
+    loss: float
+    accuracy: float
+    count: int
+
+
+class Metrics(TypedDict):
+    """`last`: split -> metrics of the last step's weights; `best`: step and metrics of the best checkpoint, or None."""
+
+    last: dict[str, SplitMetrics]
+    best: dict[str, Any] | None
+
+
+class CurvePoint(NamedTuple):
+    """One row of a curve file; `epoch` counts passes over the training images."""
+
+    step: int
+    epoch: float
+    split: str
+    metric: str
+    value: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """A finished run.
+
+    `id` is 12 hexadecimal digits, a hash of the resolved `config`. `table` and `row` name the place the run was made
+    for, None for a run outside every table. `commit` and `dirty` are None where git did not know them. `wall_seconds`
+    adds up all sessions of the run; `flops_per_image` counts one forward pass.
+    """
+
+    id: str
+    name: str
+    experiment: str
+    command: str
+    overrides: list[str]
+    config: dict[str, Any]
+    table: str | None
+    row: str | None
+    seed: int
+    commit: str | None
+    dirty: bool | None
+    versions: dict[str, str | None]
+    hardware: Hardware
+    started: str
+    finished: str
+    wall_seconds: float
+    steps: int
+    epochs: float
+    images_per_second: float
+    parameters: int
+    flops_per_image: float | None
+    metrics: Metrics
+
+    def config_value(self, key: str) -> Any:
+        """The resolved config's value at a dotted key such as `optim.peak_lr`; UserError if there is no such key."""
+        value: Any = self.config
+        for part in key.split("."):
+            if not isinstance(value, dict) or part not in value:
+                raise UserError(f"runs/{self.id}.json: field config has no key {key!r}; run it again with this version")
+            value = value[part]
+        return value
+
+    def metric(self, split: str, metric: str = "accuracy") -> float:
+        """A metric of the last step's weights on one split; UserError if the run was not evaluated on it."""
+        if split not in self.metrics["last"]:
+            raise UserError(f"runs/{self.id}.json: field metrics.last has no split {split!r}; evaluate the run on it")
+        return self.metrics["last"][split][metric]
+
+
+def write_record(
+    record: RunRecord, curve_rows: Iterable[tuple[int, float, str, str, float]], results_dir: str | Path
+) -> Path:
+    """Write `runs/<id>.json` and `curves/<id>.csv`, the curve first: a record that exists has its curve.
+
+    Args:
+        record: the finished run.
+        curve_rows: (step, epoch, split, metric, value) in any order, written in the order given.
+        results_dir: the folder that holds `runs/` and `curves/`; both are made where missing.
+
+    Returns:
+        The record's path. Raises UserError, before anything is written, if a field of the record breaks the schema.
+    """
+    path = Path(results_dir) / "runs" / f"{record.id}.json"
+    fields = dataclasses.asdict(record)
+    _check_record(fields, path)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CurvePoint._fields)
+    writer.writerows(curve_rows)
+    write_file(curve_path(record, results_dir), text.getvalue().encode())
+    write_file(path, (json.dumps(fields, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode())
+    return path
+
+
+def read_records(results_dir: str | Path) -> list[RunRecord]:
+    """All records under `runs/`, ordered by id; an empty list without that folder.
+
+    Raises UserError naming file and field at a record that breaks the schema or whose id is not its file's name.
+    """
+    records = []
+    for path in sorted((Path(results_dir) / "runs").glob("*.json")):
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{path}: not a JSON file ({error}); restore it or remove it") from error
+        _check_record(fields, path)
+        records.append(RunRecord(**fields))
+    return records
+
+
+def curve_path(record: RunRecord, results_dir: str | Path) -> Path:
+    """Where the curve of a record lies."""
+    return Path(results_dir) / "curves" / f"{record.id}.csv"
+
+
+def read_curve(record: RunRecord, results_dir: str | Path) -> list[CurvePoint]:
+    """The curve of a record, in file order; UserError if the file is missing or a row is not `CurvePoint`'s columns."""
+    path = curve_path(record, results_dir)
+    if not path.is_file():
+        raise UserError(f"{path}: this curve is missing; restore it or remove runs/{record.id}.json")
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.reader(file)
+        if next(rows, None) != list(CurvePoint._fields):
+            raise UserError(f"{path}: the first line must be {','.join(CurvePoint._fields)}")
+        try:
+            return [CurvePoint(int(s), float(e), split, metric, float(v)) for s, e, split, metric, v in rows]
+        except ValueError as error:
+            raise UserError(f"{path}, line {rows.line_num}: {error}") from error
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file at once or not at all; its folder is made where missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_type(value: Any, kind: Any, where: str) -> None:
+    """Raise UserError, naming the place, unless a value read from JSON has a type.
+
+    Args:
+        value: what was read.
+        kind: str, bool, int, float (an integer will do, a non-finite number will not), Any, one of these or None,
+            list[...], dict[str, ...], a TypedDict or a dataclass; the last two allow neither missing nor unknown keys.
+        where: the file and the dotted field, for the message.
+    """
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if value is not None:
+            check_type(value, next(arg for arg in args if arg is not types.NoneType), where)
+    elif is_typeddict(kind) or dataclasses.is_dataclass(kind):
+        _check_keys(value, get_type_hints(kind), where)
+    elif origin in (dict, list):
+        if not isinstance(value, origin):
+            raise UserError(f"{where} must be a {origin.__name__}, not {value!r}")
+        for key, item in value.items() if origin is dict else enumerate(value):
+            check_type(item, args[-1], _join(where, key))
+    elif kind is float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise UserError(f"{where} must be a finite number, not {value!r}")
+    elif kind is not Any and type(value) is not kind:
+        raise UserError(f"{where} must be of type {kind.__name__}, not {value!r}")
+
+
+def _check_keys(value: Any, hints: dict[str, Any], where: str) -> None:
+    if not isinstance(value, dict):
+        raise UserError(f"{where} must be an object, not {value!r}")
+    for problem, keys in (("unknown", value.keys() - hints.keys()), ("missing", hints.keys() - value.keys())):
+        if keys:
+            raise UserError(f"{_join(where, min(keys))} is {problem}")
+    for key, kind in hints.items():
+        check_type(value[key], kind, _join(where, key))
+
+
+def _join(where: str, key: object) -> str:
+    return f"{where}.{key}" if ": field " in where else f"{where}: field {key}"
+
+
+def _check_record(fields: Any, path: Path) -> None:
+    """Types by the schema, then what types cannot say."""
+    check_type(fields, RunRecord, str(path))
+    if not re.fullmatch(r"[0-9a-f]{12}", fields["id"]) or fields["id"] != path.stem:
+        raise UserError(f"{path}: field id is {fields['id']!r}; it must be 12 hexadecimal digits and the file's name")
+    for key in ("started", "finished"):
+        try:
+            datetime.fromisoformat(fields[key])
+        except ValueError as error:
+            raise UserError(f"{path}: field {key} is {fields[key]!r}, not an ISO date and time") from error
+    for split, metrics in fields["metrics"]["last"].items():
+        if not 0 <= metrics["accuracy"] <= 1:
+            raise UserError(f"{path}: field metrics.last.{split}.accuracy is {metrics['accuracy']}, outside 0 to 1")
+    if (best := fields["metrics"]["best"]) is not None:
+        where = f"{path}: field metrics.best"
+        check_type(best.get("step"), int, f"{where}.step")
+        for split, metrics in best.items():
+            if split != "step":
+                check_type(metrics, dict[str, float], f"{where}.{split}")

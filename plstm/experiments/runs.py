@@ -1,0 +1,77 @@
+"""The folders of runs: locking one, finding one, and its curve."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from plstm.errors import UserError
+from plstm.experiments.config import Config, check
+from plstm.experiments.records import CurvePoint
+from plstm.training.tracking import read_metrics
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Holds a run's folder, made where missing, for this process.
+
+    Raises UserError where another process holds it, or it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "w")  # noqa: SIM115 (held until the end of the with block below)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot write there ({error.strerror}); choose another paths.runs") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(
+                f"{folder}: this run is being trained by another process; wait for it or stop it"
+            ) from error
+        yield
+
+
+def find_run(run: str, runs: Path) -> Path:
+    """The folder of a run given by its folder or its id (or the first digits of it).
+
+    Raises UserError where there is none, or several.
+    """
+    if (Path(run) / ".hydra").is_dir():
+        return Path(run)
+    found = sorted(path for path in runs.glob(f"{run}*") if (path / ".hydra").is_dir()) if run else []
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(
+            f"run={run}: {len(found)} runs in {runs} begin so: {', '.join(path.name for path in found[:5])}"
+        )
+    known = sorted(path.name for path in runs.glob("*") if (path / ".hydra").is_dir())
+    listed = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+    raise UserError(f"run={run}: no such run in {runs}; " + (f"there are {listed}" if known else "train one first"))
+
+
+def load_config(folder: Path) -> Config:
+    """The checked config that the run in `folder` was started with. Raises UserError where it is missing or damaged."""
+    path = folder / ".hydra" / "config.yaml"
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path)))
+    except (OSError, ValueError, OmegaConfBaseException) as error:
+        raise UserError(f"{path}: not the config of a run ({str(error).splitlines()[0]})") from error
+    check(config)
+    return config
+
+
+def curve_of(metrics_path: Path) -> list[CurvePoint]:
+    """The curve of a `metrics.jsonl`, in its order."""
+    return [
+        CurvePoint(line["step"], line["epoch"], line["split"], metric, value)
+        for line in read_metrics(metrics_path)
+        for metric, value in line.items()
+        if metric not in ("step", "epoch", "split", "count") and value is not None
+    ]

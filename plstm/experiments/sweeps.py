@@ -1,0 +1,304 @@
+"""What a results table is made of: its definition, its runs, which of them are finished, and running the rest."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from plstm.errors import UserError
+from plstm.experiments.records import Hardware, RunRecord
+
+
+@dataclass
+class Row:
+    """A model of the table and the experiment that trains it.
+
+    `paper` is None where nothing is published, else {last part of `select.over`: the paper's best value, split:
+    [mean, +-]}.
+    """
+
+    name: str = MISSING
+    experiment: str = MISSING
+    paper: dict[str, Any] | None = None
+
+
+@dataclass
+class Select:
+    """Choose one value of the swept key `over` of a model: highest mean over seeds of a last-step metric of a split."""
+
+    split: str = MISSING
+    metric: str = MISSING
+    over: str = MISSING
+
+
+@dataclass
+class Figure:
+    """The training-curve figure: `panels` maps splits to titles, `baseline` names one entry of the baseline file.
+
+    `paper_curves` is a CSV of the paper's mean curves with the columns row, split, epoch, accuracy.
+    """
+
+    panels: dict[str, str] = MISSING
+    baseline: str | None = None
+    paper_curves: str | None = None
+
+
+@dataclass
+class TableDefinition:
+    """A file of `configs/tables`.
+
+    `columns` maps splits to headers; `sweep` maps config keys to the values run for every row; `require` maps config
+    keys to the value that every record of the table must have; `baselines` and `figure.paper_curves` are paths below
+    the results folder.
+    """
+
+    name: str = MISSING
+    title: str = MISSING
+    caption: str = MISSING
+    columns: dict[str, str] = MISSING
+    rows: list[Row] = MISSING
+    sweep: dict[str, list[Any]] = MISSING
+    select: Select | None = None
+    require: dict[str, Any] = field(default_factory=dict)
+    baselines: str | None = None
+    chance: float | None = None
+    notes: list[str] = field(default_factory=list)
+    figure: Figure | None = None
+
+    @property
+    def swept_name(self) -> str | None:
+        """The short name of the chosen hyperparameter, such as `peak_lr`, or None where nothing is chosen."""
+        return self.select.over.rpartition(".")[2] if self.select else None
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a table: a row's experiment with one value for every swept key."""
+
+    row: Row
+    values: dict[str, Any]
+
+    @property
+    def overrides(self) -> list[str]:
+        """The arguments of `train.py`."""
+        return [f"experiment={self.row.experiment}", *(f"{key}={value}" for key, value in self.values.items())]
+
+    @property
+    def key(self) -> tuple:
+        """What a run's record or folder is found by: the experiment and the swept values."""
+        return (self.row.experiment, *self.values.values())
+
+
+def load_table(path: Path) -> TableDefinition:
+    """Read a table definition; UserError naming the file and a key that is unknown, missing, ill-typed or wrong."""
+    if not path.is_file():
+        known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
+        raise UserError(f"{path}: no such table; there are: {known}")
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(TableDefinition), OmegaConf.load(path))
+        table = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{path}: key {error.full_key or error.key}: {error.msg.splitlines()[0]}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from error
+    _check_table(table, path)
+    return table
+
+
+def _check_table(table: TableDefinition, path: Path) -> None:
+    if table.name != path.stem:
+        raise UserError(f"{path}: key name is {table.name!r}; it must be the file's name")
+    if table.select and table.select.over not in table.sweep:
+        raise UserError(f"{path}: key select.over is {table.select.over!r}, which sweep does not list")
+    for key in ("name", "experiment"):
+        values = [getattr(row, key) for row in table.rows]
+        if len(set(values)) < len(values):
+            raise UserError(f"{path}: key rows: two rows have the same {key}")
+    for index, row in enumerate(table.rows):
+        for key, value in (row.paper or {}).items():
+            pair = isinstance(value, list) and [type(number) for number in value] == [float, float]
+            if key != table.swept_name and not (key in table.columns and pair):
+                raise UserError(f"{path}: key rows[{index}].paper.{key} must be [mean, +-] for a split of columns")
+
+
+def load_tables(folder: Path, names: Sequence[str] = ()) -> list[TableDefinition]:
+    """The tables of a folder by name, all of them where no name is given, in alphabetical order."""
+    paths = [folder / f"{name}.yaml" for name in names] or sorted(folder.glob("*.yaml"))
+    return [load_table(path) for path in paths]
+
+
+def planned_runs(table: TableDefinition) -> list[PlannedRun]:
+    """Every row times every swept value, in the order to run them.
+
+    First, seed by seed over all rows, with the value of `select.over` that the paper found best (the sweep's first
+    where it gives none), then with the other values: a sweep cut short still fills every row.
+    """
+
+    def late(run: PlannedRun) -> bool:
+        if table.select is None:
+            return False
+        preferred = (run.row.paper or {}).get(table.swept_name, table.sweep[table.select.over][0])
+        return run.values[table.select.over] != preferred
+
+    grid = itertools.product(*table.sweep.values())
+    runs = [PlannedRun(row, dict(zip(table.sweep, values, strict=True))) for values in grid for row in table.rows]
+    return sorted(runs, key=late)
+
+
+def match_records(
+    table: TableDefinition, records: Sequence[RunRecord]
+) -> tuple[list[tuple[PlannedRun, RunRecord | None]], list[RunRecord]]:
+    """Find the finished ones among a table's runs.
+
+    Returns:
+        (run, its record or None) in the order to run them, and the table's records whose values the sweep does not
+        list.
+
+    Raises UserError for a record of this table that must not stand in it: another size than `require` asks for, an
+    experiment or row name that the table lacks, or a second record for the same run.
+    """
+    found: dict[tuple, RunRecord] = {}
+    for record in records:
+        if record.table == table.name:
+            _refuse_misplaced(table, record)
+            key = (record.experiment, *(record.config_value(key) for key in table.sweep))
+            if key in found:
+                differences = ", ".join(_differences(record.config, found[key].config))
+                raise UserError(
+                    f"runs/{record.id}.json and runs/{found[key].id}.json are the same run of table {table.name} with "
+                    f"different {differences or 'ids'}; keep one of them"
+                )
+            found[key] = record
+    matched = [(run, found.pop(run.key, None)) for run in planned_runs(table)]
+    return matched, list(found.values())
+
+
+def _refuse_misplaced(table: TableDefinition, record: RunRecord) -> None:
+    where = f"runs/{record.id}.json"
+    rows = {row.experiment: row.name for row in table.rows}
+    if rows.get(record.experiment) != record.row:
+        raise UserError(f"{where}: table {table.name} has no row {record.row!r} with experiment {record.experiment!r}")
+    for key, value in table.require.items():
+        if record.config_value(key) != value:
+            raise UserError(
+                f"{where}: {key} is {record.config_value(key)!r}, but table {table.name} is for {value!r}; remove the "
+                "record, or run it with report.table=null"
+            )
+
+
+def _differences(a: dict, b: dict, prefix: str = "") -> list[str]:
+    keys = []
+    for key in sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key)):
+        both = isinstance(a.get(key), dict) and isinstance(b.get(key), dict)
+        keys += _differences(a[key], b[key], f"{prefix}{key}.") if both else [f"{prefix}{key}"]
+    return keys
+
+
+def expected_seconds(run: PlannedRun, records: Sequence[RunRecord], table: str, hardware: Hardware) -> float | None:
+    """Wall seconds that a run should take, compilation and evaluation included.
+
+    The mean over the table's finished runs of the same experiment on the same hardware, None where there are none.
+    """
+    same = [r for r in records if (r.table, r.experiment, r.hardware) == (table, run.row.experiment, hardware)]
+    return sum(r.wall_seconds for r in same) / len(same) if same else None
+
+
+def started_runs(table: TableDefinition, runs_dir: Path) -> set[tuple]:
+    """The `PlannedRun.key` of every run of the table with a checkpoint in its folder `runs_dir`/<id>."""
+    keys = set()
+    for path in runs_dir.glob("*/.hydra/config.yaml"):
+        config = OmegaConf.load(path)
+        if OmegaConf.select(config, "report.table") == table.name and any((path.parents[1] / "checkpoints").glob("*")):
+            keys.add(tuple(OmegaConf.select(config, key) for key in ("experiment", *table.sweep)))
+    return keys
+
+
+def query_hardware(root: Path) -> Hardware:
+    """The hardware that a run started now would record; asked in another process, for JAX would hold on to a GPU."""
+    code = """if True:
+        import json
+        from plstm.training.environment import describe_environment
+        print(json.dumps(describe_environment(".")["hardware"]))
+    """
+    answer = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    if answer.returncode:
+        raise UserError(f"JAX does not start on this machine: {answer.stderr.strip().splitlines()[-1]}")
+    return json.loads(answer.stdout.splitlines()[-1])
+
+
+def check_overrides(table: TableDefinition, overrides: Sequence[str]) -> None:
+    """Raise UserError for an override that is not key=value, or whose key the table itself sets."""
+    for override in overrides:
+        key, equals, _ = override.partition("=")
+        if not equals:
+            raise UserError(f"override {override!r} must be key=value")
+        if key in {"experiment", "report.table", "report.row", *table.sweep, *table.require}:
+            raise UserError(f"override {override!r}: table {table.name} sets {key} itself; leave it out")
+
+
+def run_line(run: PlannedRun, overrides: Sequence[str], state: str, cost: str) -> str:
+    """One line of the listing: state, cost and the command to type."""
+    return f"{state:8}  {cost:>14}  {shlex.join(['python', 'train.py', *run.overrides, *overrides])}"
+
+
+def hours(seconds: float | None) -> str:
+    """A duration for the listing."""
+    return "unknown" if seconds is None else f"{seconds / 3600:.2f} h"
+
+
+def execute(
+    runs: Sequence[PlannedRun], overrides: Sequence[str], root: Path, after_run: Callable[[PlannedRun], None]
+) -> list[str]:
+    """Train runs one after another, each a process in `root` with its output on ours.
+
+    Args:
+        runs: what to run, in order.
+        overrides: key=value added to every command.
+        root: the folder of `train.py`.
+        after_run: called after every run that exits with status 0; its UserError counts as that run's failure.
+
+    Returns:
+        One line a failed run; a failure does not stop the others. KeyboardInterrupt is handed to the running process as
+        SIGINT, which is waited for, and then raised again.
+    """
+    failures = []
+    for number, run in enumerate(runs, 1):
+        command = [sys.executable, "train.py", *run.overrides, *overrides]
+        print(f"run {number}/{len(runs)}: {shlex.join(['python', *command[1:]])}", flush=True)
+        status = _train(command, root)
+        try:
+            if status:
+                raise UserError(f"exit status {status}")
+            after_run(run)
+        except UserError as error:
+            failures.append(f"{' '.join(run.overrides)}: {error}")
+            print(f"failed: {failures[-1]}", flush=True)
+    return failures
+
+
+def _train(command: list[str], root: Path) -> int:
+    # A process group of its own: the terminal's Ctrl-C reaches only this process, which hands on exactly one SIGINT.
+    child = subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, process_group=0)
+    interrupted = False
+    while True:
+        try:
+            status = child.wait()
+            break
+        except KeyboardInterrupt:
+            interrupted = True
+            child.send_signal(signal.SIGINT)
+    if interrupted:
+        raise KeyboardInterrupt
+    return status

@@ -1,0 +1,341 @@
+"""Results tables, made from run records alone: Markdown with a link behind every number, CSV, and LaTeX.
+
+The same records give the same bytes: there are no dates, and CSV numbers have 12 significant digits because the last
+bits of a t quantile differ between SciPy releases.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plstm.errors import UserError
+from plstm.experiments.records import RunRecord, check_type, write_file
+from plstm.experiments.statistics import Interval, t_interval
+from plstm.experiments.sweeps import Row, TableDefinition, match_records
+
+DASH = "–"
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of the definition with its finished runs.
+
+    `runs` are all of them, `chosen` those with the value of `select.over` that `select` chooses, `planned` the number
+    that the sweep asks for.
+    """
+
+    row: Row
+    planned: int
+    runs: list[RunRecord]
+    chosen: list[RunRecord]
+
+    def ours(self, split: str) -> Interval | None:
+        """Accuracy on a split over the chosen runs' seeds, None before the first."""
+        return t_interval([run.metric(split) for run in self.chosen]) if self.chosen else None
+
+    def paper(self, split: str) -> list[float] | None:
+        """The published [mean, +-], None where there is none."""
+        return (self.row.paper or {}).get(split)
+
+    def difference(self, split: str) -> float | None:
+        """Ours - paper."""
+        ours, paper = self.ours(split), self.paper(split)
+        return ours.mean - paper[0] if ours and paper else None
+
+    def mean(self, field: str) -> float | None:
+        """The mean of a numeric record field over the chosen runs."""
+        return t_interval([getattr(run, field) for run in self.chosen]).mean if self.chosen else None
+
+
+def table_rows(table: TableDefinition, records: Sequence[RunRecord]) -> tuple[list[TableRow], list[RunRecord]]:
+    """The rows in the definition's order, and the table's records that no row counts: its sweep does not list them."""
+    matched, outside = match_records(table, records)
+    rows = []
+    for row in table.rows:
+        mine = [record for run, record in matched if run.row is row]
+        runs = sorted((r for r in mine if r), key=lambda r: [r.config_value(key) for key in reversed(table.sweep)])
+        rows.append(TableRow(row, len(mine), runs, _choose(table, runs)))
+    return rows, outside
+
+
+def _choose(table: TableDefinition, runs: list[RunRecord]) -> list[RunRecord]:
+    select = table.select
+    if select is None or not runs:
+        return runs
+    groups = [[r for r in runs if r.config_value(select.over) == value] for value in table.sweep[select.over]]
+    return max(filter(None, groups), key=lambda g: t_interval([r.metric(select.split, select.metric) for r in g]).mean)
+
+
+def read_baselines(table: TableDefinition, results_dir: Path) -> list[dict[str, Any]]:
+    """Chance, then the entries {"name", split: accuracy, ...} under "baselines" in the table's baseline file.
+
+    A file not made yet gives one entry without accuracies; a file of another form raises UserError.
+    """
+    entries: list[dict[str, Any]] = []
+    if table.chance is not None:
+        entries.append({"name": "chance", **dict.fromkeys(table.columns, table.chance)})
+    if table.baselines is None:
+        return entries
+    path = results_dir / table.baselines
+    if not path.is_file():
+        return [*entries, {"name": f"baselines ({table.baselines}, not measured yet)"}]
+    try:
+        measured = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: not a JSON file ({error}); make it again") from error
+    check_type(measured, dict[str, Any], str(path))
+    check_type(measured.get("baselines"), list[dict[str, Any]], f"{path}: field baselines")
+    for index, entry in enumerate(measured["baselines"]):
+        for key in ["name", *entry]:
+            check_type(entry.get(key), str if key == "name" else float, f"{path}: field baselines.{index}.{key}")
+    return entries + measured["baselines"]
+
+
+def render_table(table: TableDefinition, records: Sequence[RunRecord], results_dir: Path) -> dict[Path, bytes]:
+    """The files of a table, path -> contents: `tables/<name>.md`, `.csv` and `.tex` below `results_dir`."""
+    rows, outside = table_rows(table, records)
+    baselines = read_baselines(table, results_dir)
+    notes = [*table.notes, *_notes(rows, outside)]
+    texts = {
+        "md": _markdown_file(table, rows, baselines, notes),
+        "csv": _csv_file(table, rows, baselines),
+        "tex": _latex_file(table, rows, baselines, notes),
+    }
+    return {results_dir / "tables" / f"{table.name}.{kind}": text.encode() for kind, text in texts.items()}
+
+
+def write_table(table: TableDefinition, records: Sequence[RunRecord], results_dir: Path) -> list[Path]:
+    """Write the files of `render_table`; return their paths."""
+    files = render_table(table, records, results_dir)
+    for path, data in files.items():
+        write_file(path, data)
+    return list(files)
+
+
+def stale_files(table: TableDefinition, records: Sequence[RunRecord], results_dir: Path) -> list[str]:
+    """One line for every file of the table that is missing or is not what the records give."""
+    files = render_table(table, records, results_dir)
+    missing = [f"missing: {path}" for path in files if not path.is_file()]
+    return missing + [f"stale: {path}" for path in files if path.is_file() and path.read_bytes() != files[path]]
+
+
+def _notes(rows: list[TableRow], outside: list[RunRecord]) -> list[str]:
+    notes = []
+    if any(_mark(run) for row in rows for run in row.runs):
+        notes.append("* The code of this run may differ from the commit: changed files in its working tree, or no git.")
+    if outside:
+        names = ", ".join(f"runs/{run.id}.json" for run in outside)
+        notes.append(f"Not counted, because the sweep of this table does not list their values: {names}.")
+    return notes
+
+
+class _Markdown:
+    pm = "±"
+
+    @staticmethod
+    def escape(text: str) -> str:
+        return text.replace("|", "\\|").replace("*", "\\*")
+
+    @staticmethod
+    def math(text: str) -> str:
+        return text
+
+    @staticmethod
+    def link(text: str, target: str) -> str:
+        return f"[{text}]({target})"
+
+    @classmethod
+    def sources(cls, runs: list[RunRecord]) -> str:
+        return ": " + " ".join(cls.link(str(run.seed), f"../runs/{run.id}.json") for run in runs)
+
+
+class _Latex:
+    pm = r"\pm"
+
+    @staticmethod
+    def escape(text: str) -> str:
+        special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+        special |= {"±": r"$\pm$", "×": r"$\times$", "<": "$<$", ">": "$>$"}
+        return re.sub(r"[\\~^±×<>&%$#_{}]", lambda match: special.get(match[0], f"\\{match[0]}"), text)
+
+    @staticmethod
+    def math(text: str) -> str:
+        return f"${text}$"
+
+    @staticmethod
+    def link(text: str, target: str) -> str:
+        return text
+
+    @staticmethod
+    def sources(runs: list[RunRecord]) -> str:
+        return ""
+
+
+Style = type[_Markdown] | type[_Latex]
+
+
+def _grid(
+    table: TableDefinition, rows: list[TableRow], baselines: list[dict[str, Any]], style: Style
+) -> list[list[str]]:
+    """The table as text, headers first: models, their accuracies beside the paper's, their cost, then the baselines."""
+    published = any(row.row.paper for row in rows)
+    header = ["Model"]
+    if table.select:
+        header.append(style.escape(table.swept_name))
+        header += [style.escape(f"{table.swept_name} (paper)")] * published
+    for title in table.columns.values():
+        header += [style.escape(title), *["Paper", "Difference"] * published]
+    header += ["Epochs", "Images/s", "Hours a run", "Commit"]
+    grid = [header]
+    for row in rows:
+        cells = [_model(row, style)]
+        if table.select:
+            cells.append(str(row.chosen[0].config_value(table.select.over)) if row.chosen else DASH)
+            cells += [str((row.row.paper or {}).get(table.swept_name, DASH))] * published
+        for split in table.columns:
+            cells.append(_ours(row, split, style))
+            if published:
+                paper = row.paper(split)
+                cells.append(style.math(f"{paper[0]:.3f} {style.pm} {paper[1]:.3f}") if paper else DASH)
+                cells.append(_number(row.difference(split), "+.3f", style))
+        seconds = row.mean("wall_seconds")
+        cells.append(_number(row.mean("epochs"), ".4g"))
+        cells.append(_number(row.mean("images_per_second"), ".0f"))
+        cells.append(_number(None if seconds is None else seconds / 3600, ".2f"))
+        cells.append(", ".join(sorted({style.escape(_commit(run)[:7] + _mark(run)) for run in row.chosen})) or DASH)
+        grid.append(cells)
+    for entry in baselines:
+        cells = [style.escape(entry["name"]), *[DASH] * (len(header) - 1)]
+        first = 1 + bool(table.select) * (1 + published)
+        for index, split in enumerate(table.columns):
+            cells[first + index * (1 + 2 * published)] = _number(entry.get(split), ".3f")
+        grid.append(cells)
+    return grid
+
+
+def _model(row: TableRow, style: Style) -> str:
+    name = style.link(style.escape(row.row.name), f"../../configs/experiment/{row.row.experiment}.yaml")
+    return f"{name} ({len(row.runs)} of {row.planned} runs)" if len(row.runs) < row.planned else name
+
+
+def _ours(row: TableRow, split: str, style: Style) -> str:
+    ours = row.ours(split)
+    if ours is None:
+        return DASH
+    interval = "" if ours.half_width is None else f" {style.pm} {ours.half_width:.3f}"
+    mark = style.escape(max(_mark(run) for run in row.chosen))
+    return f"{style.math(f'{ours.mean:.3f}{interval}')}{mark} (n={ours.n}{style.sources(row.chosen)})"
+
+
+def _commit(run: RunRecord) -> str:
+    return run.commit or "unknown"
+
+
+def _mark(run: RunRecord) -> str:
+    return "" if run.dirty is False else "*"
+
+
+def _number(value: float | None, form: str, style: Style = _Markdown) -> str:
+    return DASH if value is None else style.math(format(value, form))
+
+
+def _markdown_file(
+    table: TableDefinition, rows: list[TableRow], baselines: list[dict[str, Any]], notes: list[str]
+) -> str:
+    lines = [f"# {table.title}", "", table.caption.strip(), ""]
+    lines += _markdown_table(_grid(table, rows, baselines, _Markdown))
+    if notes:
+        lines += ["", "## Notes", "", *(f"- {_Markdown.escape(note)}" for note in notes)]
+    if any(row.runs for row in rows):
+        lines += ["", "## Runs", "", "Every finished run; those marked ✓ are in the table above.", ""]
+        lines += _markdown_table(_run_list(table, rows))
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_table(grid: list[list[str]]) -> list[str]:
+    header, *rows = ("| " + " | ".join(cells) + " |" for cells in grid)
+    return [header, "|" + " --- |" * len(grid[0]), *rows]
+
+
+def _run_list(table: TableDefinition, rows: list[TableRow]) -> list[list[str]]:
+    splits = list(table.columns)
+    if table.select and table.select.split not in splits:
+        splits.insert(0, table.select.split)
+    grid = [["Run", "Model", *table.sweep, *splits, "In", "Curve", "Images/s", "Hours", "Device", "Commit"]]
+    for row in rows:
+        for run in row.runs:
+            hardware = run.hardware
+            on_cpu = hardware["platform"] == "cpu"
+            device = f"{hardware['cpu_cores']} cores" if on_cpu else f"{hardware['device_count']}"
+            cells = [f"[{run.name}](../runs/{run.id}.json)", _Markdown.escape(row.row.name)]
+            cells += [str(run.config_value(key)) for key in table.sweep]
+            cells += [f"{run.metric(split):.4f}" for split in splits]
+            cells += ["✓" if run in row.chosen else "", f"[csv](../curves/{run.id}.csv)"]
+            cells += [f"{run.images_per_second:.0f}", f"{run.wall_seconds / 3600:.2f}"]
+            cells += [f"{device} × {hardware['cpu_model'] if on_cpu else hardware['device_kind']}"]
+            cells += [_Markdown.escape(_commit(run)[:7] + _mark(run))]
+            grid.append(cells)
+    return grid
+
+
+def _csv_file(table: TableDefinition, rows: list[TableRow], baselines: list[dict[str, Any]]) -> str:
+    """One line a row, empty where nothing is known; ids, commits and seeds are those of the chosen runs."""
+    lines = []
+    for row in rows:
+        line: dict[str, Any] = {"model": row.row.name, "experiment": row.row.experiment}
+        line |= {"runs_finished": len(row.runs), "runs_planned": row.planned}
+        if table.select:
+            line[table.swept_name] = row.chosen[0].config_value(table.select.over) if row.chosen else None
+            line[f"{table.swept_name}_paper"] = (row.row.paper or {}).get(table.swept_name)
+        line["n"] = len(row.chosen)
+        for split in table.columns:
+            ours, paper = row.ours(split) or Interval(None, None, 0), row.paper(split) or (None, None)
+            line |= {split: ours.mean, f"{split}_interval": ours.half_width}
+            line |= {f"{split}_paper": paper[0], f"{split}_paper_interval": paper[1]}
+            line[f"{split}_difference"] = row.difference(split)
+        line |= {field: row.mean(field) for field in ("epochs", "images_per_second", "wall_seconds")}
+        line["seeds"] = " ".join(str(run.seed) for run in row.chosen)
+        line["runs"] = " ".join(run.id for run in row.chosen)
+        line["commits"] = " ".join(sorted({_commit(run) + _mark(run) for run in row.chosen}))
+        lines.append(line)
+    fields = list(lines[0])
+    lines += [{"model": entry["name"], **{split: entry.get(split) for split in table.columns}} for entry in baselines]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fields, lineterminator="\n")
+    writer.writeheader()
+    for line in lines:
+        writer.writerow({key: f"{value:.12g}" if isinstance(value, float) else value for key, value in line.items()})
+    return text.getvalue()
+
+
+def _latex_file(table: TableDefinition, rows: list[TableRow], baselines: list[dict[str, Any]], notes: list[str]) -> str:
+    header, *body = _grid(table, rows, baselines, _Latex)
+    lines = [" & ".join(cells) + r" \\" for cells in body]
+    if baselines:
+        lines.insert(len(rows), r"\midrule")
+    return "\n".join(
+        [
+            r"% needs \usepackage{booktabs}",
+            r"\begin{table}",
+            rf"\caption{{{_Latex.escape(f'{table.title}. {table.caption.strip()}')}}}",
+            rf"\label{{tab:{table.name}}}",
+            r"\centering\footnotesize",
+            rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
+            r"\toprule",
+            " & ".join(header) + r" \\",
+            r"\midrule",
+            *lines,
+            r"\bottomrule",
+            r"\end{tabular}",
+            *[rf"\par {_Latex.escape(note)}" for note in notes],
+            r"\end{table}",
+            "",
+        ]
+    )

@@ -1,0 +1,224 @@
+"""pLSTM-Vis and ViT on one backbone (arXiv 2506.11997, Appendix E.1): the mixer and the pooling are the difference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from plstm.errors import UserError
+from plstm.nn.layers import MLP, NORMS, LayerScale, PatchEmbedding, drop_path, linear, norm
+from plstm.nn.mixers import AttentionMixer, PLSTMMixer
+from plstm.ops.grid import METHODS
+
+MODES = ("P", "D", "attention")
+MOST_UNROLLED = 2  # groups of blocks
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+@dataclass
+class VisionConfig:
+    """The whole architecture; `configs/model/*.yaml` hold the published sizes."""
+
+    image_size: int = 192  # pixels a side in training; others are accepted, the position embedding is then resized
+    channels: int = 3
+    classes: int = 1000
+    patch_size: int = 16
+    dim: int = 192
+    depth: int = 12
+    heads: int = 3
+    mlp_ratio: int = 4
+    modes: list[str] = field(default_factory=lambda: ["P", "D"])  # repeated over the layers: P, D, or attention
+    gates: str = "released"  # or "printed": see plstm.nn.gates.PModeGates
+    stm_bias_only: bool = False  # source, transition and mark without input weights
+    gate_init: str = "zeros"  # or "normal": std sqrt(0.4 / (4 heads))
+    position_embedding: bool = True
+    pooling: str = "corners"  # or "class_token"
+    norm: str = "rmsnorm"  # or "layernorm"
+    layer_scale: float | None = None  # its start; none: no LayerScale
+    drop_path: float = 0.0  # the same at every depth
+    dtype: str = "bfloat16"  # of the matrix products; parameters, norms, gates and head are float32
+    method: str = "auto"  # of plstm.ops.grid.plstm2d
+
+    def check(self) -> None:
+        """Raises UserError naming the key where the parts do not fit together."""
+        for key, choices in (
+            ("gates", ("released", "printed")),
+            ("gate_init", ("zeros", "normal")),
+            ("pooling", ("corners", "class_token")),
+            ("norm", tuple(NORMS)),
+            ("dtype", tuple(DTYPES)),
+            ("method", METHODS),
+        ):
+            if getattr(self, key) not in choices:
+                raise UserError(f"model.{key}={getattr(self, key)}: choose one of {', '.join(choices)}")
+        for key in ("image_size", "channels", "classes", "patch_size", "dim", "depth", "heads", "mlp_ratio"):
+            if getattr(self, key) < 1:
+                raise UserError(f"model.{key}={getattr(self, key)}: must be at least 1")
+        if not 0 <= self.drop_path < 1:
+            raise UserError(f"model.drop_path={self.drop_path}: must be in [0, 1)")
+        if not self.modes or any(mode not in MODES for mode in self.modes):
+            raise UserError(f"model.modes={list(self.modes)}: choose from {', '.join(MODES)}")
+        if "attention" in self.modes and len(set(self.modes)) > 1:
+            raise UserError(f"model.modes={list(self.modes)}: attention cannot alternate with P or D")
+        if self.pooling == "class_token" and "attention" not in self.modes:
+            raise UserError("model.pooling=class_token: a class token has no place on pLSTM's grid; use corners")
+        if self.depth % len(self.modes):
+            raise UserError(f"model.depth={self.depth}: must be a multiple of the {len(self.modes)} model.modes")
+        if self.image_size % self.patch_size:
+            raise UserError(
+                f"model.patch_size={self.patch_size}: does not divide model.image_size={self.image_size} (pixels)"
+            )
+        if self.dim % self.heads:
+            raise UserError(f"model.heads={self.heads}: must divide model.dim={self.dim}")
+        if "attention" not in self.modes and self.dim % (4 * self.heads):
+            raise UserError(f"model.heads={self.heads}: pLSTM's gates need 4 x heads to divide model.dim={self.dim}")
+
+
+class Block(nnx.Module):
+    """A pre-norm residual block: mixer, then MLP."""
+
+    def __init__(self, config: VisionConfig, mode: str, rngs: nnx.Rngs):
+        dtype = DTYPES[config.dtype]
+        self.rate = config.drop_path
+        self.mixer_norm = norm(config.norm, config.dim, rngs)
+        if mode == "attention":
+            self.mixer = AttentionMixer(config.dim, config.heads, dtype=dtype, rngs=rngs)
+        else:
+            self.mixer = PLSTMMixer(
+                config.dim,
+                config.heads,
+                mode,
+                released=config.gates == "released",
+                bias_only=config.stm_bias_only,
+                gate_init=_gate_init(config),
+                method=config.method,
+                dtype=dtype,
+                rngs=rngs,
+            )
+        self.mlp_norm = norm(config.norm, config.dim, rngs)
+        self.mlp = MLP(config.dim, config.mlp_ratio, dtype=dtype, rngs=rngs)
+        scaled = config.layer_scale is not None
+        self.mixer_scale = LayerScale(config.dim, config.layer_scale) if scaled else None
+        self.mlp_scale = LayerScale(config.dim, config.layer_scale) if scaled else None
+
+    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """[batch, ..., dim] -> the same; `key` turns stochastic depth on."""
+        keys = (None, None) if key is None else jax.random.split(key)
+        for layer_norm, layer, scale, key in (
+            (self.mixer_norm, self.mixer, self.mixer_scale, keys[0]),
+            (self.mlp_norm, self.mlp, self.mlp_scale, keys[1]),
+        ):
+            branch = layer(layer_norm(x)).astype(x.dtype)
+            branch = branch if scale is None else scale(branch)
+            x = x + drop_path(branch, self.rate, key)
+        return x
+
+
+class BlockGroup(nnx.Module):
+    """One block of each mode in turn; the unit that repeats over the depth."""
+
+    def __init__(self, config: VisionConfig, rngs: nnx.Rngs):
+        self.blocks = nnx.List([Block(config, mode, rngs) for mode in config.modes])
+
+    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """[batch, ..., dim] -> the same."""
+        for n, block in enumerate(self.blocks):
+            x = block(x, None if key is None else jax.random.fold_in(key, n))
+        return x
+
+
+class VisionModel(nnx.Module):
+    """Image classifier. The groups' parameters are stacked and scanned over, so compile time is flat in depth."""
+
+    def __init__(self, config: VisionConfig, rngs: nnx.Rngs):
+        config.check()
+        dtype = DTYPES[config.dtype]
+        grid = config.image_size // config.patch_size
+        self.patch_size = config.patch_size
+        self.dtype = dtype
+        self.groups_count = config.depth // len(config.modes)
+        self.embedding = PatchEmbedding(config.patch_size, config.channels, config.dim, dtype=dtype, rngs=rngs)
+        start = nnx.initializers.truncated_normal(0.02)
+        position_shape, token_shape = (grid, grid, config.dim), (config.dim,)
+        with_position, with_token = config.position_embedding, config.pooling == "class_token"
+        self.position = nnx.Param(start(rngs.params(), position_shape, jnp.float32)) if with_position else None
+        self.class_token = nnx.Param(start(rngs.params(), token_shape, jnp.float32)) if with_token else None
+        self.flat = "attention" in config.modes
+        make = nnx.vmap(lambda rngs: BlockGroup(config, rngs), in_axes=0, out_axes=0)
+        self.groups = make(rngs.fork(split=self.groups_count))
+        self.norm = norm(config.norm, config.dim, rngs)
+        pooled = config.dim * (4 if config.pooling == "corners" else 1)
+        self.head = linear(
+            pooled, config.classes, dtype=jnp.float32, rngs=rngs, kernel_init=nnx.initializers.lecun_normal()
+        )
+
+    def __call__(self, images: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
+        """Normalised images [batch, height, width, channels] -> float32 logits [batch, classes].
+
+        Height and width may differ from the training size, if the patch size divides them. `key` makes it a training
+        pass (stochastic depth); without one the pass is deterministic.
+        """
+        x = self.embed(images)
+        graphdef, stacked = nnx.split(self.groups)
+
+        def apply_group(x, inputs):
+            state, n = inputs
+            group_key = None if key is None else jax.random.fold_in(key, n)
+            return nnx.merge(graphdef, state)(x, group_key), None
+
+        # A shallow stack compiles fast anyway, and runs a quarter faster on CPUs without the loop.
+        unroll = self.groups_count if self.groups_count <= MOST_UNROLLED else 1
+        x, _ = jax.lax.scan(apply_group, x, (stacked, jnp.arange(self.groups_count)), unroll=unroll)
+        return self.head(self.pool(x))
+
+    def embed(self, images: jax.Array) -> jax.Array:
+        """Images -> tokens: [batch, Y, X, dim] for pLSTM, [batch, tokens, dim] for attention, class token first."""
+        x = self.embedding(images)
+        if self.position is not None:
+            x = x + _resize_position(self.position[...], x.shape[1:3]).astype(x.dtype)
+        if self.flat:
+            x = x.reshape(x.shape[0], -1, x.shape[-1])
+        if self.class_token is not None:
+            token = jnp.broadcast_to(self.class_token[...].astype(x.dtype), (x.shape[0], 1, x.shape[-1]))
+            x = jnp.concatenate([token, x], axis=1)
+        return x
+
+    def pool(self, x: jax.Array) -> jax.Array:
+        """Final norm, then the class token, or the four corner tokens side by side: float32 [batch, pooled]."""
+        if self.class_token is not None:
+            return self.norm(x[:, 0])
+        if self.flat:
+            side = math.isqrt(x.shape[1])
+            x = x.reshape(x.shape[0], side, -1, x.shape[-1])
+        return self.norm(x[:, :: max(x.shape[1] - 1, 1)][:, :, :: max(x.shape[2] - 1, 1)]).reshape(x.shape[0], -1)
+
+    def blocks(self) -> Iterator[Block]:
+        """The blocks one by one from the first to the last, unstacked: for looking inside, not for speed."""
+        graphdef, stacked = nnx.split(self.groups)
+        for n in range(self.groups_count):
+            yield from nnx.merge(graphdef, jax.tree.map(lambda leaf, n=n: leaf[n], stacked)).blocks
+
+
+def build_model(config: VisionConfig, seed: int | jax.Array) -> VisionModel:
+    """The model of a config with parameters drawn from `seed` (an integer or a jax.random key).
+
+    Raises UserError naming the key where the config does not fit together.
+    """
+    return VisionModel(config, nnx.Rngs(seed))
+
+
+def _gate_init(config: VisionConfig):
+    if config.gate_init == "zeros":
+        return nnx.initializers.zeros
+    return nnx.initializers.normal(math.sqrt(0.4 / (4 * config.heads)))
+
+
+def _resize_position(position: jax.Array, grid: tuple[int, int]) -> jax.Array:
+    if position.shape[:2] == grid:
+        return position
+    return jax.image.resize(position, (*grid, position.shape[-1]), "bicubic")

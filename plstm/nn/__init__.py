@@ -1,0 +1,1 @@
+"""flax.nnx layers: gates, mixers, and the blocks around them."""

@@ -1,0 +1,117 @@
+"""The input-dependent gates of pLSTM on grids (arXiv 2506.11997, Section 3.3.1, Table 2).
+
+Both modes compute, for each head and direction, pre-activations `bias + weight . x` in float32. Gate n of the N = 4 x
+heads gates of a kind belongs to head n // 4 and direction n % 4, and reads the n-th of N equal groups of channels; the
+orientation reads all channels.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from plstm.ops.grid import GridGates
+
+SOURCE_BIAS, MARK_BIAS, DIRECT_BIAS, TRANSITION_BIAS = -4.0, -4.0, -6.0, 1.0  # Table 2
+TRANSITION_SCALE = 5.0
+ORIENTATION_BIAS_RANGE = 2.0
+DIRECTIONS = 4
+
+
+class GroupedGates(nnx.Module):
+    """Several kinds of gates, each gate reading its own group of channels.
+
+    weight [kinds, N, dim / N] (absent when `bias_only`), bias [kinds, N].
+    """
+
+    def __init__(self, dim: int, heads: int, biases: list[float], *, bias_only: bool, weight_init, rngs: nnx.Rngs):
+        gates = DIRECTIONS * heads
+        self.heads = heads
+        self.bias_only = bias_only
+        if not bias_only:
+            self.weight = nnx.Param(weight_init(rngs.params(), (len(biases), gates, dim // gates), jnp.float32))
+        self.bias = nnx.Param(jnp.broadcast_to(jnp.array(biases, jnp.float32)[:, None], (len(biases), gates)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x float32 [..., Y, X, dim] -> pre-activations [kinds, ..., heads, 4, Y, X]."""
+        kinds, gates = self.bias.shape
+        pre = self.bias[...]
+        if self.bias_only:
+            pre = jnp.broadcast_to(pre, (*x.shape[:-1], kinds, gates))
+        else:
+            groups = x.reshape(*x.shape[:-1], gates, -1)
+            pre = pre + jnp.einsum("...nc,knc->...kn", groups, self.weight[...])
+        return _heads_first(jnp.moveaxis(pre, -2, 0), self.heads)
+
+
+class Orientation(nnx.Module):
+    """The P-mode's angle of propagation, alpha = sigma(bias + 0.5 weight . x / dim) in (0, 1).
+
+    weight [dim, N], bias [N]. The bias runs over [-2, 2] with n mod heads, as released: it varies within a head.
+    """
+
+    def __init__(self, dim: int, heads: int, *, weight_init, rngs: nnx.Rngs):
+        self.heads = heads
+        self.weight = nnx.Param(weight_init(rngs.params(), (dim, DIRECTIONS * heads), jnp.float32))
+        angles = jnp.linspace(-ORIENTATION_BIAS_RANGE, ORIENTATION_BIAS_RANGE, heads)
+        self.bias = nnx.Param(jnp.tile(angles, DIRECTIONS))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x float32 [..., Y, X, dim] -> alpha [..., heads, 4, Y, X]."""
+        pre = self.bias[...] + 0.5 / x.shape[-1] * (x @ self.weight[...])
+        return _heads_first(jax.nn.sigmoid(pre), self.heads)
+
+
+class PModeGates(nnx.Module):
+    """Directed propagation: both incoming edges feed the right edge by alpha, the lower one by 1 - alpha (Equation 5).
+
+    `released` gives the gates that the published numbers come from. In image coordinates (the released code calls the
+    way down the image "right"): t_d* = gamma alpha, t_r* = 1 - gamma alpha, s_d = alpha source, s_r = 1 - s_d. So they
+    neither decay nor, for negative gamma, stay bounded. Otherwise as printed: t_r* = gamma alpha,
+    t_d* = gamma (1 - alpha), s_r = alpha source, s_d = (1 - alpha) source, all path weights at most 1.
+    """
+
+    structure = "rank_one"
+
+    def __init__(self, dim: int, heads: int, *, released: bool, bias_only: bool, weight_init, rngs: nnx.Rngs):
+        self.released = released
+        biases = [SOURCE_BIAS, TRANSITION_BIAS, MARK_BIAS]
+        self.gates = GroupedGates(dim, heads, biases, bias_only=bias_only, weight_init=weight_init, rngs=rngs)
+        self.orientation = Orientation(dim, heads, weight_init=weight_init, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> GridGates:
+        """x float32 [..., Y, X, dim] -> gates, each [..., heads, 4, Y, X]."""
+        source, transition, mark = self.gates(x)
+        source, mark, gamma = jax.nn.sigmoid(source), jax.nn.sigmoid(mark), jnp.tanh(TRANSITION_SCALE * transition)
+        alpha = self.orientation(x)
+        if self.released:
+            s_d, down = alpha * source, gamma * alpha
+            s_r, right = 1 - s_d, 1 - down
+        else:
+            s_r, right = alpha * source, gamma * alpha
+            s_d, down = (1 - alpha) * source, gamma * (1 - alpha)
+        return GridGates(s_r, s_d, right, right, down, down, mark, mark)
+
+
+class DModeGates(nnx.Module):
+    """Diffusive distribution: t_ru is zero everywhere, so that any two edges are joined by at most one path."""
+
+    structure = "no_ru"
+
+    def __init__(self, dim: int, heads: int, *, bias_only: bool, weight_init, rngs: nnx.Rngs):
+        biases = [SOURCE_BIAS] * 2 + [TRANSITION_BIAS] * 3 + [MARK_BIAS] * 2
+        self.gates = GroupedGates(dim, heads, biases, bias_only=bias_only, weight_init=weight_init, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> GridGates:
+        """x float32 [..., Y, X, dim] -> gates, each [..., heads, 4, Y, X]."""
+        pre = self.gates(x)
+        s_r, s_d, m_l, m_u = jax.nn.sigmoid(pre[jnp.array([0, 1, 5, 6])])
+        t_rl, t_dl, t_du = jnp.tanh(TRANSITION_SCALE * pre[2:5])
+        return GridGates(s_r, s_d, t_rl, jnp.zeros_like(t_rl), t_dl, t_du, m_l, m_u)
+
+
+def _heads_first(gates: jax.Array, heads: int) -> jax.Array:
+    """[..., Y, X, N] -> [..., heads, 4, Y, X]; the direction is the fast index."""
+    gates = gates.reshape(*gates.shape[:-1], heads, DIRECTIONS)
+    return jnp.moveaxis(gates, (-2, -1), (-4, -3))

@@ -1,0 +1,78 @@
+"""Small layers shared by all vision models: initialisers, patch embedding, MLP, LayerScale, stochastic depth."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+NORM_EPSILON = 1e-5
+KERNEL_INIT = nnx.initializers.variance_scaling(0.4, "fan_in", "normal")  # std sqrt(2 / (5 fan_in))
+NORMS = {"rmsnorm": nnx.RMSNorm, "layernorm": nnx.LayerNorm}
+
+
+def norm(kind: str, dim: int, rngs: nnx.Rngs) -> nnx.Module:
+    """A float32 norm over the last axis: "rmsnorm" (scale only) or "layernorm" (scale and bias)."""
+    return NORMS[kind](dim, epsilon=NORM_EPSILON, dtype=jnp.float32, rngs=rngs)
+
+
+def linear(
+    dim_in: int, dim_out: int, *, dtype, rngs: nnx.Rngs, use_bias: bool = True, kernel_init=KERNEL_INIT
+) -> nnx.Linear:
+    """A linear layer that computes in `dtype` with float32 parameters; its bias starts at zero."""
+    return nnx.Linear(dim_in, dim_out, use_bias=use_bias, dtype=dtype, kernel_init=kernel_init, rngs=rngs)
+
+
+class PatchEmbedding(nnx.Module):
+    """Cuts an image into squares and maps each linearly to a token; kernel [patch patch channels, dim]."""
+
+    def __init__(self, patch_size: int, channels: int, dim: int, *, dtype, rngs: nnx.Rngs):
+        self.patch_size = patch_size
+        kernel_init = nnx.initializers.lecun_normal()
+        self.project = linear(patch_size**2 * channels, dim, dtype=dtype, rngs=rngs, kernel_init=kernel_init)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """[batch, height, width, channels] -> tokens [batch, height / patch, width / patch, dim].
+
+        Raises ValueError where a side is no multiple of the patch size.
+        """
+        batch, height, width, channels = images.shape
+        p = self.patch_size
+        if height % p or width % p:
+            raise ValueError(f"images of {height} x {width} pixels do not divide into patches of {p} x {p}")
+        patches = images.reshape(batch, height // p, p, width // p, p, channels).swapaxes(2, 3)
+        return self.project(patches.reshape(batch, height // p, width // p, p * p * channels))
+
+
+class MLP(nnx.Module):
+    """Two linear layers with a tanh-approximated GELU between them."""
+
+    def __init__(self, dim: int, ratio: int, *, dtype, rngs: nnx.Rngs):
+        self.up = linear(dim, ratio * dim, dtype=dtype, rngs=rngs)
+        self.down = linear(ratio * dim, dim, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., dim] -> [..., dim]."""
+        return self.down(jax.nn.gelu(self.up(x), approximate=True))
+
+
+class LayerScale(nnx.Module):
+    """A learned factor a channel on a residual branch (Touvron et al., 2021)."""
+
+    def __init__(self, dim: int, start: float):
+        self.scale = nnx.Param(jnp.full((dim,), start, jnp.float32))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., dim] -> [..., dim]."""
+        return x * self.scale[...].astype(x.dtype)
+
+
+def drop_path(branch: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+    """Stochastic depth: each sample (axis 0) keeps its residual branch with probability 1 - rate.
+
+    Kept branches are scaled so that the mean stays. Without a key (evaluation) or at rate 0 the branch stays as it is.
+    """
+    if key is None or rate == 0.0:
+        return branch
+    keep = jax.random.bernoulli(key, 1 - rate, (branch.shape[0],) + (1,) * (branch.ndim - 1))
+    return jnp.where(keep, branch / (1 - rate), 0).astype(branch.dtype)

@@ -1,0 +1,299 @@
+"""pLSTM on two-dimensional grids, in parallel and recurrent form (arXiv 2506.11997, Section 3.3 and Appendix D.3).
+
+A node (y, x) has a left and an upper incoming edge, a right and a lower outgoing edge: the right-down direction. The
+other three directions are mirror images, with gates of their own. Everything here computes in mirrored coordinates, in
+which each direction reads as right-down, and mirrors back at the end.
+
+Three forms give the same numbers:
+
+* *row transfer* (`method="parallel"`): a row is a 1-D pLSTM, so a grid is a sequence of rows whose state is the row's
+  X lower edges; a row costs one product with an X x 2X matrix. It takes any grid and any 2x2 transition, unpadded.
+* *source scan* (what "auto" takes on CPUs): the recurrence over nodes that carries, instead of a d_k x d_v state, each
+  source node's weight on an edge, and so writes the gating matrix column by column.
+* *recurrent*: Equations 1 and 2 as they stand, linear in the number of nodes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from plstm.ops.sequence import segment_products
+
+METHODS = ("auto", "parallel", "recurrent")
+STRUCTURES = ("general", "rank_one", "no_ru")
+FORMS = ("auto", "row_transfer", "source_scan")
+
+
+class GridGates(NamedTuple):
+    """Gates of the nodes, each [..., 4, Y, X] in image coordinates (not mirrored).
+
+    Axis -3 holds the directions right-down, left-down, right-up, left-up. Names are those of the right-down direction:
+    in a "left-..." direction the right edge of a node is the one that leads left, in a "...-up" direction the lower
+    edge is the one that leads up. `t_ru` is the transition to the outgoing right edge from the incoming upper edge.
+    """
+
+    s_r: jax.Array  # source -> right edge
+    s_d: jax.Array  # source -> lower edge
+    t_rl: jax.Array  # left edge -> right edge
+    t_ru: jax.Array  # upper edge -> right edge
+    t_dl: jax.Array  # left edge -> lower edge
+    t_du: jax.Array  # upper edge -> lower edge
+    m_l: jax.Array  # left edge -> mark
+    m_u: jax.Array  # upper edge -> mark
+
+
+def plstm2d(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    gates: GridGates,
+    direct: jax.Array,
+    *,
+    method: str = "auto",
+    structure: str = "general",
+) -> jax.Array:
+    """Equations 1 and 2 on a grid, summed over the four directions (Appendix D.8, multi-directional form).
+
+    Args:
+        q, k: [..., Y, X, d_k]; q is scaled by d_k ** -0.5.
+        v: [..., Y, X, d_v].
+        gates: eight tensors [..., 4, Y, X]; gating and accumulation are done in their dtype, at least float32.
+        direct: [..., Y, X], the weight of a node's own key and value; added once, not once a direction.
+        method: "parallel" (gating matrix by row transfer), "recurrent" (matrix states, node by node), or "auto", which
+            builds the gating matrix in the way that is fastest on this backend.
+        structure: what the caller promises about the transitions, see `gating_matrix`.
+
+    Returns:
+        [..., Y, X, d_v] in v's dtype.
+
+    Raises:
+        ValueError: where shapes disagree, or a method or structure is unknown.
+    """
+    _check_choice("method", method, METHODS)
+    _check_choice("structure", structure, STRUCTURES)
+    _check_arguments(q, k, v, gates, direct)
+    dtype = _gate_dtype(gates)
+    direct = direct.astype(dtype)
+    if method == "recurrent":
+        return _recurrent(q, k, v, gates, direct, structure).astype(v.dtype)
+    form = "row_transfer" if method == "parallel" else "auto"
+    weights = gating_matrix(gates, structure=structure, form=form)
+    *lead, height, width, _ = q.shape
+    nodes = height * width
+    q, k, v = (tensor.reshape(*lead, nodes, tensor.shape[-1]) for tensor in (q, k, v))
+    weights = weights.reshape(*lead, nodes, nodes) + direct.reshape(*lead, nodes, 1) * jnp.eye(nodes, dtype=dtype)
+    similarity = jnp.einsum("...ak,...bk->...ab", k, q, preferred_element_type=dtype)
+    weights = (weights * similarity * q.shape[-1] ** -0.5).astype(v.dtype)
+    hidden = jnp.einsum("...ab,...av->...bv", weights, v, preferred_element_type=dtype)
+    return hidden.reshape(*lead, height, width, -1).astype(v.dtype)
+
+
+def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "auto") -> jax.Array:
+    """The gating matrix G of Equation 3: for each pair of nodes the sum over all paths of source, transitions and mark.
+
+    Args:
+        gates: eight tensors [..., 4, Y, X], any Y, X >= 1.
+        structure: a promise that saves work. "general": any 2x2 transition. "rank_one" (P-mode, Equation 5):
+            t_rl = t_ru, t_dl = t_du and m_l = m_u, of which t_ru, t_du and m_u are then not read. "no_ru" (D-mode):
+            t_ru = 0, not read.
+        form: "row_transfer", "source_scan", or "auto": by backend. "no_ru" has a closed form of its own.
+
+    Returns:
+        G [..., Y, X, Y, X] in the gates' dtype, at least float32: source node, then target; directions summed; no
+        direct term, so a node's weight on itself is zero.
+
+    Raises:
+        ValueError: where the gates' shapes disagree, or a structure or form is unknown.
+    """
+    _check_choice("structure", structure, STRUCTURES)
+    _check_choice("form", form, FORMS)
+    _check_gates(gates)
+    dtype = _gate_dtype(gates)
+    gates = _mirror_gates(gates, dtype)
+    if structure == "no_ru":
+        return _single_path(gates)
+    if form == "auto":
+        # A CPU runs short vector operations in sequence without loss, where a GPU wants few and large products.
+        form = "source_scan" if jax.default_backend() == "cpu" else "row_transfer"
+    if form == "source_scan":
+        return _source_scan(gates, structure)
+    if structure == "rank_one":
+        gates = gates._replace(t_ru=gates.t_rl, t_du=gates.t_dl, m_u=gates.m_l)
+    return _row_transfer(gates)
+
+
+def _row_transfer(gates: GridGates) -> jax.Array:
+    """G by carrying, for every source node of the rows above, its weight on the current row's upper edges."""
+    along = segment_products(gates.t_rl)  # L[..., a, b], strictly upper triangular
+    enter, leave = _column(gates.t_ru), _row(gates.t_dl)
+    upper_to_lower = _diagonal(gates.t_du) + enter * along * leave
+    node_to_lower = _diagonal(gates.s_d) + _column(gates.s_r) * along * leave
+    upper_to_node = _diagonal(gates.m_u) + enter * along * _row(gates.m_l)
+    within_row = _column(gates.s_r) * along * _row(gates.m_l)
+
+    *lead, height, width = gates.s_r.shape
+    # What is below the diagonal is zero already; masking it keeps the backward pass from forming its gradients, which
+    # can overflow, and NaN is what an infinity times that zero would be.
+    transfer = jnp.concatenate([jnp.triu(upper_to_node), jnp.triu(upper_to_lower)], axis=-1)
+    none = jnp.zeros((*lead, height, width, width), along.dtype)
+    columns, edges = [], none[..., :0, :, :]  # edges: [..., source row so far, x, upper edge]
+    for y in range(height):
+        marked, lower = jnp.split(_product("...yab,...bc->...yac", edges, transfer[..., y, :, :]), 2, axis=-1)
+        columns.append(jnp.concatenate([marked, within_row[..., y, None, :, :], none[..., y + 1 :, :, :]], axis=-3))
+        edges = jnp.concatenate([lower, node_to_lower[..., y, None, :, :]], axis=-3)
+    matrix = jnp.stack(columns, axis=-2)  # [..., 4, Y, X, Y, X]
+    return sum(_mirror(matrix, -5, rows=(-4, -2), columns=(-3, -1)))
+
+
+def _source_scan(gates: GridGates, structure: str) -> jax.Array:
+    """G by the recurrence over nodes; a state holds an edge's weight from each of the Y X sources.
+
+    Sources are numbered in image coordinates from the start, so only the targets, whole rows of memory, are mirrored.
+    """
+    *lead, _, height, width = gates.s_r.shape
+    nodes = height * width
+    sources = jnp.eye(nodes, dtype=gates.s_r.dtype).reshape(height, width, *(1,) * len(lead), nodes)
+    zero = jnp.zeros((*lead, 4, nodes), gates.s_r.dtype)
+    marked = _sweep(
+        gates, _four_directions(sources), zero, structure, emit=lambda source: source, read=lambda edge, _: edge
+    )
+    marked = sum(_mirror(marked, -2, rows=(0,), columns=(1,))).reshape(nodes, *lead, nodes)
+    return jnp.moveaxis(marked, 0, -1).reshape(*lead, height, width, height, width)
+
+
+def _recurrent(q, k, v, gates, direct, structure):
+    """Equations 1 and 2 with d_k x d_v states, the four directions side by side."""
+    dtype = direct.dtype
+    q, k, v = (tensor.astype(dtype) for tensor in (q, k, v))
+    q = q * q.shape[-1] ** -0.5
+    hidden = _sweep(
+        _mirror_gates(gates, dtype),
+        tuple(_four_directions(jnp.moveaxis(tensor, (-3, -2), (0, 1))) for tensor in (q, k, v)),
+        jnp.zeros((*q.shape[:-3], 4, k.shape[-1], v.shape[-1]), dtype),
+        structure,
+        emit=lambda qkv: qkv[1][..., :, None] * qkv[2][..., None, :],
+        read=lambda cell, qkv: jnp.einsum("...k,...kv->...v", qkv[0], cell),
+    )
+    hidden = sum(_mirror(hidden, -2, rows=(0,), columns=(1,)))
+    return jnp.moveaxis(hidden, (0, 1), (-3, -2)) + (direct * (q * k).sum(-1))[..., None] * v
+
+
+def _sweep(gates, inputs, zero, structure, emit, read):
+    """Visits the nodes row by row: `read` what the incoming edges bring, pass it on, add what the node emits.
+
+    gates: mirrored, each [..., 4, Y, X]. inputs: a tree of [Y, X, ...]. zero: an empty edge state [..., 4, *state].
+    Returns `read`'s results [Y, X, ...].
+    """
+    states = (1,) * (zero.ndim - gates.s_r.ndim + 2)
+    gates = GridGates(*(jnp.moveaxis(gate, (-2, -1), (0, 1)) for gate in gates))
+    gates = GridGates(*(gate.reshape(*gate.shape, *states) for gate in gates))
+
+    def visit(left, node):
+        g, up, here = node
+        source = emit(here)
+        if structure == "rank_one":
+            both = left + up
+            marked, right, down = g.m_l * both, g.t_rl * both, g.t_dl * both
+        elif structure == "no_ru":
+            marked, right, down = g.m_l * left + g.m_u * up, g.t_rl * left, g.t_dl * left + g.t_du * up
+        else:
+            marked = g.m_l * left + g.m_u * up
+            right, down = g.t_rl * left + g.t_ru * up, g.t_dl * left + g.t_du * up
+        return right + g.s_r * source, (down + g.s_d * source, read(marked, here))
+
+    def visit_row(upper, row):
+        _, (lower, results) = lax.scan(visit, zero, (row[0], upper, row[1]))
+        return lower, results
+
+    width = gates.s_r.shape[1]
+    _, results = lax.scan(visit_row, jnp.broadcast_to(zero, (width, *zero.shape)), (gates, inputs))
+    return results
+
+
+def _single_path(gates: GridGates) -> jax.Array:
+    """G without t_ru: a path runs along its row, turns once, and runs down its column.
+
+    So G[y, x, y', x'] = A[y, x, x'] B[y, y', x'] for y' > y, and a pair costs a multiplication a direction.
+    """
+    along = _column(gates.s_r) * segment_products(gates.t_rl)  # [..., 4, y, x, x']
+    turned = _diagonal(gates.s_d) + along * _row(gates.t_dl)
+    within_row = along * _row(gates.m_l)
+    down = segment_products(gates.t_du.swapaxes(-1, -2)) * gates.m_u.swapaxes(-1, -2)[..., None, :]
+    down = jnp.moveaxis(down, -3, -1)  # [..., 4, x', y, y'] -> [..., 4, y, y', x']
+
+    turned = jnp.stack(_mirror(turned, -4, rows=(-3,), columns=(-2, -1)), axis=-1)
+    down = jnp.stack(_mirror(down, -4, rows=(-3, -2), columns=(-1,)), axis=-2)
+    within_row = sum(_mirror(within_row, -4, rows=(-3,), columns=(-2, -1)))
+    same_row = jnp.eye(within_row.shape[-3], dtype=along.dtype)[:, None, :, None]
+    return _product("...yabn,...yznb->...yazb", turned, down) + same_row * within_row[..., None, :]
+
+
+def _mirror(tensor: jax.Array, axis: int, rows: tuple[int, ...], columns: tuple[int, ...]) -> list[jax.Array]:
+    """The four directions along `axis`, each turned into right-down, or back.
+
+    rows, columns: the axes to mirror, counted without `axis`.
+    """
+    flips = ((), columns, rows, rows + columns)
+    return [jnp.flip(part, axes) for part, axes in zip(jnp.moveaxis(tensor, axis, 0), flips, strict=True)]
+
+
+def _mirror_gates(gates: GridGates, dtype) -> GridGates:
+    return GridGates(*(jnp.stack(_mirror(gate.astype(dtype), -3, (-2,), (-1,)), axis=-3) for gate in gates))
+
+
+def _four_directions(tensor: jax.Array) -> jax.Array:
+    """What nodes bring, [Y, X, ..., d], as each direction meets it: [Y, X, ..., 4, d]."""
+    return jnp.stack(_mirror(jnp.stack([tensor] * 4), 0, rows=(0,), columns=(1,)), axis=-2)
+
+
+def _product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """An einsum in full precision: the default of GPUs and TPUs would round gates to fewer bits."""
+    return jnp.einsum(equation, a, b, precision=lax.Precision.HIGHEST)
+
+
+def _column(gate: jax.Array) -> jax.Array:
+    return gate[..., :, None]
+
+
+def _row(gate: jax.Array) -> jax.Array:
+    return gate[..., None, :]
+
+
+def _diagonal(gate: jax.Array) -> jax.Array:
+    return _column(gate) * jnp.eye(gate.shape[-1], dtype=gate.dtype)
+
+
+def _gate_dtype(gates: GridGates):
+    return jnp.promote_types(jnp.result_type(*gates), jnp.float32)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+
+
+def _check_gates(gates: GridGates) -> None:
+    shape = gates.s_r.shape
+    if len(shape) < 3 or shape[-3] != 4:
+        raise ValueError(f"gates must be [..., 4, Y, X]; got s_r {shape}")
+    for name, gate in gates._asdict().items():
+        if gate.shape != shape:
+            raise ValueError(f"gates must have one shape; got s_r {shape} and {name} {gate.shape}")
+
+
+def _check_arguments(q, k, v, gates, direct) -> None:
+    _check_gates(gates)
+    if q.ndim < 3 or q.shape != k.shape:
+        raise ValueError(f"q and k must have one shape [..., Y, X, d_k]; got q {q.shape} and k {k.shape}")
+    grid = q.shape[:-1]
+    if v.shape[:-1] != grid:
+        raise ValueError(f"v must be [..., Y, X, d_v] on q's grid {grid}; got v {v.shape}")
+    if direct.shape != grid:
+        raise ValueError(f"direct must be [..., Y, X] = {grid}; got {direct.shape}")
+    expected = (*grid[:-2], 4, *grid[-2:])
+    if gates.s_r.shape != expected:
+        raise ValueError(f"gates must be [..., 4, Y, X] = {expected} to go with q {q.shape}; got {gates.s_r.shape}")

@@ -1,0 +1,1 @@
+"""Training: state, steps, schedules, checkpoints, and what a run reports."""

@@ -1,0 +1,48 @@
+"""One way to evaluate, used while training, at its end, and by eval.py: so they agree to the last digit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from data.packed import PackedSplit
+
+
+def evaluate(predict, params: Any, split: PackedSplit, batch_size: int) -> dict[str, float]:
+    """Mean loss (cross entropy, nats), accuracy, and count over every example of a split, each exactly once.
+
+    The last batch is padded to `batch_size` and the padding masked, so that one compiled program serves the split.
+
+    Args:
+        predict: as `plstm.training.steps.make_predict` returns it.
+        params: the model's parameters.
+        split: packed images and labels.
+        batch_size: images a batch; it fixes the order of the floating-point sums.
+    """
+    sums = []
+    for start in range(0, len(split.labels), batch_size):
+        images, labels = split.bits[start : start + batch_size], split.labels[start : start + batch_size]
+        padding = batch_size - len(labels)
+        images = np.pad(images, ((0, padding), (0, 0)))
+        mask = np.arange(batch_size) < batch_size - padding
+        labels = np.pad(labels, (0, padding)).astype(np.int32)
+        sums.append(_batch_sums(predict(params, images, split.size), labels, mask))
+    loss, hits, count = np.sum(np.asarray(jax.device_get(sums), np.float64), axis=0)
+    return {"loss": loss / count, "accuracy": hits / count, "count": int(count)}
+
+
+def describe(name: str, metrics: dict[str, float]) -> str:
+    """One line that training and eval.py both print."""
+    loss, accuracy, count = metrics["loss"], metrics["accuracy"], metrics["count"]
+    return f"{name:<8}  loss {loss:.6f}  accuracy {accuracy:.6f}  ({count:,} images)"
+
+
+@jax.jit
+def _batch_sums(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    hits = logits.argmax(-1) == labels
+    return jnp.sum(losses * mask), jnp.sum(hits & mask), jnp.sum(mask)

@@ -1,0 +1,53 @@
+"""AdamW and LAMB with the decay mask of the paper's experiments, and the warm-up and cosine schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from plstm.experiments.config import OptimConfig
+
+DECAYED = ("kernel", "weight")  # of linear layers and of gates; not biases, norms, scales, positions, class token
+
+
+def learning_rate_schedule(config: OptimConfig, steps: int, warmup_steps: int) -> optax.Schedule:
+    """Linear from 0 to the peak over the warm-up, then a cosine that reaches end_factor x peak at the last step.
+
+    Step n (from 0) of `steps` uses schedule(n); schedule(steps - 1) is the end value.
+    """
+    end = config.peak_lr * config.end_factor
+    cosine_steps = max(steps - 1 - warmup_steps, 1)
+
+    def schedule(step):
+        warm = config.peak_lr * step / max(warmup_steps, 1)
+        progress = jnp.clip((step - warmup_steps) / cosine_steps, 0, 1)
+        cosine = end + (config.peak_lr - end) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+        return jnp.where(step < warmup_steps, warm, cosine)
+
+    return schedule
+
+
+def decay_mask(params: Any) -> Any:
+    """A tree like `params` of booleans: True where weight decay (and LAMB's trust ratio) applies."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: any(_name(key) in DECAYED for key in path), params)
+
+
+def build_optimizer(config: OptimConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
+    """Clip by global norm, then AdamW (Loshchilov and Hutter, 2019) or LAMB (You et al., 2020).
+
+    LAMB: u = m_hat / (sqrt(v_hat) + eps), plus decay, times |w| / |u| per tensor (1 where either is 0); tensors outside
+    the mask take plain Adam steps.
+    """
+    adam = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
+    decay = optax.add_decayed_weights(config.weight_decay, mask=decay_mask)
+    parts = [optax.clip_by_global_norm(config.clip_norm), adam, decay]
+    if config.name == "lamb":
+        parts.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))
+    return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
+
+
+def _name(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "name", key)))

@@ -1,0 +1,181 @@
+"""Measure parts of this repository against their yardsticks, in one process, interleaved.
+
+    python scripts/benchmark.py operator                              # the 2-D operator against the paper's quad-tree
+    python scripts/benchmark.py operator --grids 8 --repeats 1        # a look, without meaning
+
+Prints a table and writes a JSON file that holds every single time next to the machine, the versions, the commit and the
+command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.table import Table
+
+from plstm.experiments.records import write_file
+from plstm.ops.grid import STRUCTURES, GridGates, plstm2d
+from plstm.training.environment import describe_environment
+from scripts import quadtree
+
+
+def compile_step(step: Callable, arguments: tuple) -> dict:
+    """Compiles a step for its arguments.
+
+    Returns {"run": the executable, "compile_seconds", "memory_bytes": arguments, outputs and temporaries as XLA plans}.
+    """
+    start = time.perf_counter()
+    run = jax.jit(step).lower(*arguments).compile()
+    seconds = time.perf_counter() - start
+    plan = run.memory_analysis()
+    planned = (
+        plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes - plan.alias_size_in_bytes
+    )
+    return {"run": run, "compile_seconds": seconds, "memory_bytes": planned}
+
+
+def time_interleaved(runs: dict[str, Callable], arguments: tuple, repeats: int) -> dict[str, list[float]]:
+    """Seconds of every repeat of every run: one round to warm up, then the runs take turns."""
+    seconds = {name: [] for name in runs}
+    for repeat in range(repeats + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(run(*arguments))
+            if repeat:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def write_report(path: Path, settings: dict, rows: list[dict]) -> None:
+    """Writes the rows next to the command, the settings, the commit, the versions and the machine."""
+    command = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
+    report = {"command": command, "settings": settings, **describe_environment(ROOT), "rows": rows}
+    write_file(path, (json.dumps(report, indent=2) + "\n").encode())
+
+
+def quadtree_plstm2d(q, k, v, gates, direct):
+    """`plstm2d` with the gating matrix by quad-tree; what follows the matrix is the same."""
+    *lead, height, width, key_dim = q.shape
+    nodes = height * width
+    weights = quadtree.gating_matrix(gates).reshape(*lead, nodes, nodes)
+    weights += direct.reshape(*lead, nodes, 1) * jnp.eye(nodes)
+    q, k, v = (tensor.reshape(*lead, nodes, -1) for tensor in (q, k, v))
+    weights *= jnp.einsum("...ak,...bk->...ab", k, q) * key_dim**-0.5
+    return jnp.einsum("...ab,...av->...bv", weights, v).reshape(*lead, height, width, -1)
+
+
+def draw_operator_inputs(structure: str, grid: int, batch: int, heads: int, dim: int) -> tuple:
+    """q, k, v, gates, direct and the output's cotangent, float32, with transitions near criticality."""
+    keys = iter(jax.random.split(jax.random.key(0), 16))
+    lead, shape = (batch, heads, grid, grid), (batch, heads, 4, grid, grid)
+    q, k, v, cotangent = (jax.random.normal(next(keys), (*lead, dim)) for _ in range(4))
+    decay_l, decay_u = jax.random.uniform(next(keys), (2, *shape), minval=0.9)
+    angle_l, angle_u = jax.random.uniform(next(keys), (2, *shape))
+    s_r, s_d, m_l, m_u = jax.random.uniform(next(keys), (4, *shape))
+    transitions = {  # t_rl, t_ru, t_dl, t_du
+        "general": (decay_l * angle_l, decay_u * angle_u, decay_l * (1 - angle_l), decay_u * (1 - angle_u)),
+        "rank_one": (decay_l * angle_l, decay_l * angle_l, decay_l * (1 - angle_l), decay_l * (1 - angle_l)),
+        "no_ru": (decay_l, jnp.zeros(shape), decay_l, decay_u),
+    }[structure]
+    gates = GridGates(s_r, s_d, *transitions, m_l, m_l if structure == "rank_one" else m_u)
+    return q, k, v, gates, jax.random.uniform(next(keys), lead), cotangent
+
+
+def gradient_step(operator: Callable) -> Callable:
+    """Output and gradients of every argument: one forward and one backward pass."""
+
+    def step(q, k, v, gates, direct, cotangent):
+        output, backward = jax.vjp(operator, q, k, v, gates, direct)
+        return output, backward(cotangent)
+
+    return step
+
+
+def benchmark_operator(options: argparse.Namespace) -> None:
+    rows = []
+    shape = {"batch": options.batch, "heads": options.heads, "dim": options.dim}
+    settings = {"dtype": "float32", "repeats": options.repeats, "load_average_at_start": os.getloadavg()[0], **shape}
+    for grid in options.grids:
+        yardstick = None
+        for structure in STRUCTURES:
+            arguments = draw_operator_inputs(structure, grid, **shape)
+            operator = functools.partial(plstm2d, method=options.method, structure=structure)
+            yardstick = yardstick or compile_step(gradient_step(quadtree_plstm2d), arguments)
+            forms = {"ours": compile_step(gradient_step(operator), arguments), "quadtree": yardstick}
+            seconds = time_interleaved({name: form["run"] for name, form in forms.items()}, arguments, options.repeats)
+            row = {"grid": grid, "structure": structure, "method": options.method}
+            for name, form in forms.items():
+                row[name] = {
+                    "median_seconds": statistics.median(seconds[name]),
+                    "seconds": seconds[name],
+                    "compile_seconds": form["compile_seconds"],
+                    "memory_bytes": form["memory_bytes"],
+                }
+            row["speedup"] = row["quadtree"]["median_seconds"] / row["ours"]["median_seconds"]
+            rows.append(row)
+    print_operator_rows(rows)
+    path = options.out or ROOT / f"results/benchmarks/operator-{jax.default_backend()}.json"
+    write_report(path, settings, rows)
+    print(f"Written to {path}")
+
+
+def print_operator_rows(rows: list[dict]) -> None:
+    table = Table(title="pLSTM on a grid, forward and backward: ours / the paper's quad-tree")
+    for column in ("grid", "structure", "median ms", "speedup", "compile s", "memory MiB"):
+        table.add_column(column, justify="left" if column == "structure" else "right")
+    for row in rows:
+        ours, theirs = row["ours"], row["quadtree"]
+        table.add_row(
+            f"{row['grid']}x{row['grid']}",
+            row["structure"],
+            f"{1e3 * ours['median_seconds']:.1f} / {1e3 * theirs['median_seconds']:.1f}",
+            f"{row['speedup']:.1f}",
+            f"{ours['compile_seconds']:.1f} / {theirs['compile_seconds']:.1f}",
+            f"{ours['memory_bytes'] / 2**20:.0f} / {theirs['memory_bytes'] / 2**20:.0f}",
+        )
+    Console().print(table)
+
+
+def positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1")
+    return int(text)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    subjects = parser.add_subparsers(required=True, metavar="subject")
+    operator = subjects.add_parser("operator", help="the 2-D operator against the paper's quad-tree")
+    operator.add_argument("--grids", type=positive, nargs="+", default=[12, 24], help="side lengths (default 12 24)")
+    operator.add_argument("--batch", type=positive, default=8)
+    operator.add_argument("--heads", type=positive, default=3)
+    operator.add_argument("--dim", type=positive, default=64, help="of a head's queries, keys and values (default 64)")
+    operator.add_argument("--method", choices=["parallel", "recurrent", "auto"], default="parallel")
+    operator.add_argument("--repeats", type=positive, default=7, help="the median is over these (default 7)")
+    operator.add_argument("--out", type=Path, help="default results/benchmarks/operator-<backend>.json")
+    operator.set_defaults(run=benchmark_operator)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_arguments()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

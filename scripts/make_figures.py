@@ -1,0 +1,41 @@
+"""Draw the training curves of results tables into results/figures.
+
+    python scripts/make_figures.py                 # every table of configs/tables that has finished runs
+    python scripts/make_figures.py arrow
+
+Exit status: 0, or 2 if a record, a curve or a definition is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from plstm.errors import UserError
+from plstm.experiments.figures import draw_curves
+from plstm.experiments.records import read_records
+from plstm.experiments.sweeps import load_tables
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="tables whose curves to draw, all if none is named")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records, curves and figures")
+    arguments = parser.parse_args()
+    records = read_records(arguments.results)
+    for table in load_tables(ROOT / "configs/tables", arguments.names):
+        paths = draw_curves(table, records, arguments.results)
+        print(f"{table.name}: {' '.join(map(str, paths)) or 'no finished run, or no figure asked for; nothing drawn'}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,99 @@
+"""Run what is missing of a results table, most telling runs first, and keep its tables and figure up to date.
+
+    python scripts/run_table.py arrow --dry-run             # what is finished, what is not, and what it should cost
+    python scripts/run_table.py arrow --max-runs 2 logger=none
+
+Typing the same command again goes on where the last one stopped.
+Exit status: 0, 1 if a run failed, 2 if a record or a definition is wrong, 130 if interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from plstm.errors import UserError
+from plstm.experiments import figures, sweeps, tables
+from plstm.experiments.records import read_records
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", help="a file of configs/tables, without .yaml")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides for every run")
+    parser.add_argument("--dry-run", action="store_true", help="list the runs and stop")
+    parser.add_argument("--max-runs", type=int, help="start at most this many runs")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records, tables and figures")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of unfinished runs")
+    arguments = parser.parse_intermixed_args()
+    for key, path in (("results", arguments.results), ("runs", arguments.runs)):
+        if path != ROOT / key:
+            arguments.overrides.append(f"paths.{key}={path.resolve()}")
+    return arguments
+
+
+def list_runs(table: sweeps.TableDefinition, arguments: argparse.Namespace) -> list[sweeps.PlannedRun]:
+    """Print one line a run and a total; return the unfinished runs in order."""
+    records = read_records(arguments.results)
+    started = sweeps.started_runs(table, arguments.runs)
+    hardware = sweeps.query_hardware(ROOT) if any(record.table == table.name for record in records) else None
+    unfinished, costs = [], []
+    matched, _ = sweeps.match_records(table, records)
+    for run, record in matched:
+        if record:
+            state, cost = "finished", sweeps.hours(record.wall_seconds)
+        else:
+            state = "partial" if run.key in started else "missing"
+            costs.append(sweeps.expected_seconds(run, records, table.name, hardware) if hardware else None)
+            cost = f"about {sweeps.hours(costs[-1])}" if costs[-1] is not None else "unknown cost"
+            unfinished.append(run)
+        print(sweeps.run_line(run, arguments.overrides, state, cost))
+    known = [cost for cost in costs if cost is not None]
+    total = f"{len(matched)} runs: {len(matched) - len(unfinished)} finished, {len(unfinished)} to run"
+    if known:
+        total += f", about {sweeps.hours(sum(known))} for {len(known)} of them on this hardware"
+    if len(known) < len(costs):
+        total += f", {len(costs) - len(known)} of unknown cost (no finished run to measure from)"
+    print(total, flush=True)
+    return unfinished
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    table = sweeps.load_table(ROOT / "configs/tables" / f"{arguments.table}.yaml")
+    sweeps.check_overrides(table, arguments.overrides)
+    unfinished = list_runs(table, arguments)
+    if arguments.dry_run:
+        return 0
+
+    def after_run(run: sweeps.PlannedRun) -> None:
+        records = read_records(arguments.results)
+        if dict((r.key, record) for r, record in sweeps.match_records(table, records)[0])[run.key] is None:
+            raise UserError(f"finished without a record for table {table.name} in {arguments.results / 'runs'}")
+        tables.write_table(table, records, arguments.results)
+        figures.draw_curves(table, records, arguments.results)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        failures = sweeps.execute(unfinished[: arguments.max_runs], arguments.overrides, ROOT, after_run)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", flush=True)
+        return 130
+    if failures:
+        print("\n".join([f"{len(failures)} runs failed:", *failures]), flush=True)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,43 @@
+"""Settings every test shares: the CPU unless accelerators were asked for, nothing sent anywhere, little noise."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import hypothesis
+import jax
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Compilation makes the first call of anything slow, and the same examples on every run make a failure repeatable.
+hypothesis.settings.register_profile("repo", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("repo")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets JAX up here, where a conftest may have imported it already, and for the processes that tests start."""
+    # Compiled code is good for one kind of processor only, and clones on shared disks are used from several.
+    cache = ROOT / ".cache" / f"jax-{platform.node()}"
+    settings = {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0.5}
+    if "gpu" not in config.option.markexpr.replace("not gpu", ""):
+        settings["JAX_PLATFORMS"] = "cpu"
+    for name, value in settings.items():
+        if name not in os.environ:
+            os.environ[name] = str(value)
+            jax.config.update(name.lower(), value)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _wandb_stays_here(tmp_path_factory: pytest.TempPathFactory):
+    """Keeps the W&B client offline and out of the home folder, whoever runs the tests."""
+    folder = tmp_path_factory.mktemp("wandb")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        patch.delenv("WANDB_API_KEY", raising=False)
+        for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+            patch.setenv(name, str(folder))
+        yield

@@ -1,0 +1,273 @@
+"""The arrow-pointing data set on disk: the TFDS builder, the packed form, failures, and the commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data import arrow_pointing
+from data.arrow_law import SPLITS, render, split_geometry, split_law
+from data.arrow_pointing import ArrowPointing, arrow_config, data_source, load_packed, prepare
+from data.packed import unpack
+from plstm.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = arrow_config(train_seed=7, size=45, scale=0.25, train_images=40, eval_images=9)  # 45 * 45 is no multiple of 8
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    root = tmp_path_factory.mktemp("prepared")
+    prepare(CONFIG, str(root))
+    return root
+
+
+@pytest.fixture
+def root(prepared, tmp_path):
+    """A copy of the prepared data that a test may damage."""
+    return shutil.copytree(prepared, tmp_path / "data")
+
+
+def folder(root: Path) -> Path:
+    return root / "arrow_pointing" / CONFIG.name / "1.0.0"
+
+
+def run(*arguments: str, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "data.arrow_pointing", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, **options)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_stored_examples_are_the_laws_in_order(prepared, split):
+    source = data_source(CONFIG, split, str(prepared), generate=False)
+    law = split_law(split, CONFIG.law)
+    expected = list(split_geometry(split, CONFIG.law, 7, 40 if split == "train" else 9))
+    assert len(source) == len(expected)
+    for index, arrow in enumerate(expected):
+        example = source[index]
+        assert example["image"].dtype == np.uint8
+        np.testing.assert_array_equal(example["image"], render(arrow, law)[..., None])
+        assert {key: example[key] for key in arrow._fields} == pytest.approx(arrow._asdict(), rel=1e-6)
+
+
+def test_source_travels_to_reading_processes(prepared):
+    source = data_source(CONFIG, "train", str(prepared))
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(source))[3]["image"], source[3]["image"])
+    assert pickle.loads(pickle.dumps(arrow_config(44))) is arrow_config(44)  # TFDS refuses a copy of a named variant
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_packed_split_is_the_same_first_and_from_its_file(root, split, monkeypatch):
+    first = load_packed(CONFIG, split, str(root))
+    monkeypatch.setattr(arrow_pointing, "_pack_source", None)
+    again = load_packed(CONFIG, split, str(root))
+    law = split_law(split, CONFIG.law)
+    expected = list(split_geometry(split, CONFIG.law, 7, CONFIG.images(split)))
+    for packed in (first, again):
+        assert packed.size == law.size and packed.labels.tolist() == [arrow.label for arrow in expected]
+        assert packed.bits.dtype == packed.labels.dtype == np.uint8
+        np.testing.assert_array_equal(unpack(packed.bits, packed.size), [render(arrow, law) for arrow in expected])
+        assert not packed.bits.flags.writeable and not packed.labels.flags.writeable
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def another_shape(path: Path) -> None:
+    np.save(path, np.zeros((40, 2), np.uint8))
+
+
+@pytest.mark.parametrize("damage", [cut, flip, empty, another_shape])
+def test_damaged_packed_file_is_packed_again(root, damage):
+    before = load_packed(CONFIG, "train", str(root))
+    file = folder(root) / "packed" / "train.npy"
+    sound = file.read_bytes()
+    damage(file)
+    after = load_packed(CONFIG, "train", str(root))
+    np.testing.assert_array_equal(after.bits, before.bits)
+    assert file.read_bytes() == sound and os.listdir(file.parent) == ["train.npy"]
+
+
+def test_packed_file_that_cannot_be_kept_is_only_a_warning(root):
+    (folder(root) / "packed").write_text("a file where the folder should be")
+    with pytest.warns(UserWarning, match="packed"):
+        packed = load_packed(CONFIG, "val", str(root))
+    assert packed.bits.shape == (9, 254)
+
+
+def test_damaged_data_set_is_named(root):
+    shard = next(folder(root).glob("*train.array_record*"))
+    os.truncate(shard, shard.stat().st_size // 2)
+    with pytest.raises(UserError, match=f"{CONFIG.name}.*delete that folder"):
+        load_packed(CONFIG, "train", str(root))
+    (folder(root) / "dataset_info.json").unlink()
+    with pytest.raises(UserError, match=f"{CONFIG.name}.*delete that folder"):
+        load_packed(CONFIG, "val", str(root))
+
+
+def test_missing_folder_names_the_key_that_asked_for_it(tmp_path, monkeypatch):
+    missing = tmp_path / "not there"
+    with pytest.raises(UserError, match=r"data\.root=.*not there.*mkdir"):
+        load_packed(CONFIG, "train", str(missing))
+    monkeypatch.setenv("PLSTM_DATA", str(missing))
+    with pytest.raises(UserError, match=r"PLSTM_DATA=.*not there.*mkdir"):
+        load_packed(CONFIG, "train")
+    assert not missing.exists()
+
+
+def test_folder_comes_from_the_environment_and_else_from_the_home(prepared, tmp_path, monkeypatch):
+    monkeypatch.setenv("PLSTM_DATA", str(prepared))
+    assert len(data_source(CONFIG, "val", generate=False)) == 9
+    monkeypatch.setenv("PLSTM_DATA", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert arrow_pointing.data_root(None) == tmp_path / ".cache/plstm/data"
+    assert (tmp_path / ".cache/plstm/data").is_dir()
+
+
+def test_missing_data_names_the_command_that_builds_it(tmp_path):
+    with pytest.raises(UserError, match=CONFIG.name) as caught:
+        load_packed(CONFIG, "train", str(tmp_path), generate=False)
+    command = str(caught.value).split("python -m data.arrow_pointing ")[1]
+    built = run(*command.split())
+    assert built.returncode == 0 and built.stdout.strip() == str(folder(tmp_path)), built.stderr
+    assert len(load_packed(CONFIG, "train", str(tmp_path), generate=False).labels) == 40
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_read_only_folder_is_named(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(UserError, match=str(tmp_path)):
+        load_packed(CONFIG, "train", str(tmp_path))
+
+
+def test_unwritable_folder_is_named(tmp_path):
+    (tmp_path / "arrow_pointing").write_text("a file where the folder should be")
+    with pytest.raises(UserError, match=str(tmp_path / "arrow_pointing")):
+        load_packed(CONFIG, "train", str(tmp_path))
+
+
+FULL_DISK = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+from data.arrow_pointing import arrow_config, prepare
+from plstm.errors import UserError
+try:
+    prepare(arrow_config(size=48, scale=0.25, train_images=200, eval_images=1), sys.argv[1])
+except UserError as error:
+    print(error)
+"""
+
+
+def test_failed_write_is_named_and_leaves_nothing_half_done(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", FULL_DISK, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert str(tmp_path) in done.stdout and "File too large" in done.stdout, done.stderr
+    assert not list(tmp_path.rglob("*array_record*"))
+
+
+def test_two_processes_at_once_share_one_preparation(tmp_path):
+    command = [sys.executable, "-m", "data.arrow_pointing", "build", "--size", "48", "--scale", "0.25"]
+    command += ["--train-images", "300", "--eval-images", "5", "--root", str(tmp_path)]
+    both = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    notes = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], notes
+    assert sum("preparing" in note for note in notes) == 1, notes
+    config = arrow_config(size=48, scale=0.25, train_images=300, eval_images=5)
+    assert len(load_packed(config, "train", str(tmp_path), generate=False).labels) == 300
+
+
+def test_unknown_split_names_the_known_ones(prepared):
+    with pytest.raises(UserError, match="data.split=validation.*val_ext"):
+        data_source(CONFIG, "validation", str(prepared))
+
+
+def test_no_two_variants_share_a_folder():
+    fields = {
+        "train_seed": [0, 43, 44],
+        "size": [192, 384],
+        "scale": [1.0, 0.5, 0.25],
+        "train_images": [100_000, 50_000, 9],
+        "eval_images": [None, 2_048, 9],
+    }
+    variants = [arrow_config(*values) for values in itertools.product(*fields.values())]
+    assert len({config.name for config in variants}) == len(variants)
+    assert dataclasses.replace(CONFIG, size=48).name != CONFIG.name
+
+
+def test_named_variants():
+    assert arrow_config(44) is ArrowPointing.BUILDER_CONFIGS[1] and arrow_config(44).name == "seed44"
+    small = arrow_config(45, 48, 0.25, 50_000, 2_048)
+    assert small in ArrowPointing.BUILDER_CONFIGS and small.name == "small_seed45"
+    assert [arrow_config().images(split) for split in SPLITS] == [100_000, 5_120, 5_120, 10_240, 10_240]
+    assert [small.images(split) for split in SPLITS] == [50_000] + 4 * [2_048]
+
+
+@pytest.mark.parametrize(
+    "field, value", [("train_seed", -1), ("size", 100), ("scale", -1.0), ("train_images", 0), ("eval_images", 0)]
+)
+def test_impossible_variants_are_refused(field, value):
+    with pytest.raises(UserError, match=f"data.{field}={value}"):
+        arrow_config(**{field: value})
+
+
+def test_tfds_builds_from_the_file_without_tensorflow(tmp_path):
+    # The `tfds` program imports TensorFlow for commands of its own; this is what its `build` does.
+    program = "import sys, simple_parsing; from tensorflow_datasets.scripts.cli import build as b; "
+    program += "simple_parsing.parse(b.Args, args=sys.argv[1:]).execute(); assert 'tensorflow' not in sys.modules"
+    config = '{"size": 45, "scale": 0.25, "train_seed": 7, "train_images": 40, "eval_images": 9}'
+    arguments = [str(ROOT / "data/arrow_pointing.py"), "--config", config, "--data_dir", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(load_packed(CONFIG, "test_ext", str(tmp_path), generate=False).labels) == 9
+
+
+def test_hash_command_prints_four_fields():
+    done = run("hash", "train", "--count", "1000")
+    assert done.stdout.split() == ["train", "1000", "470", "4a0392e4b4a57134fe91c282"], done.stderr
+    assert done.stdout.count("\n") == 1 and done.returncode == 0 and not done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["hash", "valid"], "val_ext"),
+        (["hash", "val", "--seed", "44"], "--seed 44"),
+        (["hash", "val", "--count", "6000"], "5120"),
+        (["hash", "val", "--size", "100"], "data.size=100"),
+    ],
+)
+def test_bad_commands_say_what_is_wrong(arguments, told):
+    done = run(*arguments)
+    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr and not done.stdout
+
+
+def test_sheet_command_draws_labelled_images(tmp_path):
+    from PIL import Image
+
+    done = run("sheet", "val_ext", str(tmp_path / "sheet.png"), "--count", "7", "--size", "48", "--scale", "0.25")
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(tmp_path) == ["sheet.png"]
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.width > 1200 and sheet.height > 400

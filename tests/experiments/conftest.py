@@ -1,0 +1,86 @@
+"""Example records: finished runs of the arrow table with made-up accuracies."""
+
+import dataclasses
+import hashlib
+import math
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from plstm.experiments.records import RunRecord, write_record
+from plstm.experiments.sweeps import load_table
+
+ROOT = Path(__file__).resolve().parents[2]
+HARDWARE = {"platform": "gpu", "device_kind": "H100", "device_count": 1, "cpu_model": "Xeon", "cpu_cores": 8}
+
+
+def example_record(
+    experiment="arrow/plstm",
+    row="pLSTM",
+    seed=43,
+    lr=1e-4,
+    val=0.97,
+    test=0.97,
+    test_ext=0.78,
+    table="arrow",
+    **changes,
+):
+    """A record as its table asks for it, of the paper's size without one; `changes` replace whole fields."""
+    config = OmegaConf.create({"experiment": experiment, "seed": seed, "optim": {"peak_lr": lr}})
+    for key, value in load_table(ROOT / "configs/tables" / f"{table or 'arrow'}.yaml").require.items():
+        OmegaConf.update(config, key, value)
+    splits = {"val": val, "val_ext": 0.77, "test": test, "test_ext": test_ext}
+    record = RunRecord(
+        id=hashlib.sha256(f"{experiment} {seed} {lr}".encode()).hexdigest()[:12],
+        name=f"{experiment.replace('/', '-')}-s{seed}",
+        experiment=experiment,
+        command=f"python train.py experiment={experiment} seed={seed} optim.peak_lr={lr}",
+        overrides=[f"experiment={experiment}", f"seed={seed}", f"optim.peak_lr={lr}"],
+        config=OmegaConf.to_container(config),
+        table=table,
+        row=row,
+        seed=seed,
+        commit="0123456789abcdef0123456789abcdef01234567",
+        dirty=False,
+        versions={"python": "3.11.9", "jax": "0.10.2", "pillow": None},
+        hardware=HARDWARE,
+        started="2025-06-01T10:00:00+00:00",
+        finished="2025-06-01T11:00:00+00:00",
+        wall_seconds=3600.0,
+        steps=39_050,
+        epochs=50.0,
+        images_per_second=1500.0,
+        parameters=5_500_000,
+        flops_per_image=None,
+        metrics={
+            "last": {split: {"loss": 0.1, "accuracy": value, "count": 5120} for split, value in splits.items()},
+            "best": {"step": 38_000, "val": {"accuracy": val}},
+        },
+    )
+    return dataclasses.replace(record, **changes)
+
+
+def example_curve(final, shift=0):
+    """Accuracies that stay at chance and then rise to `final`, at 20 evaluations over 50 epochs."""
+    rows = []
+    for step in range(2000, 40_001, 2000):
+        rise = 1 / (1 + math.exp(-(step - 14_000 - shift) / 2000))
+        for split, top in (("train", min(1, final + 0.02)), ("val", final), ("val_ext", final - 0.2)):
+            rows.append((step, step / 781, split, "accuracy", 0.5 + (top - 0.5) * rise))
+        rows.append((step, step / 781, "train", "loss", 0.7 * (1 - rise)))
+    return rows
+
+
+@pytest.fixture
+def add(tmp_path):
+    """Write example records, with curves, into `tmp_path`; called with the arguments of `example_record`."""
+
+    def write(**fields):
+        record = example_record(**fields)
+        write_record(
+            record, example_curve(record.metrics["last"]["val"]["accuracy"], 400 * (record.seed - 45)), tmp_path
+        )
+        return record
+
+    return write

@@ -1,0 +1,172 @@
+"""The fast forms of the 2-D operator against the recurrence of Equations 1 and 2: values and every gradient."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from plstm.ops.grid import GridGates, gating_matrix, plstm2d
+from plstm.ops.oracle import gating_matrix_oracle, plstm2d_oracle
+
+SLOW_12X12 = pytest.param((2, 12, 12), marks=pytest.mark.slow)  # 12 x 12 is checked in float32 by default
+METHODS = ["parallel", "recurrent"]
+STRUCTURE = {"general": "general", "d_mode": "no_ru", "p_printed": "rank_one", "p_released": "rank_one"}
+SPECIAL_TRANSITIONS = [0.0, 1.0, -1.0, 1.3]
+
+
+def draw_transition(rng, shape):
+    special = rng.choice(SPECIAL_TRANSITIONS, size=shape)
+    return np.where(rng.random(shape) < 0.4, special, rng.uniform(-0.6, 0.6, shape))
+
+
+def draw_gates(rng, kind, shape):
+    """The gates a caller is free to choose: all eight, seven in D-mode, the five that P-mode shares between edges."""
+    if kind in ("general", "d_mode"):
+        free = {name: rng.uniform(-1, 1, shape) for name in ("s_r", "s_d", "m_l", "m_u")}
+        names = ("t_rl", "t_dl", "t_du") if kind == "d_mode" else ("t_rl", "t_ru", "t_dl", "t_du")
+        return free | {name: draw_transition(rng, shape) for name in names}
+    alpha = np.where(rng.random(shape) < 0.2, rng.choice([0.0, 1.0], shape), rng.random(shape))
+    gamma, source = draw_transition(rng, shape), rng.random(shape)
+    free = {"s_r": alpha * source, "t_r": gamma * alpha, "m": rng.random(shape)}
+    if kind == "p_printed":  # Equation 5
+        return free | {"s_d": (1 - alpha) * source, "t_d": gamma * (1 - alpha)}
+    return free | {"s_d": 1 - alpha * source, "t_d": 1 - gamma * alpha}
+
+
+def assemble(free):
+    if "t_r" in free:
+        shared = {"t_rl": "t_r", "t_ru": "t_r", "t_dl": "t_d", "t_du": "t_d", "m_l": "m", "m_u": "m"}
+        return GridGates(s_r=free["s_r"], s_d=free["s_d"], **{name: free[kept] for name, kept in shared.items()})
+    return GridGates(**({"t_ru": jnp.zeros_like(free["t_rl"])} | free))
+
+
+def draw(shape, kind="general", dtype=jnp.float64):
+    """Arguments and the output's cotangent; shape [..., Y, X]."""
+    rng = np.random.default_rng(0)
+    arguments = {
+        "q": rng.normal(size=(*shape, 3)),
+        "k": rng.normal(size=(*shape, 3)),
+        "v": rng.normal(size=(*shape, 2)),
+        "free": draw_gates(rng, kind, (*shape[:-2], 4, *shape[-2:])),
+        "direct": rng.uniform(-1, 1, shape),
+    }
+    return jax.tree.map(lambda array: jnp.asarray(array, dtype), (arguments, rng.normal(size=(*shape, 2))))
+
+
+def oracle(q, k, v, free, direct):
+    return plstm2d_oracle(q, k, v, assemble(free), direct)
+
+
+@functools.cache
+def fast(method, structure):
+    def operator(q, k, v, free, direct):
+        return plstm2d(q, k, v, assemble(free), direct, method=method, structure=structure)
+
+    return operator
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (2, 3, 5, 4), SLOW_12X12, (2, 14, 14)])
+@pytest.mark.parametrize("method", ["auto", *METHODS])
+def test_any_transition_in_float64(x64, outputs_and_gradients, assert_close, method, shape):
+    arguments, cotangent = draw(shape)
+    expected = outputs_and_gradients(oracle, arguments, cotangent)
+    assert_close(outputs_and_gradients(fast(method, "general"), arguments, cotangent), expected, 1e-10)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 4), SLOW_12X12])
+@pytest.mark.parametrize("kind", ["d_mode", "p_printed", "p_released"])
+@pytest.mark.parametrize("method", ["auto", *METHODS])
+def test_promised_structure_in_float64(x64, outputs_and_gradients, assert_close, method, kind, shape):
+    arguments, cotangent = draw(shape, kind)
+    expected = outputs_and_gradients(oracle, arguments, cotangent)
+    assert_close(outputs_and_gradients(fast(method, STRUCTURE[kind]), arguments, cotangent), expected, 1e-10)
+
+
+@pytest.mark.parametrize("kind", ["d_mode", "p_printed", "p_released"])
+@pytest.mark.parametrize("method", METHODS)
+def test_no_promise_is_needed_in_float64(x64, outputs_and_gradients, assert_close, method, kind):
+    arguments, cotangent = draw((2, 3, 5, 4), kind)
+    arguments["free"] = assemble(arguments["free"])._asdict()
+    expected = outputs_and_gradients(oracle, arguments, cotangent)
+    assert_close(outputs_and_gradients(fast(method, "general"), arguments, cotangent), expected, 1e-10)
+
+
+@pytest.mark.parametrize("kind", list(STRUCTURE))
+@pytest.mark.parametrize("form", ["row_transfer", "source_scan"])
+def test_gating_matrix(x64, assert_close, form, kind):
+    gates = assemble(draw((2, 5, 4), kind)[0]["free"])
+    matrix = jax.jit(functools.partial(gating_matrix, structure=STRUCTURE[kind], form=form))(gates)
+    assert matrix.shape == (2, 5, 4, 5, 4)
+    assert_close(matrix, jax.jit(gating_matrix_oracle)(gates), 1e-12)
+
+
+@pytest.mark.parametrize("kind", list(STRUCTURE))
+@pytest.mark.parametrize("method", METHODS)
+def test_float32(outputs_and_gradients, assert_close, method, kind):
+    arguments, cotangent = draw((2, 12, 12), kind, jnp.float32)
+    expected = outputs_and_gradients(oracle, arguments, cotangent)
+    assert_close(outputs_and_gradients(fast(method, STRUCTURE[kind]), arguments, cotangent), expected, 2e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bfloat16_inputs_with_float32_gates(outputs_and_gradients, assert_close, method):
+    arguments, cotangent = draw((2, 12, 12), "p_printed", jnp.float32)
+    half = arguments | {name: arguments[name].astype(jnp.bfloat16) for name in "qkv"}
+    actual = outputs_and_gradients(fast(method, "rank_one"), half, cotangent)
+    assert actual["output"].dtype == jnp.bfloat16
+    assert {gate.dtype for gate in actual["gradients"]["free"].values()} == {jnp.dtype("float32")}
+    rounded = arguments | {name: half[name].astype(jnp.float32) for name in "qkv"}
+    assert_close(actual, outputs_and_gradients(oracle, rounded, cotangent), 3e-2)
+
+
+EXTREMES = {
+    "closed": {"source": 0.0, "transition": 0.0, "mark": 0.0},
+    "open": {"source": 1.0, "transition": 1.0, "mark": 1.0},
+    "alternating": {"source": 1.0, "transition": -1.0, "mark": 1.0},
+    "underflow": {"source": 1e-30, "transition": 1e-30, "mark": 1.0},
+    "growth": {"source": 1.0, "transition": 10.0, "mark": 1.0},
+}
+
+
+@pytest.mark.parametrize("extreme", list(EXTREMES))
+@pytest.mark.parametrize("kind", ["general", "d_mode", "p_printed"])
+@pytest.mark.parametrize("method", METHODS)
+def test_gradients_are_finite_at_extreme_gates(outputs_and_gradients, assert_close, method, kind, extreme):
+    arguments, cotangent = draw((2, 12, 12), kind, jnp.float32)
+    level = {name[0]: value for name, value in EXTREMES[extreme].items()}  # s, t, m
+    arguments["free"] = {name: jnp.full_like(gate, level[name[0]]) for name, gate in arguments["free"].items()}
+    actual = outputs_and_gradients(fast(method, STRUCTURE[kind]), arguments, cotangent)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(actual))
+    assert_close(actual, outputs_and_gradients(oracle, arguments, cotangent), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": (2, 5, 4, 2)}, r"\bk\b.*\(2, 5, 4, 2\)"),
+        ({"v": (2, 4, 5, 2)}, r"\bv\b.*\(2, 4, 5, 2\)"),
+        ({"direct": (2, 5, 5)}, r"direct.*\(2, 5, 5\)"),
+        ({"t_du": (2, 5, 4)}, r"t_du.*\(2, 5, 4\)"),
+        ({"s_r": (2, 4, 4, 5)}, r"s_r.*\(2, 4, 4, 5\)"),
+    ],
+)
+def test_wrong_shapes_are_named(change, message):
+    arguments, _ = draw((2, 5, 4), dtype=jnp.float32)
+    gates = assemble(arguments.pop("free"))
+    changed = {name: jnp.zeros(shape) for name, shape in change.items()}
+    gates = gates._replace(**{name: array for name, array in changed.items() if name in gates._fields})
+    arguments |= {name: array for name, array in changed.items() if name in arguments}
+    with pytest.raises(ValueError, match=message):
+        plstm2d(**arguments, gates=gates)
+
+
+@pytest.mark.parametrize("option", ["method", "structure"])
+def test_unknown_options_are_named(option):
+    arguments, _ = draw((1, 1), dtype=jnp.float32)
+    gates = assemble(arguments.pop("free"))
+    with pytest.raises(ValueError, match=f"{option}.*'quick'"):
+        plstm2d(**arguments, gates=gates, **{option: "quick"})

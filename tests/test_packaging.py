@@ -1,0 +1,119 @@
+"""What a fresh machine depends on: the lock, the declared dependencies, the make targets, light imports."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PARTS = ("plstm", "data", "scripts")
+SOURCES = sorted([*ROOT.glob("*.py"), *(path for part in PARTS for path in (ROOT / part).rglob("*.py"))])
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+def locked() -> list[Requirement]:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def declared(*extras: str) -> list[Requirement]:
+    lists = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in extras)]
+    return [Requirement(line) for lines in lists for line in lines]
+
+
+def test_lock_pins_plain_versions_only():
+    for requirement in locked():
+        (pin,) = requirement.specifier
+        assert pin.operator == "==" and not requirement.url and not requirement.extras, str(requirement)
+    assert "tensorflow" not in {canonicalize_name(requirement.name) for requirement in locked()}
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+def test_lock_pins_every_dependency_once_and_in_its_bounds(python):
+    environment = {"python_version": python, "python_full_version": f"{python}.1", "sys_platform": "linux"}
+    pins = {}
+    for requirement in locked():
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            assert requirement.name not in pins, f"{requirement.name} is pinned twice on Python {python}"
+            pins[canonicalize_name(requirement.name)] = next(iter(requirement.specifier)).version
+    for requirement in declared(*PROJECT["optional-dependencies"]):
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)], prereleases=True), requirement
+
+
+def test_every_import_is_declared():
+    names = {canonicalize_name(requirement.name) for requirement in declared()}
+    distributions = metadata.packages_distributions()
+    local = {*PARTS, *(path.stem for path in SOURCES if path.parent in (ROOT, ROOT / "scripts"))}
+    for path in SOURCES:
+        for module in imported_modules(path) - local - sys.stdlib_module_names:
+            providers = {canonicalize_name(name) for name in distributions.get(module, [])}
+            assert providers & names, f"{path.relative_to(ROOT)} imports {module}: declare it in pyproject.toml"
+
+
+def imported_modules(path: Path) -> set[str]:
+    """The top-level names of everything a file imports, inside functions too."""
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            modules.add(node.module.split(".")[0])
+    return modules
+
+
+def test_importing_all_of_plstm_loads_nothing_heavy():
+    script = """
+import importlib, pkgutil, sys
+import plstm
+for module in pkgutil.walk_packages(plstm.__path__, "plstm."):
+    importlib.import_module(module.name)
+assert "plstm.training.tracking" in sys.modules
+print(*sorted({"matplotlib", "tensorflow", "tensorflow_datasets", "wandb"} & set(sys.modules)))
+"""
+    process = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.strip() == ""
+
+
+def make(*arguments: str) -> str:
+    # A make that runs these tests would hand its own variables down.
+    inherited = ("ARGS", "EXTRA", "MAKEFLAGS", "MAKELEVEL", "PY", "PYTHON")
+    environment = {name: value for name, value in os.environ.items() if name not in inherited}
+    command = ["make", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+@needs_make
+def test_make_alone_lists_every_target():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert {"setup", "demo", "test", "lint"} <= targets
+    listed = re.findall(r"^  make ([a-z-]+) +\S", make(), flags=re.MULTILINE)
+    assert sorted(listed) == sorted(targets)
+
+
+@needs_make
+@pytest.mark.parametrize("target", ["demo", "test", "lint", "tables-check"])
+def test_one_command_sets_up_and_runs_unless_an_environment_is_named(target):
+    # -W: as if the lock were new, which is the state of a fresh clone.
+    fresh = make("-n", "-W", "requirements.lock", target)
+    assert "pip install" in fresh and fresh.rstrip().splitlines()[-1].startswith(".venv/bin/python ")
+    named = make("-n", "-W", "requirements.lock", target, "PY=some-python")
+    assert "pip install" not in named and named.startswith("some-python ")
+
+
+@needs_make
+def test_extras_are_installed_under_the_lock():
+    installed = make("-n", "-W", "requirements.lock", "setup", "EXTRA=cuda,slurm")
+    assert '--constraint requirements.lock --editable ".[test,cuda,slurm]"' in installed

@@ -1,0 +1,81 @@
+"""The description of code, versions and machine that a run record carries."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+import plstm
+from plstm.training.environment import describe_environment
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A git clone with one committed module and one committed result."""
+    root = tmp_path / "clone"
+    for name in ("plstm/model.py", "results/table.md", ".gitignore"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("*.pyc\n")
+    git(root, "init", "--quiet")
+    git(root, "add", ".")
+    git(root, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--message", "first")
+    return root
+
+
+def git(root, *arguments: str) -> str:
+    return subprocess.run(["git", "-C", root, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_clean_clone_has_its_commit(clone):
+    described = describe_environment(clone)
+    assert described["commit"] == git(clone, "rev-parse", "HEAD")
+    assert described["dirty"] is False
+
+
+@pytest.mark.parametrize(
+    ("path", "dirty"),
+    [
+        ("plstm/model.py", True),
+        ("plstm/new.py", True),
+        ("train.py", True),
+        ("plstm/model.pyc", False),
+        ("results/table.md", False),
+        ("outputs/run/metrics.jsonl", False),
+    ],
+)
+def test_only_code_makes_a_clone_dirty(clone, path, dirty):
+    (clone / path).parent.mkdir(parents=True, exist_ok=True)
+    (clone / path).write_text("changed\n")
+    assert describe_environment(clone)["dirty"] is dirty
+
+
+def test_deleted_code_makes_a_clone_dirty(clone):
+    (clone / "plstm/model.py").unlink()
+    assert describe_environment(clone)["dirty"] is True
+
+
+def test_copy_inside_another_repository_has_no_commit(clone):
+    copy = clone / "vendored"
+    copy.mkdir()
+    described = describe_environment(copy)
+    assert described["commit"] is None and described["dirty"] is None
+
+
+def test_without_git_there_is_no_commit(clone, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    described = describe_environment(clone)
+    assert described["commit"] is None and described["dirty"] is None
+
+
+def test_versions_and_hardware_are_json_without_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLANTED_TOKEN", "planted-secret-value")
+    described = describe_environment(tmp_path)
+    text = json.dumps(described)
+    assert "PLANTED_TOKEN" not in text and "planted-secret-value" not in text
+    assert described["versions"]["plstm"] == plstm.__version__
+    assert None not in described["versions"].values()
+    hardware = described["hardware"]
+    assert hardware["platform"] == "cpu" and hardware["device_count"] >= 1 and hardware["device_kind"]
+    assert hardware["cpu_cores"] >= 1 and hardware["cpu_model"]

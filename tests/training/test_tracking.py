@@ -1,0 +1,224 @@
+"""Metrics files, and the real W&B client: offline, resumed, unreachable and killed."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from plstm.errors import UserError
+from plstm.training import tracking
+from plstm.training.tracking import MetricsWriter, Tracker, read_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = dict(run_id="0123abcd", name="arrow-plstm-s43", group="arrow", job_type="train", tags=["small"])
+
+
+def test_written_metrics_are_read_back(tmp_path):
+    writer = MetricsWriter(tmp_path / "metrics.jsonl")
+    writer.write(100, 0.256, "train", {"loss": np.float32(0.5), "accuracy": 0.75})
+    writer.write(200, 0.512, "val", {"loss": math.nan, "accuracy": math.inf})
+    assert read_metrics(writer.path) == [
+        {"step": 100, "epoch": 0.256, "split": "train", "loss": 0.5, "accuracy": 0.75},
+        {"step": 200, "epoch": 0.512, "split": "val", "loss": None, "accuracy": None},
+    ]
+
+
+def test_resumed_metrics_equal_uninterrupted_ones(tmp_path):
+    whole, resumed = MetricsWriter(tmp_path / "whole.jsonl"), MetricsWriter(tmp_path / "resumed.jsonl")
+    for step in (100, 200, 300):
+        whole.write(step, step / 390.5, "train", {"loss": 1 / step})
+    for step in (100, 200):
+        resumed.write(step, step / 390.5, "train", {"loss": 1 / step})
+    with resumed.path.open("a") as file:
+        file.write('{"step": 300, "epo')  # the process was killed while it wrote
+    resumed.truncate_after(100)
+    for step in (200, 300):
+        resumed.write(step, step / 390.5, "train", {"loss": 1 / step})
+    assert resumed.path.read_bytes() == whole.path.read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"whole.jsonl", "resumed.jsonl"}
+
+
+def test_truncating_metrics_that_were_never_written_writes_none(tmp_path):
+    MetricsWriter(tmp_path / "metrics.jsonl").truncate_after(100)
+    assert not list(tmp_path.iterdir())
+
+
+def test_reading_leaves_out_a_torn_last_line_only(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"ste')
+    assert read_metrics(path) == [{"step": 1}]
+    path.write_text('{"step": 1}\n{"ste\n{"step": 3}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl line 2 "):
+        read_metrics(path)
+    with pytest.raises(UserError, match=r"none\.jsonl: No such file"):
+        read_metrics(tmp_path / "none.jsonl")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's device that is always full")
+def test_full_disk_names_the_path(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"cannot write .*metrics\.jsonl: No space left on device; free space"):
+        MetricsWriter(path).write(1, 0.1, "train", {"loss": 1.0})
+
+
+def run_script(folder: Path, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """Runs `script` as a process of its own; it finds `folder` and the arguments of a run, `RUN`, defined."""
+    lines = [
+        "from plstm.training import tracking",
+        "from plstm.training.tracking import Tracker",
+        f"folder, RUN = {str(folder)!r}, {RUN!r}",
+        textwrap.dedent(script),
+    ]
+    return subprocess.run(
+        [sys.executable, "-c", "\n".join(lines), *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory):
+    """A run tracked offline in two parts, as after an interruption, with secrets planted around it."""
+    folder = tmp_path_factory.mktemp("runs of a user") / "0123abcd"
+    script = """
+        import time
+        import numpy as np
+        for step in (1, 2):
+            time.sleep(1.1 * (step - 1))  # the client names its folders by the second
+            tracker = Tracker.start(**RUN, config={"optim": {"peak_lr": 0.00123}}, directory=folder, mode="auto")
+            tracker.log({"train/loss": 0.4375 + step}, step=step)
+            if step == 1:
+                tracker.image("gating", np.linspace(0, 1, 64).reshape(8, 8), step=step, caption="node 3")
+            tracker.summary({"best_accuracy": 0.8125})
+            print("console line")
+            tracker.finish()
+    """
+    secrets = {"PLANTED_TOKEN": "planted-environment", "WANDB_API_KEY": "planted-key-" + "0" * 40}
+    return folder, run_script(folder, script, "--password=planted-argument", **secrets)
+
+
+def test_offline_run_says_one_line_on_how_to_sync_each_time_it_starts(offline):
+    folder, process = offline
+    assert process.returncode == 0 and process.stdout == "console line\n" * 2
+    said = f"W&B: offline; upload with: wandb sync '{folder}/wandb/offline-run-'*-0123abcd"
+    assert process.stderr.splitlines() == [said] * 2
+    pattern = said.split("sync ")[1]
+    listed = subprocess.run(["bash", "-c", f"ls -d {pattern}"], capture_output=True, text=True, check=True).stdout
+    assert len(listed.splitlines()) == 2, "a run started twice lies there in two parts"
+
+
+def test_offline_run_holds_what_was_logged_and_no_secret(offline):
+    folder, _ = offline
+    files = {path: path.read_bytes() for path in (folder / "wandb").rglob("*") if path.is_file()}
+    for wanted in (b"0.00123", b"1.4375", b"2.4375", b"0.8125", b"arrow-plstm-s43", b"node 3"):
+        assert any(wanted in content for content in files.values()), wanted
+    for path, content in files.items():
+        for unwanted in (b"planted", b"PLANTED_TOKEN", b"console line", b"--password"):
+            assert unwanted not in content, f"{unwanted} is in {path}"
+    assert {path.suffix for path in files} == {".wandb", ".log", ".png"}, "no code, requirements or metadata"
+
+
+def test_image_in_zero_to_one_keeps_its_range(offline):
+    folder, _ = offline
+    (path,) = {path.resolve() for path in (folder / "wandb").rglob("*.png")}
+    pixels = np.asarray(Image.open(path).convert("L"), dtype=int)
+    assert pixels.shape == (8, 8)
+    np.testing.assert_allclose(pixels, np.linspace(0, 255, 64).reshape(8, 8), atol=1)
+
+
+def test_unreachable_server_falls_back_to_offline(tmp_path):
+    script = """
+        tracking.INIT_TIMEOUT_SECONDS = 1
+        tracker = Tracker.start(**RUN, config={}, directory=folder, mode="online")
+        tracker.log({"loss": 0.4375}, step=1)
+        tracker.finish()
+    """
+    process = run_script(tmp_path, script, WANDB_BASE_URL="http://127.0.0.1:9", WANDB_API_KEY="0" * 40)
+    assert process.returncode == 0 and process.stdout == ""
+    first, second = process.stderr.splitlines()
+    assert first.startswith("W&B: could not start online (CommError: ") and first.endswith("; going on")
+    assert second.startswith("W&B: offline; upload with: wandb sync ")
+    (log,) = (tmp_path / "wandb").glob("offline-run-*-0123abcd/*.wandb")
+    assert b"0.4375" in log.read_bytes()
+
+
+def test_killed_client_ends_the_tracking_not_the_run(tmp_path):
+    script = """
+        import time, psutil
+        tracker = Tracker.start(**RUN, config={}, directory=folder, mode="offline")
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
+        time.sleep(0.2)
+        for step in range(1, 4):
+            tracker.log({"loss": 1.0}, step=step)
+        tracker.summary({"best_accuracy": 0.5})
+        tracker.finish()
+        print("trained")
+    """
+    process = run_script(tmp_path, script)
+    assert process.returncode == 0 and process.stdout == "trained\n"
+    lines = process.stderr.splitlines()
+    assert len(lines) == 2 and lines[1].startswith("W&B: could not log (")
+
+
+class FailingRun:
+    def __init__(self):
+        self.calls = 0
+
+    def log(self, *arguments, **named):
+        self.calls += 1
+        raise RuntimeError("first line\nsecond line")
+
+
+def test_first_failure_is_said_once_and_ends_the_calls(capsys):
+    run = FailingRun()
+    tracker = Tracker(run)
+    for step in range(3):
+        tracker.log({"loss": 1.0}, step=step)
+    assert run.calls == 1
+    assert capsys.readouterr().err == "W&B: could not log (RuntimeError: first line); going on\n"
+
+
+@pytest.mark.parametrize(
+    ("mode", "environment", "netrc", "started"),
+    [
+        ("auto", {}, "", "offline"),
+        ("auto", {}, "machine api.wandb.ai login user password 0\n", "online"),
+        ("auto", {}, "machine example.org login user password 0\n", "offline"),
+        ("auto", {"WANDB_API_KEY": "0"}, "", "online"),
+        ("auto", {"WANDB_API_KEY": "0", "WANDB_MODE": "offline"}, "", "offline"),
+        ("auto", {"WANDB_BASE_URL": "https://example.org"}, "machine example.org login user password 0\n", "online"),
+        ("online", {"WANDB_MODE": "offline"}, "", "online"),
+        ("offline", {"WANDB_API_KEY": "0"}, "", "offline"),
+        ("disabled", {"WANDB_API_KEY": "0"}, "", None),
+        ("auto", {"WANDB_MODE": "disabled"}, "", None),
+    ],
+)
+def test_mode_follows_the_login_unless_it_is_given(tmp_path, monkeypatch, mode, environment, netrc, started):
+    (tmp_path / "netrc").write_text(netrc)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    modes = []
+    monkeypatch.setattr(tracking, "_start_client", lambda mode, **_: modes.append(mode))
+    Tracker.start(**RUN, config={}, directory=tmp_path, mode=mode)
+    assert modes == ([started] if started else [])
+
+
+def test_unknown_mode_names_the_choices(tmp_path):
+    with pytest.raises(UserError, match="'onlin': choose one of auto, online, offline, disabled"):
+        Tracker.start(**RUN, config={}, directory=tmp_path, mode="onlin")

@@ -1,0 +1,267 @@
+"""The training loop: `python train.py experiment=arrow/plstm seed=43` trains a run, the same command again resumes it.
+
+A run lives in runs/<id>, where <id> is a hash of its configuration: Hydra's files, metrics.jsonl, checkpoints/. When it
+has finished, its record and curve enter results/, from which tables and figures are made. Read from top to bottom.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import hydra
+import jax
+import jax.numpy as jnp
+from absl import logging
+from flax import nnx
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from plstm.errors import UserError
+from plstm.experiments.cli import run_entry, task
+from plstm.experiments.config import Config, plain_config, run_id, run_name, to_config
+from plstm.experiments.records import RunRecord, write_record
+from plstm.experiments.runs import curve_of, lock_folder
+from plstm.models import build_model
+from plstm.models.flops import forward_flops
+from plstm.training.checkpoints import Checkpoints
+from plstm.training.environment import describe_environment
+from plstm.training.evaluation import describe, evaluate
+from plstm.training.input import load_split, training_batches
+from plstm.training.inspect import gate_statistics
+from plstm.training.interrupt import Interrupt
+from plstm.training.meshes import make_mesh, replicated, split_batch
+from plstm.training.optimizers import build_optimizer, learning_rate_schedule
+from plstm.training.pictures import draw_pictures
+from plstm.training.progress import Progress, banner
+from plstm.training.steps import init_state, make_predict, make_train_step, normalise
+from plstm.training.tracking import MetricsWriter, Tracker
+from plstm.training.windows import Window
+
+ROOT = Path(__file__).resolve().parent
+PROBE_IMAGES = 8  # whose gate statistics are logged
+
+
+@hydra.main(config_path="configs", config_name="train", version_base="1.3")
+@task
+def main(node: DictConfig) -> None:
+    """Trains one run to its end, or until SIGTERM or SIGINT."""
+    logging.set_verbosity(logging.ERROR)
+    config = to_config(node)
+    run = run_id(plain_config(config))
+    record = Path(config.paths.results, "runs", f"{run}.json")
+    if record.exists():
+        print(f"{run_name(config)} ({run}) has finished; its record is {record}")
+        return
+    folder = Path(config.paths.runs, run)
+    with lock_folder(folder):
+        training = Training(config, run, folder, command=["python", "train.py", *HydraConfig.get().overrides.task])
+        training.show_banner()
+        signal_number = training.run_loop()
+        if signal_number is None:
+            training.finish()
+        training.close()
+    if signal_number is not None:
+        print(
+            f"stopped by signal {signal_number} at step {training.step:,}, saved; the same command goes on", flush=True
+        )
+        raise SystemExit(128 + signal_number)
+
+
+class Training:
+    """One run in this process: what it is made of, the loop, and its end."""
+
+    # ------------------------------------------------------------------ what a run is made of
+    def __init__(self, config: Config, run: str, folder: Path, command: list[str]):
+        self.config, self.run, self.folder, self.command = config, run, folder, command
+        self.session_start = time.monotonic()
+        self.environment = describe_environment(ROOT)
+        self.mesh = make_mesh(config.optim.batch_size)
+        init_key, order_key, drop_key = (jax.random.fold_in(jax.random.key(config.seed), n) for n in range(3))
+
+        put = lambda tree: jax.device_put(tree, replicated(self.mesh))  # noqa: E731
+        names = dict.fromkeys([*config.loop.eval_splits, *config.loop.final_splits])
+        self.splits = {name: load_split(config, name) for name in names}
+        self.source = training_batches(config, order_key, put)
+        self.steps_per_epoch = config.data.train_images // config.optim.batch_size
+        self.steps = max(round(config.optim.epochs * self.steps_per_epoch), 1)
+        self.warmup_steps = round(config.optim.warmup_epochs * self.steps_per_epoch)
+
+        schedule = learning_rate_schedule(config.optim, self.steps, self.warmup_steps)
+        optimizer = build_optimizer(config.optim, schedule)
+        self.graphdef, state = init_state(build_model(config.model, init_key), optimizer)
+        self.state = put(state)
+        self.train_step = make_train_step(
+            self.graphdef,
+            optimizer,
+            schedule,
+            size=config.data.size,
+            label_smoothing=config.optim.label_smoothing,
+            drop_key=drop_key,
+            layout=split_batch(self.mesh),
+        )
+        self.predict = make_predict(self.graphdef)
+        probe = normalise(jnp.asarray(self.splits[config.loop.best_metric].bits[:PROBE_IMAGES]), config.data.size)
+        self.gate_statistics = jax.jit(lambda params: gate_statistics(nnx.merge(self.graphdef, params), probe))
+
+        self.restore()
+        self.tracker = Tracker.start(
+            run_id=run,
+            name=run_name(config),
+            group=config.experiment,
+            job_type="train",
+            tags=[*config.experiment.split("/"), f"seed {config.seed}"],
+            config=plain_config(config),
+            directory=folder,
+            mode=config.logger.mode,
+            project=config.logger.project,
+            entity=config.logger.entity,
+        )
+
+    def restore(self) -> None:
+        """Goes on from the last checkpoint, if there is one."""
+        self.checkpoints = Checkpoints(self.folder / "checkpoints")
+        self.info = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "wall_seconds": 0.0}
+        self.info |= {"best": None, "final": None, "window": None}
+        if (last := self.checkpoints.last_step()) is not None:
+            self.state, self.info = self.checkpoints.restore(last, self.state)
+        self.wall_before = self.info["wall_seconds"]
+        self.start = self.step = int(self.state.step)
+        self.window = Window(self.info["window"])
+        self.metrics = MetricsWriter(self.folder / "metrics.jsonl")
+        self.metrics.truncate_after(self.start)
+
+    def show_banner(self) -> None:
+        """Prints what is about to run."""
+        config, batch = self.config, self.config.optim.batch_size
+        self.parameters = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
+        flops = forward_flops(config.model)
+        device = self.environment["hardware"]["device_kind"]
+        resumed = f", resumed at step {self.start:,}" if self.start else ""
+        rows = [
+            ("run", f"{self.run} in {self.folder}{resumed}"),
+            ("devices", f"{self.mesh.size} x {device} ({jax.default_backend()})"),
+            ("data", f"{config.data.name}: {config.data.train_images:,} images, {config.data.size} pixels a side"),
+            ("batch", f"{batch} = {self.mesh.size} devices x {batch // self.mesh.size}"),
+            ("schedule", f"{self.steps:,} steps = {config.optim.epochs:g} epochs x {self.steps_per_epoch:,}"),
+            ("optimizer", f"{config.optim.name}, peak {config.optim.peak_lr:g} after {self.warmup_steps:,} steps"),
+            ("parameters", f"{self.parameters:,}"),
+            ("FLOPs", f"{flops / 1e9:.3g} G an image forward, {3 * flops * batch / 1e12:.3g} T a training step"),
+        ]
+        banner(run_name(config), rows)
+
+    # ------------------------------------------------------------------ the loop
+    def run_loop(self) -> int | None:
+        """Trains to the last step; returns None, or the number of the signal that stopped it earlier."""
+        loop = self.config.loop
+        batches = self.source.from_step(self.start)
+        with Interrupt() as interrupt, Progress(self.steps, self.start, run_name(self.config)) as self.progress:
+            while self.step < self.steps:
+                self.state, metrics = self.train_step(self.state, next(batches))
+                self.step += 1
+                self.window.add(metrics)
+                is_evaluation = self.step % loop.eval_every == 0
+                if self.step % loop.log_every == 0 or is_evaluation or self.step == self.steps:
+                    self.log()
+                if is_evaluation and self.step < self.steps:
+                    self.save(self.evaluate(loop.eval_splits))
+                if interrupt.signal_number and self.step < self.steps:
+                    self.check_finite()
+                    self.save(None)
+                    return interrupt.signal_number
+            if self.info["final"] is None:
+                self.info["final"] = self.evaluate(loop.final_splits)
+                self.save(self.info["final"])
+        return None
+
+    def log(self) -> None:
+        """Writes the mean of the training metrics since the last time; stops the run if they are not finite."""
+        self.check_finite()
+        values = self.window.close(self.config.optim.batch_size)
+        epoch = self.step / self.steps_per_epoch
+        self.metrics.write(self.step, epoch, "train", values)
+        self.tracker.log({f"train/{name}": value for name, value in values.items()} | {"epoch": epoch}, self.step)
+        shown = ("loss", "accuracy", "images_per_second")
+        self.progress.update(self.step, {"epoch": epoch} | {name: values[name] for name in shown if name in values})
+
+    def evaluate(self, names: list[str]) -> dict[str, dict[str, float]]:
+        """Evaluates whole splits; keeps the metrics, and remembers the best step."""
+        batch_size, best = self.config.optim.batch_size, self.config.loop.best_metric
+        found = {name: evaluate(self.predict, self.state.params, self.splits[name], batch_size) for name in names}
+        for name, values in found.items():
+            self.metrics.write(self.step, self.step / self.steps_per_epoch, name, values)
+            self.progress.message(f"step {self.step:,}  {describe(name, values)}")
+        logged = {f"{name}/{key}": values[key] for name, values in found.items() for key in ("loss", "accuracy")}
+        statistics = jax.device_get(self.gate_statistics(self.state.params))
+        self.tracker.log(logged | {name: float(value) for name, value in statistics.items()}, self.step)
+        if self.info["best"] is None or found[best]["accuracy"] > self.info["best"][best]["accuracy"]:
+            self.info["best"] = {"step": self.step, **found}
+        self.window.restart_clock()
+        return found
+
+    def save(self, found: dict[str, dict[str, float]] | None) -> None:
+        """Keeps a checkpoint, ordered by the accuracy of an evaluation; without one it is never the best."""
+        self.info["wall_seconds"] = self.wall_before + time.monotonic() - self.session_start
+        self.info["window"] = self.window.state()
+        score = found[self.config.loop.best_metric]["accuracy"] if found else -1.0
+        self.checkpoints.save(self.step, self.state, self.info, score)
+        self.window.restart_clock()
+
+    def check_finite(self) -> None:
+        """Raises UserError if the loss or gradient of any step so far was not finite."""
+        if (bad_step := int(self.state.bad_step)) >= 0:
+            self.checkpoints.wait()
+            last = self.checkpoints.last_step()
+            kept = f"the checkpoint of step {last:,} is good" if last else "no checkpoint was kept before"
+            raise UserError(
+                f"step {bad_step:,}: loss or gradient is not finite; {kept} ({self.checkpoints.folder}). "
+                "Lower optim.peak_lr, or set model.dtype=float32, and start anew"
+            )
+
+    # ------------------------------------------------------------------ the end
+    def finish(self) -> None:
+        """Writes the run's record and curve to the results."""
+        config, final = self.config, self.info["final"]
+        curve = curve_of(self.metrics.path)
+        rates = [point.value for point in curve if point.metric == "images_per_second"]
+        record = RunRecord(
+            id=self.run,
+            name=run_name(config),
+            experiment=config.experiment,
+            command=" ".join(self.command),
+            overrides=self.command[2:],
+            config=plain_config(config),
+            table=config.report.table,
+            row=config.report.row,
+            seed=config.seed,
+            **self.environment,
+            started=self.info["started"],
+            finished=datetime.now(UTC).isoformat(timespec="seconds"),
+            wall_seconds=round(self.info["wall_seconds"], 1),
+            steps=self.steps,
+            epochs=self.steps / self.steps_per_epoch,
+            images_per_second=round(sorted(rates)[len(rates) // 2], 1),
+            parameters=self.parameters,
+            flops_per_image=forward_flops(config.model),
+            metrics={"last": final, "best": self.info["best"]},
+        )
+        kept = [point for point in curve if point.metric in ("loss", "accuracy", "learning_rate")]
+        path = write_record(record, kept, Path(config.paths.results))
+        model = nnx.merge(self.graphdef, jax.device_get(self.state.params))
+        shown = {split: self.splits[split] for split in config.loop.final_splits}
+        for picture in draw_pictures(
+            model, self.predict, shown, config.optim.batch_size, self.folder / "figures", record.name
+        ):
+            self.tracker.image(picture.stem, picture, self.steps)
+        self.tracker.summary({f"final/{split}/accuracy": metrics["accuracy"] for split, metrics in final.items()})
+        print(f"{record.name}: finished; record in {path}", flush=True)
+
+    def close(self) -> None:
+        """Waits until the checkpoints are on disk and the tracker is done."""
+        self.checkpoints.close()
+        self.tracker.finish()
+
+
+if __name__ == "__main__":
+    run_entry(main, Config)
