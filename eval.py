@@ -24,8 +24,10 @@ from plstm.training.optimizers import build_optimizer
 from plstm.training.pictures import draw_pictures
 from plstm.training.steps import TrainState, init_state, make_predict
 
+ROOT = Path(__file__).resolve().parent
 
-@hydra.main(config_path="configs", config_name="eval", version_base="1.3")
+
+@hydra.main(config_path=str(ROOT / "configs"), config_name="eval", version_base="1.3")
 @task
 def main(node: DictConfig) -> None:
     """Prints loss, accuracy and count of each split."""

@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parent
 PROBE_IMAGES = 8  # whose gate statistics are logged
 
 
-@hydra.main(config_path="configs", config_name="train", version_base="1.3")
+@hydra.main(config_path=str(ROOT / "configs"), config_name="train", version_base="1.3")
 @task
 def main(node: DictConfig) -> None:
     """Trains one run to its end, or until SIGTERM or SIGINT."""

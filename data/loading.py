@@ -8,7 +8,7 @@ iterator state, and the number of reading processes changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -57,23 +57,30 @@ class StreamedBatches:
     def from_step(self, step: int) -> Iterator[dict[str, jax.Array]]:
         """As `DeviceBatches.from_step`."""
         import grain
+        from absl import flags
 
-        ordered = _OrderedSource(self._source, self._batch_size, np.asarray(jax.random.key_data(self._key)))
+        if not flags.FLAGS.is_parsed():  # grain's workers ask for flags, which programs of Hydra never parse
+            flags.FLAGS.mark_as_parsed()
+        ordered = _OrderedSource(self._source, self._batch_size, self._key)
         dataset = grain.MapDataset.source(ordered)[step * self._batch_size :].batch(self._batch_size).to_iter_dataset()
         if self._workers:
-            dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=self._workers))
+            options = grain.MultiprocessingOptions(num_workers=self._workers)
+            dataset = dataset.mp_prefetch(options, worker_init_fn=_leave_accelerators_alone)
         for batch in dataset:
             yield {name: self._put(value) for name, value in batch.items()}
 
 
 class _OrderedSource:
-    """The examples in the order of training, as far as anyone trains: item n is the n-th example drawn."""
+    """The examples in the order of training, as far as anyone trains: item n is the n-th example drawn.
+
+    Many threads read at once, and not all of them in one epoch, so it has no state of its own.
+    """
 
     EPOCHS = 100_000
 
-    def __init__(self, source, batch_size: int, key_data: np.ndarray):
-        self._source, self._batch_size, self._key_data = source, batch_size, key_data
-        self._epoch, self._order = None, None
+    def __init__(self, source, batch_size: int, key: jax.Array):
+        self._source, self._batch_size = source, batch_size
+        self._key_data = tuple(jax.random.key_data(key).tolist())
 
     def __len__(self) -> int:
         return self.EPOCHS * (len(self._source) // self._batch_size) * self._batch_size
@@ -81,12 +88,19 @@ class _OrderedSource:
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         images = len(self._source)
         epoch, position = divmod(int(index), images // self._batch_size * self._batch_size)
-        if epoch != self._epoch:
-            key = jax.random.wrap_key_data(jnp.asarray(self._key_data))
-            self._order = np.asarray(epoch_order(key, epoch, images, self._batch_size)).reshape(-1)
-            self._epoch = epoch
-        example = self._source[int(self._order[position])]
+        order = _order_on_host(self._key_data, epoch, images, self._batch_size)
+        example = self._source[int(order[position])]
         return {"image": pack(example["image"][..., 0]), "label": np.int32(example["label"])}
+
+
+@lru_cache(maxsize=4)
+def _order_on_host(key_data: tuple[int, ...], epoch: int, images: int, batch_size: int) -> np.ndarray:
+    key = jax.random.wrap_key_data(jnp.array(key_data, jnp.uint32))
+    return np.asarray(epoch_order(key, epoch, images, batch_size)).reshape(-1)
+
+
+def _leave_accelerators_alone(worker: int, workers: int) -> None:
+    jax.config.update("jax_platforms", "cpu")
 
 
 @jax.jit

@@ -1,7 +1,7 @@
 """Run what is missing of a results table, most telling runs first, and keep its tables and figure up to date.
 
     python scripts/run_table.py arrow --dry-run             # what is finished, what is not, and what it should cost
-    python scripts/run_table.py arrow --max-runs 2 logger=none
+    python scripts/run_table.py arrow --max-runs 2 logger.mode=disabled
 
 Typing the same command again goes on where the last one stopped.
 Exit status: 0, 1 if a run failed, 2 if a record or a definition is wrong, 130 if interrupted.
@@ -10,6 +10,7 @@ Exit status: 0, 1 if a run failed, 2 if a record or a definition is wrong, 130 i
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -38,6 +39,10 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
+def hours(seconds: float) -> str:
+    return f"{seconds / 3600:.2f} h"
+
+
 def list_runs(table: sweeps.TableDefinition, arguments: argparse.Namespace) -> list[sweeps.PlannedRun]:
     """Print one line a run and a total; return the unfinished runs in order."""
     records = read_records(arguments.results)
@@ -47,17 +52,18 @@ def list_runs(table: sweeps.TableDefinition, arguments: argparse.Namespace) -> l
     matched, _ = sweeps.match_records(table, records)
     for run, record in matched:
         if record:
-            state, cost = "finished", sweeps.hours(record.wall_seconds)
+            state, cost = "finished", hours(record.wall_seconds)
         else:
             state = "partial" if run.key in started else "missing"
             costs.append(sweeps.expected_seconds(run, records, table.name, hardware) if hardware else None)
-            cost = f"about {sweeps.hours(costs[-1])}" if costs[-1] is not None else "unknown cost"
+            cost = "unknown cost" if costs[-1] is None else f"about {hours(costs[-1])}"
             unfinished.append(run)
-        print(sweeps.run_line(run, arguments.overrides, state, cost))
+        command = shlex.join(["python", "train.py", *run.overrides, *arguments.overrides])
+        print(f"{state:8}  {cost:>14}  {command}")
     known = [cost for cost in costs if cost is not None]
     total = f"{len(matched)} runs: {len(matched) - len(unfinished)} finished, {len(unfinished)} to run"
     if known:
-        total += f", about {sweeps.hours(sum(known))} for {len(known)} of them on this hardware"
+        total += f", about {hours(sum(known))} for {len(known)} of them on this hardware"
     if len(known) < len(costs):
         total += f", {len(costs) - len(known)} of unknown cost (no finished run to measure from)"
     print(total, flush=True)
@@ -72,28 +78,32 @@ def main() -> int:
     if arguments.dry_run:
         return 0
 
-    def after_run(run: sweeps.PlannedRun) -> None:
+    def report() -> None:
         records = read_records(arguments.results)
-        if dict((r.key, record) for r, record in sweeps.match_records(table, records)[0])[run.key] is None:
-            raise UserError(f"finished without a record for table {table.name} in {arguments.results / 'runs'}")
-        tables.write_table(table, records, arguments.results)
-        figures.draw_curves(table, records, arguments.results)
+        paths = tables.write_table(table, records, arguments.results)
+        print("wrote", *paths, *figures.draw_curves(table, records, arguments.results), flush=True)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
-    try:
-        failures = sweeps.execute(unfinished[: arguments.max_runs], arguments.overrides, ROOT, after_run)
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", flush=True)
-        return 130
+    def after_run(run: sweeps.PlannedRun) -> None:
+        matched, _ = sweeps.match_records(table, read_records(arguments.results))
+        if not any(record and other.key == run.key for other, record in matched):
+            raise UserError(f"finished without a record for table {table.name} in {arguments.results / 'runs'}")
+        report()
+
+    report()
+    failures = sweeps.execute(unfinished[: arguments.max_runs], arguments.overrides, ROOT, after_run)
     if failures:
         print("\n".join([f"{len(failures)} runs failed:", *failures]), flush=True)
     return 1 if failures else 0
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     try:
         sys.exit(main())
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", flush=True)
+        sys.exit(130)

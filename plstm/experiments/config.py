@@ -126,36 +126,10 @@ class EvalConfig:
 def check(config: Config) -> None:
     """Raises UserError naming the key where values are out of range or do not fit together."""
     config.model.check()
-    for key, value in (
-        ("optim.batch_size", config.optim.batch_size),
-        ("loop.log_every", config.loop.log_every),
-        ("loop.eval_every", config.loop.eval_every),
-    ):
-        if value < 1:
-            raise UserError(f"{key}={value}: must be at least 1")
-    for key, value in (
-        ("optim.epochs", config.optim.epochs),
-        ("optim.peak_lr", config.optim.peak_lr),
-        ("optim.clip_norm", config.optim.clip_norm),
-    ):
-        if not value > 0:
-            raise UserError(f"{key}={value}: must be positive")
-    if not 0 <= config.optim.warmup_epochs < config.optim.epochs:
-        raise UserError(f"optim.warmup_epochs={config.optim.warmup_epochs}: must be at least 0 and under optim.epochs")
-    if not 0 <= config.optim.label_smoothing < 1:
-        raise UserError(f"optim.label_smoothing={config.optim.label_smoothing}: must be in [0, 1)")
-    for key, value, choices in (
-        ("data.name", config.data.name, ("arrow_pointing",)),
-        ("data.placement", config.data.placement, ("device", "stream")),
-        ("optim.name", config.optim.name, ("adamw", "lamb")),
-        ("loop.best_metric", config.loop.best_metric, config.loop.eval_splits),
-    ):
-        if value not in choices:
-            raise UserError(f"{key}={value}: choose one of {', '.join(choices)}")
-    for key, splits in (("loop.eval_splits", config.loop.eval_splits), ("loop.final_splits", config.loop.final_splits)):
-        for split in splits:
-            if split not in SPLITS:
-                raise UserError(f"{key}: no split {split!r}; choose from {', '.join(SPLITS)}")
+    _check_ranges(config)
+    _check_choices(config)
+    if config.optim.warmup_epochs >= config.optim.epochs:
+        raise UserError(f"optim.warmup_epochs={config.optim.warmup_epochs}: must be under optim.epochs")
     if config.data.classes != 2:
         raise UserError(f"data.classes={config.data.classes}: arrow pointing has 2 classes")
     if config.model.classes != config.data.classes or config.model.image_size != config.data.size:
@@ -164,6 +138,44 @@ def check(config: Config) -> None:
         raise UserError(
             f"optim.batch_size={config.optim.batch_size}: more than data.train_images={config.data.train_images}"
         )
+
+
+def _check_ranges(config: Config) -> None:
+    data, optim, loop = config.data, config.optim, config.loop
+    at_least_1 = {"optim.batch_size": optim.batch_size, "loop.log_every": loop.log_every}
+    at_least_1 |= {"loop.eval_every": loop.eval_every}
+    positive = {"optim.epochs": optim.epochs, "optim.peak_lr": optim.peak_lr, "optim.eps": optim.eps}
+    positive |= {"optim.clip_norm": optim.clip_norm}
+    at_least_0 = {"optim.warmup_epochs": optim.warmup_epochs, "optim.weight_decay": optim.weight_decay}
+    at_least_0 |= {"data.workers": data.workers}
+    fraction = {"optim.b1": optim.b1, "optim.b2": optim.b2, "optim.label_smoothing": optim.label_smoothing}
+    for values, is_good, words in (
+        (at_least_1, lambda value: value >= 1, "at least 1"),
+        (positive, lambda value: value > 0, "positive"),
+        (at_least_0, lambda value: value >= 0, "at least 0"),
+        (fraction, lambda value: 0 <= value < 1, "in [0, 1)"),
+        ({"optim.end_factor": optim.end_factor}, lambda value: 0 <= value <= 1, "in [0, 1]"),
+    ):
+        for key, value in values.items():
+            if not is_good(value):
+                raise UserError(f"{key}={value}: must be {words}")
+
+
+def _check_choices(config: Config) -> None:
+    loop = config.loop
+    for key, splits in (("loop.eval_splits", loop.eval_splits), ("loop.final_splits", loop.final_splits)):
+        for split in splits:
+            if split not in SPLITS:
+                raise UserError(f"{key}: no split {split!r}; choose from {', '.join(SPLITS)}")
+        if loop.best_metric not in splits:
+            raise UserError(f"loop.best_metric={loop.best_metric}: must be one of {key}, {', '.join(splits)}")
+    for key, value, choices in (
+        ("data.name", config.data.name, ("arrow_pointing",)),
+        ("data.placement", config.data.placement, ("device", "stream")),
+        ("optim.name", config.optim.name, ("adamw", "lamb")),
+    ):
+        if value not in choices:
+            raise UserError(f"{key}={value}: choose one of {', '.join(choices)}")
 
 
 def to_config(node: DictConfig) -> Config:

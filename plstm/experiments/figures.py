@@ -39,6 +39,7 @@ RIGHT, WRONG = "#00735C", "#C04A00"
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 10,
+    "axes.axisbelow": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
@@ -64,7 +65,7 @@ def draw_curves(table: TableDefinition, records: Sequence[RunRecord], results_di
     curves = {row.row.name: [read_curve(run, results_dir) for run in row.chosen] for row in rows}
     paper = _paper_curves(results_dir / table.figure.paper_curves) if table.figure.paper_curves else {}
     baseline = next((b for b in read_baselines(table, results_dir) if b["name"] == table.figure.baseline), {})
-    with _pyplot_style():
+    with _style():
         figure = _new_figure(3.4 * len(table.figure.panels), 3.5)
         axes = figure.subplots(1, len(table.figure.panels), sharey=True, squeeze=False)[0]
         for (split, title), axis in zip(table.figure.panels.items(), axes, strict=True):
@@ -79,7 +80,7 @@ def draw_curves(table: TableDefinition, records: Sequence[RunRecord], results_di
                 axis.axhline(baseline[split], color="0.45", lw=0.9, ls=(0, (6, 3)), label=baseline["name"], zorder=0)
             axis.set(title=title, xlabel="Epoch")
             axis.grid(axis="y", color="0.92", lw=0.7)
-            axis.margins(x=0.02)
+            axis.set_xlim(left=0)
         axes[0].set_ylabel("Accuracy")
         if paper:
             axes[0].plot([], [], color="0.5", lw=0.7, label="thin: the paper's mean")
@@ -103,18 +104,10 @@ def samples_figure(
         The .png and .svg. Above every image stands the prediction with its probability, "at 0.97" or "past 0.81", in
         green with a check mark where it is right, in red with a cross where it is wrong.
     """
-    columns = min(len(images), 6)
-    lines = -(-len(images) // columns)
-    with _pyplot_style():
-        figure = _new_figure(1.6 * columns, 2.0 * lines)
-        axes = figure.subplots(lines, columns, squeeze=False).ravel()
-        for axis in axes:
-            axis.set_axis_off()
-        for axis, image, label, probability, title in zip(axes, images, labels, probabilities, titles, strict=False):
-            axis.set_axis_on()
+    with _style():
+        figure, axes = _picture_grid(len(images), columns=6, width=1.6, height=2.0)
+        for axis, image, label, probability, title in zip(axes, images, labels, probabilities, titles, strict=True):
             axis.imshow(image, cmap="gray", vmin=0, vmax=255)
-            axis.set(xticks=[], yticks=[])
-            axis.spines[:].set(visible=True, color="0.6", linewidth=0.6)
             right = (probability >= 0.5) == bool(label)
             says = f"at {probability:.2f}" if probability >= 0.5 else f"past {1 - probability:.2f}"
             axis.set_title(f"{'✓' if right else '✗'} {says}", color=RIGHT if right else WRONG, fontsize=9, pad=3)
@@ -131,7 +124,7 @@ def gating_figure(
         patterns: float [Y, X] each, what passes from the source node to every node, signed; say, one in P- and one in
             D-mode.
         titles: one a pattern.
-        source: (y, x) of the source node, marked by a ring.
+        source: (y, x) of the source node, marked by a white dot.
         path: where to write, without the suffix.
 
     Returns:
@@ -140,16 +133,14 @@ def gating_figure(
     """
     from matplotlib.colors import SymLogNorm
 
-    with _pyplot_style():
-        figure = _new_figure(3.3 * len(patterns), 3.0)
-        axes = figure.subplots(1, len(patterns), squeeze=False)[0]
+    with _style():
+        figure, axes = _picture_grid(len(patterns), columns=4, width=3.3, height=3.0)
         for axis, pattern, title in zip(axes, patterns, titles, strict=True):
             largest = float(np.abs(pattern).max()) or 1.0
             norm = SymLogNorm(linthresh=largest / 1000, vmin=-largest, vmax=largest)
             picture = axis.imshow(pattern, cmap="RdBu_r", norm=norm)
-            axis.plot(source[1], source[0], "o", ms=9, mfc="none", mec="black", mew=1.5)
-            axis.set(title=title, xticks=[], yticks=[])
-            axis.spines[:].set(visible=True, color="0.6", linewidth=0.6)
+            axis.plot(source[1], source[0], "o", ms=9, mfc="white", mec="black", mew=1.5)
+            axis.set_title(title)
             ticks = [-largest, -largest / 30, -largest / 1000, 0, largest / 1000, largest / 30, largest]
             bar = figure.colorbar(picture, ax=axis, shrink=0.85, ticks=ticks, format=lambda value, _: f"{value:.1g}")
             bar.ax.minorticks_off()
@@ -187,14 +178,18 @@ def _paper_curves(path: Path) -> dict[tuple[str, str], tuple[list[float], list[f
         raise UserError(f"{path}: the table's key figure.paper_curves names this file; restore it or remove the key")
     curves: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
     with path.open(encoding="utf-8", newline="") as file:
-        for line in csv.DictReader(file):
-            epochs, accuracies = curves.setdefault((line["row"], line["split"]), ([], []))
-            epochs.append(float(line["epoch"]))
-            accuracies.append(float(line["accuracy"]))
+        lines = csv.DictReader(file)
+        try:
+            for line in lines:
+                epochs, accuracies = curves.setdefault((line["row"], line["split"]), ([], []))
+                epochs.append(float(line["epoch"]))
+                accuracies.append(float(line["accuracy"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}, line {lines.line_num}: must be row,split,epoch,accuracy") from error
     return curves
 
 
-def _pyplot_style():
+def _style():
     import matplotlib
 
     return matplotlib.rc_context(STYLE)
@@ -210,9 +205,20 @@ def _new_figure(width: float, height: float) -> Figure:
     return figure
 
 
+def _picture_grid(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` framed axes for pictures, in lines of at most `columns`; inches for each."""
+    columns = min(count, columns)
+    lines = -(-count // columns)
+    figure = _new_figure(width * columns, height * lines)
+    axes = [figure.add_subplot(lines, columns, index + 1, xticks=[], yticks=[]) for index in range(count)]
+    for axis in axes:
+        axis.spines[:].set(visible=True, color="0.6", linewidth=0.6)
+    return figure, axes
+
+
 def _legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
     entries = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=min(len(entries), 5), fontsize=8)
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=5, fontsize=8, columnspacing=1.2)
 
 
 def _save(figure: Figure, path: Path) -> list[Path]:

@@ -194,7 +194,7 @@ def _refuse_misplaced(table: TableDefinition, record: RunRecord) -> None:
         if record.config_value(key) != value:
             raise UserError(
                 f"{where}: {key} is {record.config_value(key)!r}, but table {table.name} is for {value!r}; remove the "
-                "record, or run it with report.table=null"
+                "record, or set its table and row to null"
             )
 
 
@@ -246,16 +246,6 @@ def check_overrides(table: TableDefinition, overrides: Sequence[str]) -> None:
             raise UserError(f"override {override!r} must be key=value")
         if key in {"experiment", "report.table", "report.row", *table.sweep, *table.require}:
             raise UserError(f"override {override!r}: table {table.name} sets {key} itself; leave it out")
-
-
-def run_line(run: PlannedRun, overrides: Sequence[str], state: str, cost: str) -> str:
-    """One line of the listing: state, cost and the command to type."""
-    return f"{state:8}  {cost:>14}  {shlex.join(['python', 'train.py', *run.overrides, *overrides])}"
-
-
-def hours(seconds: float | None) -> str:
-    """A duration for the listing."""
-    return "unknown" if seconds is None else f"{seconds / 3600:.2f} h"
 
 
 def execute(

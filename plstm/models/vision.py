@@ -149,8 +149,8 @@ class VisionModel(nnx.Module):
         self.position = nnx.Param(start(rngs.params(), position_shape, jnp.float32)) if with_position else None
         self.class_token = nnx.Param(start(rngs.params(), token_shape, jnp.float32)) if with_token else None
         self.flat = "attention" in config.modes
-        make = nnx.vmap(lambda rngs: BlockGroup(config, rngs), in_axes=0, out_axes=0)
-        self.groups = make(rngs.fork(split=self.groups_count))
+        make = nnx.vmap(lambda key: BlockGroup(config, nnx.Rngs(key)), in_axes=0, out_axes=0)
+        self.groups = make(jax.random.split(rngs.params(), self.groups_count))
         self.norm = norm(config.norm, config.dim, rngs)
         pooled = config.dim * (4 if config.pooling == "corners" else 1)
         self.head = linear(
@@ -174,7 +174,7 @@ class VisionModel(nnx.Module):
         # A shallow stack compiles fast anyway, and runs a quarter faster on CPUs without the loop.
         unroll = self.groups_count if self.groups_count <= MOST_UNROLLED else 1
         x, _ = jax.lax.scan(apply_group, x, (stacked, jnp.arange(self.groups_count)), unroll=unroll)
-        return self.head(self.pool(x))
+        return self.head(self.pool(x, (images.shape[1] // self.patch_size, images.shape[2] // self.patch_size)))
 
     def embed(self, images: jax.Array) -> jax.Array:
         """Images -> tokens: [batch, Y, X, dim] for pLSTM, [batch, tokens, dim] for attention, class token first."""
@@ -188,14 +188,16 @@ class VisionModel(nnx.Module):
             x = jnp.concatenate([token, x], axis=1)
         return x
 
-    def pool(self, x: jax.Array) -> jax.Array:
-        """Final norm, then the class token, or the four corner tokens side by side: float32 [batch, pooled]."""
+    def pool(self, x: jax.Array, grid: tuple[int, int]) -> jax.Array:
+        """Final norm of the class token, or of the four corner tokens side by side: float32 [batch, pooled].
+
+        x is as `embed` returns it for an image of `grid` = (Y, X) patches.
+        """
         if self.class_token is not None:
             return self.norm(x[:, 0])
-        if self.flat:
-            side = math.isqrt(x.shape[1])
-            x = x.reshape(x.shape[0], side, -1, x.shape[-1])
-        return self.norm(x[:, :: max(x.shape[1] - 1, 1)][:, :, :: max(x.shape[2] - 1, 1)]).reshape(x.shape[0], -1)
+        x = x.reshape(x.shape[0], *grid, x.shape[-1])
+        corners = [x[:, row, column] for row in (0, -1) for column in (0, -1)]
+        return self.norm(jnp.stack(corners, axis=1)).reshape(x.shape[0], -1)
 
     def blocks(self) -> Iterator[Block]:
         """The blocks one by one from the first to the last, unstacked: for looking inside, not for speed."""

@@ -21,7 +21,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | Path, *, read_only: bool = False):
-        """Raises UserError where the folder cannot be made, or, `read_only`, where it does not exist."""
+        """Raises UserError where the folder cannot be made, or, `read_only`, does not exist, or a score is damaged."""
         self.folder = Path(folder).absolute()
         if read_only and not self.folder.is_dir():
             raise UserError(f"{self.folder}: no checkpoints there; train the run first")
@@ -41,6 +41,11 @@ class Checkpoints:
             )
         except OSError as error:
             raise UserError(f"cannot write checkpoints to {self.folder}: {error.strerror or error}") from error
+        except ValueError as error:  # a score that cannot be read
+            raise UserError(
+                f"{self.folder}: a damaged checkpoint ({_first_line(error)}); move away the one whose metrics/metrics "
+                "is not JSON"
+            ) from error
 
     def save(self, step: int, state: Any, info: Mapping[str, Any], score: float) -> None:
         """Keeps `state` (a tree of arrays) and `info` (JSON) as the checkpoint of `step`; returns before it is written.
@@ -79,11 +84,11 @@ class Checkpoints:
         args = ocp.args.Composite(state=ocp.args.StandardRestore(target), info=ocp.args.JsonRestore())
         try:
             difference = _first_difference(_shapes(target), _shapes(self._manager.item_metadata(step)["state"]))
-            if difference:
-                raise UserError(f"{path}: a checkpoint of another model or optimizer ({difference})")
-            restored = self._manager.restore(step, args=args)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            restored = None if difference else self._manager.restore(step, args=args)
+        except Exception as error:  # what Orbax makes of a damaged file may be a plain Exception
             raise UserError(f"{path}: the checkpoint cannot be read ({_first_line(error)}); move it away") from error
+        if difference:
+            raise UserError(f"{path}: a checkpoint of another model or optimizer ({difference})")
         return restored["state"], restored["info"]
 
     def wait(self) -> None:
@@ -115,7 +120,7 @@ def _path_name(key: Any) -> str:
 
 
 def _first_difference(wanted: dict[str, tuple], found: dict[str, tuple]) -> str | None:
-    for name in sorted(wanted.keys() | found.keys()):
+    for name in {**wanted, **found}:
         if wanted.get(name) != found.get(name):
             return f"{name} is {found.get(name, 'missing')} there and {wanted.get(name, 'missing')} here"
     return None

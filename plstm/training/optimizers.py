@@ -38,15 +38,21 @@ def decay_mask(params: Any) -> Any:
 def build_optimizer(config: OptimConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
     """Clip by global norm, then AdamW (Loshchilov and Hutter, 2019) or LAMB (You et al., 2020).
 
-    LAMB: u = m_hat / (sqrt(v_hat) + eps), plus decay, times |w| / |u| per tensor (1 where either is 0); tensors outside
+    LAMB: u = m_hat / (sqrt(v_hat) + eps), plus decay, times |w| / |u| per matrix (1 where either is 0); tensors outside
     the mask take plain Adam steps.
     """
     adam = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
     decay = optax.add_decayed_weights(config.weight_decay, mask=decay_mask)
     parts = [optax.clip_by_global_norm(config.clip_norm), adam, decay]
     if config.name == "lamb":
-        parts.append(optax.masked(optax.scale_by_trust_ratio(), decay_mask))
+        parts.append(optax.masked(optax.stateless_with_tree_map(_trust), decay_mask))
     return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
+
+
+def _trust(update: jax.Array, weight: jax.Array) -> jax.Array:
+    """Scales an update to the norm of its weight; the axes before the last two stack layers, or kinds of gates."""
+    size, wanted = (jnp.linalg.norm(tensor, axis=(-2, -1), keepdims=True) for tensor in (update, weight))
+    return update * jnp.where((size > 0) & (wanted > 0), wanted / jnp.where(size > 0, size, 1), 1)
 
 
 def _name(key: Any) -> str:

@@ -61,15 +61,15 @@ def make_train_step(
         (loss, accuracy), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, batch, key)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        gradient_norm = optax.global_norm(grads)
+        gradient_norm = optax.tree.norm(grads)
         is_bad = ~(jnp.isfinite(loss) & jnp.isfinite(gradient_norm)) & (state.bad_step < 0)
         metrics = {
             "loss": loss,
             "accuracy": accuracy,
             "learning_rate": schedule(state.step),
             "gradient_norm": gradient_norm,
-            "parameter_norm": optax.global_norm(params),
-            "update_norm": optax.global_norm(updates),
+            "parameter_norm": optax.tree.norm(params),
+            "update_norm": optax.tree.norm(updates),
         }
         bad_step = jnp.where(is_bad, state.step + 1, state.bad_step)
         return TrainState(state.step + 1, params, opt_state, bad_step), metrics

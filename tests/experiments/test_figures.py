@@ -86,6 +86,9 @@ def test_the_papers_curves_stand_behind_ours(arrow, add, tmp_path):
     png, svg = draw_curves(table, read_records(tmp_path), tmp_path)
     assert "thin: the paper's mean" in labels(svg)
     assert without.shape != pixels(png).shape or (without != pixels(png)).any()
+    (tmp_path / "paper/curves.csv").write_text(text.getvalue().replace("epoch", "time"))
+    with pytest.raises(UserError, match=r"paper/curves.csv, line 2: must be row,split,epoch,accuracy"):
+        draw_curves(table, read_records(tmp_path), tmp_path)
 
 
 def test_a_missing_curve_is_named_and_no_run_draws_nothing(arrow, add, tmp_path):

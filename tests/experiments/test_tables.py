@@ -141,9 +141,9 @@ def test_a_record_without_its_row_is_refused(arrow, add, tmp_path, fields):
 
 def test_two_records_of_one_run_are_refused(arrow, add, tmp_path):
     record = add()
-    config = {**record.config, "model": {"depth": 6}}
+    config = {**record.config, "loop": {"log_every": 7}}
     write_record(replace(record, id="0123456789ab", config=config), [], tmp_path)
-    with pytest.raises(UserError, match="the same run of table arrow with different model; keep one"):
+    with pytest.raises(UserError, match="the same run of table arrow with different loop; keep one"):
         rendered(arrow, tmp_path)
 
 

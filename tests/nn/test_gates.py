@@ -1,0 +1,152 @@
+"""The gates against plain NumPy transcriptions of the paper's words, node by node where order matters."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from plstm.nn.gates import DModeGates, GroupedGates, Orientation, PModeGates
+from plstm.ops.oracle import gating_matrix_oracle
+
+DIM, HEADS = 32, 2
+GATES = 4 * HEADS
+WIDTH = DIM // GATES  # channels a gate reads
+
+
+def draw_input(seed=0, scale=1.0):
+    return scale * np.random.default_rng(seed).normal(size=(2, 3, 2, DIM)).astype(np.float32)
+
+
+def build(mode, bias_only=False):
+    options = dict(bias_only=bias_only, weight_init=nnx.initializers.zeros, rngs=nnx.Rngs(0))
+    if mode == "D":
+        return DModeGates(DIM, HEADS, **options)
+    return PModeGates(DIM, HEADS, released=mode == "released", **options)
+
+
+def sigma(pre):
+    return 1 / (1 + np.exp(-np.asarray(pre, np.float64)))
+
+
+def split_gates(pre):
+    """[..., Y, X, N] -> [..., heads, 4, Y, X], one gate at a time: gate n is head n // 4, direction n % 4."""
+    *batch, height, width, _ = pre.shape
+    result = np.full((*batch, HEADS, 4, height, width), np.nan)
+    for n in range(GATES):
+        result[..., n // 4, n % 4, :, :] = pre[..., n]
+    return result
+
+
+def grouped_pre(gates: GroupedGates, x):
+    """Pre-activations by kind, each gate from its own group of channels."""
+    kinds = []
+    for kind, bias in enumerate(np.asarray(gates.bias[...], np.float64)):
+        pre = np.broadcast_to(bias, (*x.shape[:-1], GATES)).copy()
+        for n in range(0 if gates.bias_only else GATES):
+            pre[..., n] += x[..., n * WIDTH : (n + 1) * WIDTH] @ np.asarray(gates.weight[...], np.float64)[kind, n]
+        kinds.append(split_gates(pre))
+    return kinds
+
+
+def angle(orientation: Orientation, x):
+    weighed = x @ np.asarray(orientation.weight[...], np.float64)
+    return split_gates(sigma(np.asarray(orientation.bias[...]) + 0.5 * weighed / DIM))
+
+
+def transcribed(gates, mode, x):
+    """The gates as the paper, or its released code in image coordinates, computes them."""
+    pre = grouped_pre(gates.gates, x)
+    if mode == "D":
+        s_r, s_d, t_rl, t_dl, t_du, m_l, m_u = pre
+        found = {"s_r": sigma(s_r), "s_d": sigma(s_d), "m_l": sigma(m_l), "m_u": sigma(m_u)}
+        found |= {"t_rl": np.tanh(5 * t_rl), "t_dl": np.tanh(5 * t_dl), "t_du": np.tanh(5 * t_du)}
+        return found | {"t_ru": np.zeros_like(t_rl)}
+    source, gamma, mark, alpha = sigma(pre[0]), np.tanh(5 * pre[1]), sigma(pre[2]), angle(gates.orientation, x)
+    if mode == "printed":
+        s_r, s_d, right, down = alpha * source, (1 - alpha) * source, gamma * alpha, gamma * (1 - alpha)
+    else:
+        s_d, down = alpha * source, gamma * alpha
+        s_r, right = 1 - alpha * source, 1 - gamma * alpha
+    shared = {"t_rl": right, "t_ru": right, "t_dl": down, "t_du": down, "m_l": mark, "m_u": mark}
+    return {"s_r": s_r, "s_d": s_d} | shared
+
+
+@pytest.mark.parametrize("bias_only", [False, True])
+@pytest.mark.parametrize("mode", ["printed", "released", "D"])
+def test_gates_follow_the_transcription(filled, mode, bias_only):
+    gates, x = filled(lambda: build(mode, bias_only)), draw_input()
+    actual, expected = jax.jit(gates)(x)._asdict(), transcribed(gates, mode, x)
+    assert actual.keys() == expected.keys()
+    for name, gate in actual.items():
+        assert gate.shape == (2, HEADS, 4, 3, 2) and gate.dtype == jnp.float32, name
+        np.testing.assert_allclose(gate, expected[name], atol=2e-6, err_msg=name)
+
+
+def test_a_gate_reads_its_own_channels_and_belongs_to_its_head_and_direction(filled):
+    gates = filled(lambda: build("D")).gates
+    one_channel = np.concatenate([np.zeros((1, DIM)), np.eye(DIM)])[:, None, None].astype(np.float32)
+    pre = np.asarray(jax.jit(gates)(one_channel))[..., 0, 0]
+    assert pre.shape == (7, 1 + DIM, HEADS, 4)
+    for channel in range(DIM):
+        expected = np.zeros((7, HEADS, 4), bool)
+        expected[:, (channel // WIDTH) // 4, (channel // WIDTH) % 4] = True
+        np.testing.assert_array_equal(pre[:, 1 + channel] != pre[:, 0], expected)
+
+
+def test_biases_start_as_in_table_2():
+    heads = 3
+    options = dict(bias_only=False, weight_init=nnx.initializers.zeros, rngs=nnx.Rngs(0))
+    p_mode, d_mode = PModeGates(48, heads, released=False, **options), DModeGates(48, heads, **options)
+    for gates, starts in ((p_mode, [-4, 1, -4]), (d_mode, [-4, -4, 1, 1, 1, -4, -4])):
+        np.testing.assert_array_equal(gates.gates.bias[...], np.tile(np.array(starts)[:, None], 4 * heads))
+    np.testing.assert_array_equal(p_mode.orientation.bias[...], [-2, 0, 2] * 4)  # gate n: n mod heads
+
+    x = 100 * np.random.default_rng(0).normal(size=(1, 1, 2, 48)).astype(np.float32)  # changes nothing: weights are 0
+    gates = jax.jit(d_mode)(x)
+    for name in ("s_r", "s_d", "m_l", "m_u"):
+        np.testing.assert_allclose(getattr(gates, name), 1 / (1 + np.exp(4)), rtol=1e-6)
+    for name in ("t_rl", "t_dl", "t_du"):
+        np.testing.assert_allclose(getattr(gates, name), np.tanh(5), rtol=1e-6)
+    right = np.asarray(jax.jit(p_mode)(x).t_rl)[0, :, :, 0].reshape(12, 2)
+    np.testing.assert_allclose(right, np.tanh(5) * sigma([-2, 0, 2] * 4)[:, None] * np.ones(2), rtol=1e-6)
+
+
+def test_d_mode_never_passes_from_the_upper_to_the_right_edge(filled):
+    np.testing.assert_array_equal(filled(lambda: build("D"), scale=3.0)(draw_input()).t_ru, 0.0)
+
+
+def test_printed_transitions_have_columns_that_sum_to_gamma_at_most_one(filled):
+    gates, x = filled(lambda: build("printed"), scale=3.0), draw_input(scale=3.0)
+    found = jax.tree.map(np.asarray, jax.jit(gates)(x))
+    gamma = np.tanh(5 * grouped_pre(gates.gates, x)[1])
+    np.testing.assert_allclose(found.t_rl + found.t_dl, gamma, atol=1e-5)
+    for right, down in ((found.t_rl, found.t_dl), (found.t_ru, found.t_du)):
+        assert np.all(np.abs(right) + np.abs(down) <= 1 + 1e-6)
+    assert np.all(found.s_r + found.s_d <= 1 + 1e-6)
+
+
+def test_printed_path_weights_stay_bounded_where_released_ones_grow():
+    printed, released = build("printed"), build("released")
+    source_transition_mark = np.array([[9.0], [np.arctanh(-0.5) / 5], [9.0]], np.float32)  # gamma = -0.5
+    for gates in (printed, released):
+        gates.gates.bias[...] = np.broadcast_to(source_transition_mark, (3, GATES))
+    both = jax.jit(lambda x: gating_matrix_oracle(jax.tree.map(lambda *g: jnp.stack(g), printed(x), released(x))))
+    bounded, growing = np.abs(both(np.zeros((6, 6, DIM), np.float32)))
+    assert bounded.max() <= 2  # two directions join the nodes of one row
+    assert growing.max() > 10
+
+
+@pytest.mark.parametrize("mode", ["printed", "released", "D"])
+def test_with_stm_bias_only_just_the_orientation_follows_the_input(filled, mode):
+    gates = filled(lambda: build(mode, bias_only=True), scale=2.0)
+    assert not hasattr(gates.gates, "weight")
+    compute = jax.jit(gates)
+    first, second = (jax.tree.map(np.asarray, compute(draw_input(seed))) for seed in (0, 1))
+    differ = {name for name in first._fields if np.any(getattr(first, name) != getattr(second, name))}
+    assert differ == (set() if mode == "D" else set(first._fields) - {"m_l", "m_u"})
+    if mode == "printed":  # source and gamma are what is left when the angle is summed out
+        np.testing.assert_allclose(first.s_r + first.s_d, second.s_r + second.s_d, atol=1e-6)
+        np.testing.assert_allclose(first.t_rl + first.t_dl, second.t_rl + second.t_dl, atol=1e-6)

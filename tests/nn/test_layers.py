@@ -1,0 +1,107 @@
+"""The small layers: starts, numbers against NumPy, and stochastic depth's statistics."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from plstm.nn.layers import MLP, LayerScale, PatchEmbedding, drop_path, linear, norm
+
+
+def normal(shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def test_kernels_start_normal_with_the_released_deviation():
+    layer = linear(512, 256, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    kernel = np.asarray(layer.kernel[...])
+    assert kernel.dtype == np.float32 and kernel.shape == (512, 256)
+    assert kernel.std() == pytest.approx(math.sqrt(2 / (5 * 512)), rel=0.01)
+    assert abs(kernel).max() > 3.5 * kernel.std()  # not truncated at two
+    np.testing.assert_array_equal(layer.bias[...], 0)
+
+
+def test_patch_embedding_starts_lecun_normal_without_bias():
+    layer = PatchEmbedding(16, 3, 256, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    kernel = np.asarray(layer.project.kernel[...])
+    assert kernel.shape == (768, 256)
+    assert kernel.std() == pytest.approx(math.sqrt(1 / 768), rel=0.01)
+    np.testing.assert_array_equal(layer.project.bias[...], 0)
+
+
+def test_patches_are_cut_in_reading_order(filled):
+    layer = filled(lambda: PatchEmbedding(2, 3, 12, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    layer.project.kernel[...], layer.project.bias[...] = jnp.eye(12), jnp.zeros(12)
+    images = np.arange(2 * 4 * 6 * 3, dtype=np.float32).reshape(2, 4, 6, 3)
+    tokens = jax.jit(layer)(images)
+    assert tokens.shape == (2, 2, 3, 12)
+    for y in range(2):
+        for x in range(3):
+            cut = images[:, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2]
+            np.testing.assert_array_equal(tokens[:, y, x], cut.reshape(2, -1))
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 5, 3), (1, 5, 4, 3)])
+def test_images_that_do_not_divide_into_patches_are_refused(filled, shape):
+    layer = filled(lambda: PatchEmbedding(2, 3, 4, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=f"{shape[1]} x {shape[2]} pixels .* patches of 2 x 2"):
+        layer(np.zeros(shape, np.float32))
+
+
+@pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
+def test_norms_compute_in_float32_with_an_epsilon_of_1e_5(filled, kind):
+    layer = filled(lambda: norm(kind, 8, nnx.Rngs(0)))
+    x = jnp.asarray(normal((2, 8)) * np.array([[1.0], [1e-3]]), jnp.bfloat16)  # at 1e-3 the epsilon decides
+    expected = np.asarray(x, np.float64)
+    if kind == "layernorm":
+        expected = expected - expected.mean(-1, keepdims=True)
+    expected = expected / np.sqrt((expected**2).mean(-1, keepdims=True) + 1e-5) * np.asarray(layer.scale[...])
+    expected += np.asarray(layer.bias[...]) if kind == "layernorm" else 0
+    actual = jax.jit(layer)(x)
+    assert actual.dtype == jnp.float32
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
+    assert hasattr(layer, "bias") == (kind == "layernorm")
+
+
+def test_mlp_is_two_layers_around_a_tanh_gelu(filled):
+    layer = filled(lambda: MLP(8, 4, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    x = normal((2, 3, 8))
+    hidden = x @ np.asarray(layer.up.kernel[...], np.float64) + layer.up.bias[...]
+    hidden *= 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden**3)))
+    np.testing.assert_allclose(jax.jit(layer)(x), hidden @ layer.down.kernel[...] + layer.down.bias[...], atol=1e-5)
+
+
+def test_layer_scale_starts_where_told_and_keeps_the_dtype():
+    layer = LayerScale(4, 0.25)
+    x = jnp.asarray(normal((3, 4)), jnp.bfloat16)
+    assert layer(x).dtype == jnp.bfloat16 and layer.scale[...].dtype == jnp.float32
+    np.testing.assert_array_equal(layer(x), x * 0.25)
+    layer.scale[...] = jnp.array([1.0, 2.0, 4.0, 8.0])
+    np.testing.assert_array_equal(layer(x), x * np.array([1, 2, 4, 8], jnp.bfloat16))
+
+
+def test_drop_path_drops_whole_samples_and_keeps_the_mean():
+    samples, rate = 4000, 0.25
+    first, second = (np.asarray(drop_path(jnp.ones((samples, 2, 3)), rate, jax.random.key(seed))) for seed in (0, 1))
+    assert np.all(first == first[:, :1, :1])
+    kept = first[:, 0, 0] > 0
+    np.testing.assert_allclose(first[kept], 1 / (1 - rate), rtol=1e-6)
+    assert abs(kept.mean() - (1 - rate)) < 4 * math.sqrt(rate * (1 - rate) / samples)
+    assert np.any(second != first)
+
+
+@pytest.mark.parametrize(("rate", "key"), [(0.9, None), (0.0, 0)])
+def test_drop_path_is_off_without_a_key_and_at_rate_zero(rate, key):
+    branch = normal((64, 2))
+    np.testing.assert_array_equal(drop_path(branch, rate, key if key is None else jax.random.key(key)), branch)
+
+
+def test_drop_path_keeps_the_dtype_and_leaves_nothing_of_what_it_drops():
+    dropped = drop_path(np.full((64, 2), np.inf, jnp.bfloat16), 0.5, jax.random.key(0))
+    assert dropped.dtype == jnp.bfloat16
+    assert set(np.unique(np.asarray(dropped, np.float32))) == {0.0, np.inf}

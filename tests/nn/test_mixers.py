@@ -1,0 +1,115 @@
+"""Whole mixers against transcriptions: the recurrence of Equations 1 and 2 for pLSTM, softmax for attention."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from plstm.nn.mixers import AttentionMixer, PLSTMMixer
+from plstm.ops.grid import gating_matrix
+from plstm.ops.oracle import gating_matrix_oracle, plstm2d_oracle
+
+DIM, HEADS, GRID = 32, 2, (3, 4)
+MODES = ["P released", "P printed", "D"]
+
+
+def build(mode, dtype=jnp.float32, method="auto"):
+    return PLSTMMixer(
+        DIM,
+        HEADS,
+        mode[0],
+        released="released" in mode,
+        bias_only=False,
+        gate_init=nnx.initializers.zeros,
+        method=method,
+        dtype=dtype,
+        rngs=nnx.Rngs(0),
+    )
+
+
+def normal(shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def heads_of(layer, x):
+    """[batch, ..., dim] -> [batch, heads, ..., dim / heads]; head h has the h-th group of channels."""
+    return np.stack(np.split(x @ layer.kernel[...] + layer.bias[...], HEADS, axis=-1), axis=1)
+
+
+def transcribed(mixer, x):
+    q, k, v = (heads_of(layer, x) for layer in (mixer.qkv.query, mixer.qkv.key, mixer.qkv.value))
+    direct = np.broadcast_to(1 / (1 + np.exp(-mixer.direct_bias[...]))[:, None, None], q.shape[:-1])
+    hidden = np.asarray(jax.jit(plstm2d_oracle)(q, k, v, jax.jit(mixer.gates)(x), direct))
+    normed = [head / np.sqrt((head**2).mean(-1, keepdims=True) + 1e-5) for head in np.unstack(hidden, axis=1)]
+    return (np.concatenate(normed, axis=-1) * mixer.norm_scale[...]) @ mixer.out.kernel[...]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_plstm_mixer_follows_the_recurrence(filled, mode):
+    x = normal((2, *GRID, DIM))
+    expected = transcribed(filled(lambda: build(mode)), x)
+    assert np.abs(expected).max() > 0.1
+    for method in ("auto", "parallel", "recurrent") if mode == "P printed" else ("auto",):
+        mixer = filled(lambda method=method: build(mode, method=method))
+        np.testing.assert_allclose(jax.jit(mixer)(x), expected, atol=3e-5, err_msg=method)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_structure_promises_hold(filled, mode):
+    mixer = filled(lambda: build(mode))
+    structure = mixer.gates.structure
+    assert structure == {"P": "rank_one", "D": "no_ru"}[mode[0]]
+
+    @jax.jit
+    def both_forms(x):
+        gates = mixer.grid_gates(x)
+        return gating_matrix(gates, structure=structure), gating_matrix_oracle(gates)
+
+    promised, general = both_forms(normal((2, *GRID, DIM)))
+    np.testing.assert_allclose(promised, general, rtol=1e-4, atol=1e-5)
+
+
+def test_plstm_mixer_starts_as_in_table_2():
+    mixer = build("P released")
+    np.testing.assert_array_equal(mixer.direct_bias[...], [-6] * HEADS)
+    np.testing.assert_array_equal(mixer.norm_scale[...], np.ones(DIM))
+    assert mixer.out.bias is None
+    assert mixer.qkv.query.bias.shape == mixer.qkv.key.bias.shape == mixer.qkv.value.bias.shape == (DIM,)
+
+
+def test_each_head_is_normed_by_itself(filled):
+    mixer, x, half = filled(lambda: build("D")), normal((1, *GRID, DIM)), DIM // HEADS
+    graphdef, params = nnx.split(mixer)
+    params["norm_scale"][...], params["out"]["kernel"][...] = np.ones(DIM, np.float32), np.eye(DIM, dtype=np.float32)
+    apply = jax.jit(lambda params, x: nnx.merge(graphdef, params)(x))
+    before = np.asarray(apply(params, x))
+    louder = np.where(np.arange(DIM) < half, np.float32(1e4), np.float32(1))  # the first head's values
+    value = params["qkv"]["value"]
+    value["kernel"][...], value["bias"][...] = value["kernel"][...] * louder, value["bias"][...] * louder
+    after = np.asarray(apply(params, x))
+    np.testing.assert_array_equal(after[..., half:], before[..., half:])
+    np.testing.assert_allclose((after[..., :half] ** 2).mean(-1), 1.0, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gates_are_float32_under_bfloat16(filled, mode):
+    mixer = filled(lambda: build(mode, jnp.bfloat16))
+    x = jnp.asarray(normal((2, *GRID, DIM)), jnp.bfloat16)
+    assert jax.eval_shape(mixer, x).dtype == jnp.bfloat16
+    gates, exact = jax.jit(mixer.grid_gates)(x), jax.jit(mixer.gates)(np.asarray(x, np.float32))
+    for name, gate in gates._asdict().items():
+        assert gate.dtype == jnp.float32
+        np.testing.assert_allclose(gate, getattr(exact, name), atol=1e-6)
+
+
+def test_attention_mixer_is_softmax_attention(filled):
+    mixer, x = filled(lambda: AttentionMixer(DIM, HEADS, dtype=jnp.float32, rngs=nnx.Rngs(0))), normal((2, 5, DIM))
+    q, k, v = (heads_of(layer, x) for layer in (mixer.qkv.query, mixer.qkv.key, mixer.qkv.value))
+    scores = np.einsum("bhqc,bhkc->bhqk", q, k) / np.sqrt(DIM // HEADS)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    hidden = np.concatenate(np.unstack(weights @ v, axis=1), axis=-1)
+    np.testing.assert_allclose(jax.jit(mixer)(x), hidden @ mixer.out.kernel[...] + mixer.out.bias[...], atol=3e-5)

@@ -1,0 +1,133 @@
+"""Bad input to train.py and eval.py: one clear line that names the key or path, status 2, and nothing written."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from plstm.experiments.cli import run_entry
+from plstm.experiments.config import Config, EvalConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = ["debug=smoke", "experiment=arrow/plstm", "model.dim=16", "model.heads=2", "optim.epochs=1"]
+
+
+@pytest.fixture
+def entry(tmp_path, monkeypatch, capsys):
+    """Calls train.py or eval.py as the command line does; returns the exit status and what stood on stderr."""
+
+    def call(script: str, *arguments: str) -> tuple[int, str]:
+        module = importlib.import_module(script)
+        monkeypatch.setattr(sys, "argv", [str(ROOT / f"{script}.py"), *arguments])
+        GlobalHydra.instance().clear()
+        monkeypatch.chdir(tmp_path)
+        try:
+            run_entry(module.main, Config if script == "train" else EvalConfig)
+        except SystemExit as stop:
+            return stop.code, capsys.readouterr().err
+        return 0, capsys.readouterr().err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["optim.peak_lrr=1e-3"], ["optim.peak_lrr", "did you mean optim.peak_lr?"]),
+        (["peak_lr=1e-3"], ["peak_lr", "did you mean optim.peak_lr?"]),
+        (["+optim.momentum=0.9"], ["optim.momentum", "no such key"]),
+        (["seed=abc"], ["seed", "abc"]),
+        (["optim.batch_size=1.5"], ["optim.batch_size", "1.5"]),
+        (["experiment=arrow/plstmm"], ["arrow/plstmm", "did you mean arrow/plstm?"]),
+        (["model=plstm_q"], ["model=plstm_q", "plstm_t"]),
+        (["experiment=arrow/plstm", "model.patch_size=20"], ["model.patch_size=20", "192"]),
+        (["experiment=arrow/plstm", "model.heads=5"], ["model.heads=5", "192"]),
+        (["model.gates=printd"], ["model.gates=printd", "printed"]),
+        (["model.image_size=64"], ["model.image_size", "data.size"]),
+        (["data.placement=disk"], ["data.placement=disk", "device, stream"]),
+        (["loop.eval_splits=[val,tset]"], ["loop.eval_splits", "tset"]),
+        (["optim.epochs=0"], ["optim.epochs=0"]),
+        (["optim.peak_lr=-1"], ["optim.peak_lr=-1"]),
+        ([*TINY, "logger.mode=loud"], ["logger.mode", "loud"]),
+        ([*TINY, "data.root=/nowhere/at/all"], ["data.root=/nowhere/at/all", "mkdir"]),
+        ([*TINY, "data.generate=false", "data.train_images=255"], ["build it with", "--train-images 255"]),
+        ([*TINY, "data.size=40"], ["data.size=40", "45"]),
+        ([*TINY, "optim.batch_size=512"], ["optim.batch_size=512", "data.train_images=256"]),
+    ],
+)
+def test_train_names_the_key(entry, tmp_path, arguments, parts):
+    status, message = entry("train", *arguments, f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results")
+    assert status == 2
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1
+    for part in parts:
+        assert part in message
+    assert not (tmp_path / "results").exists()
+    assert not list(tmp_path.glob("runs/*/metrics.jsonl"))
+
+
+def test_train_says_that_the_runs_folder_cannot_be_written(entry, tmp_path):
+    (tmp_path / "runs").write_text("a file where a folder should be")
+    status, message = entry("train", *TINY, f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results")
+    assert status == 2
+    assert f"{tmp_path}/runs" in message
+    assert "paths.runs" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["run=0123abcd"], ["run=0123abcd", "no such run", "train one first"]),
+        ([], ["run: give a value"]),
+        (["run=x", "checkpoint=newest"], ["checkpoint=newest", "last, best"]),
+        (["run=x", "data.split=tests"], ["data.split=tests", "test_ext"]),
+        (["runn=x"], ["runn", "did you mean run?"]),
+    ],
+)
+def test_eval_names_the_key(entry, tmp_path, arguments, parts):
+    status, message = entry("eval", *arguments, f"paths.runs={tmp_path}/runs")
+    assert status == 2
+    assert message.count("\n") == 1
+    for part in parts:
+        assert part in message
+
+
+def test_a_second_start_of_a_run_is_refused(entry, tmp_path):
+    from plstm.experiments.runs import lock_folder
+
+    folders = [f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results"]
+    status, message = entry("train", *TINY, *folders, "data.root=/nowhere/at/all")
+    (folder,) = (tmp_path / "runs").iterdir()
+    with lock_folder(folder):
+        status, message = entry("train", *TINY, *folders)
+    assert status == 2
+    assert str(folder) in message
+    assert "another process" in message
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounts a small file system, as root")
+def test_a_full_disk_is_named_and_leaves_no_half_written_file(tmp_path):
+    import subprocess
+
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(small)], capture_output=True).returncode:
+        pytest.skip("this machine does not let tests mount")
+    try:
+        command = [sys.executable, str(ROOT / "train.py"), *TINY, f"paths.runs={small}/runs", f"paths.results={small}/r"]
+        command += ["model.dim=128", "model.depth=4"]
+        ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert ended.returncode == 2, ended.stderr
+        assert "error: " in ended.stderr
+        assert str(small) in ended.stderr
+        assert "Traceback" not in ended.stderr
+        assert not (small / "r").exists()
+    finally:
+        subprocess.run(["umount", str(small)], check=True)

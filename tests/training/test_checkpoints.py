@@ -1,0 +1,176 @@
+"""What is kept, that it comes back bit for bit, and one clear line where it cannot."""
+
+from __future__ import annotations
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from plstm.errors import UserError
+from plstm.experiments.config import OptimConfig
+from plstm.training.checkpoints import Checkpoints
+from plstm.training.optimizers import build_optimizer
+from plstm.training.steps import TrainState, init_state
+
+SCORES = {10: 0.9, 20: 0.5, 30: 0.6, 40: 0.7}
+
+
+@pytest.fixture(scope="module")
+def draw_state(tiny_config, filled):
+    """Function of (seed, kind, model changes): the state of a tiny model with every number drawn."""
+
+    def draw(seed=0, kind="pLSTM", **changes) -> TrainState:
+        model = filled(tiny_config(kind, **changes), seed)
+        state = jax.device_get(init_state(model, build_optimizer(OptimConfig(), lambda step: 0.1))[1])
+        rng = np.random.default_rng(seed)
+        drawn = lambda leaf: np.asarray(rng.normal(size=leaf.shape) * 10, leaf.dtype)  # noqa: E731
+        return jax.tree.map(jnp.asarray, jax.tree.map(drawn, state))
+
+    return draw
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, draw_state):
+    """The checkpoints of a run of 40 steps; step n holds the state drawn from seed n."""
+    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    checkpoints = Checkpoints(folder)
+    for step, score in SCORES.items():
+        checkpoints.save(step, draw_state(step), {"best": {"step": step}, "final": None, "seconds": step / 3}, score)
+    checkpoints.close()
+    return folder
+
+
+def assert_equal(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def test_the_last_two_and_the_best_are_kept(folder):
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"10", "30", "40"}
+    checkpoints = Checkpoints(folder, read_only=True)
+    assert (checkpoints.last_step(), checkpoints.best_step()) == (40, 10)
+
+
+@pytest.mark.parametrize("step", [10, 40])
+def test_states_come_back_bit_for_bit(folder, draw_state, step):
+    like = draw_state(1)
+    state, info = Checkpoints(folder, read_only=True).restore(step, like)
+    assert_equal(state, draw_state(step))
+    assert all(a.dtype == b.dtype for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(like), strict=True))
+    assert info == {"best": {"step": step}, "final": None, "seconds": step / 3}
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like)
+    assert_equal(Checkpoints(folder, read_only=True).restore(step, shapes)[0], state)
+
+
+def test_a_run_goes_on_saving_into_its_folder(folder, draw_state, tmp_path):
+    copy = tmp_path / "checkpoints"
+    shutil.copytree(folder, copy)
+    checkpoints = Checkpoints(copy)
+    state, _ = checkpoints.restore(checkpoints.last_step(), draw_state(1))
+    checkpoints.save(50, state, {}, -1.0)  # stopped by a signal: without a score
+    checkpoints.save(50, draw_state(2), {}, 1.0)  # a step is saved once
+    checkpoints.wait()
+    assert (checkpoints.last_step(), checkpoints.best_step()) == (50, 10)
+    assert_equal(checkpoints.restore(50, draw_state(1))[0], draw_state(40))
+    checkpoints.close()
+    assert {path.name for path in copy.iterdir() if path.is_dir()} == {"10", "40", "50"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "name"),
+    [
+        ("pLSTM", {"dim": 32}, r"params\.embedding\S+ is \(16,\) there and \(32,\) here"),
+        ("pLSTM", {"depth": 4}, r"params\.groups\.\S+ is \(1, "),
+        ("pLSTM", {"position_embedding": False}, r"\S*\.position\S* is \(4, 4, 16\) there and missing here"),
+        ("ViT", {}, r"params\.\S+ is missing there and"),
+    ],
+)
+def test_another_model_s_checkpoint_is_refused_by_a_parameter_s_name(folder, draw_state, kind, changes, name):
+    with pytest.raises(UserError, match=rf"checkpoints/40: a checkpoint of another model .*\({name}") as caught:
+        Checkpoints(folder, read_only=True).restore(40, draw_state(1, kind, **changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_checkpoints(tmp_path, draw_state):
+    checkpoints = Checkpoints(tmp_path / "new")
+    assert checkpoints.last_step() is None and checkpoints.best_step() is None
+    checkpoints.close()
+    assert Checkpoints(tmp_path / "new", read_only=True).last_step() is None
+
+
+def test_reading_where_there_is_no_folder(tmp_path):
+    with pytest.raises(UserError, match=f"{tmp_path}/none: no checkpoints there; train the run first"):
+        Checkpoints(tmp_path / "none", read_only=True)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=f"cannot write checkpoints to {tmp_path}/file/checkpoints"):
+        Checkpoints(tmp_path / "file" / "checkpoints")
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def copied(folder, tmp_path):
+    return shutil.copytree(folder / "40", tmp_path / "checkpoints" / "40")
+
+
+def test_whichever_file_is_cut_a_checkpoint_is_whole_or_refused(folder, draw_state, tmp_path):
+    """Which file holds what is up to Orbax."""
+    expected, like, refused = draw_state(40), draw_state(1), 0
+    names = sorted(path.relative_to(folder / "40") for path in (folder / "40").rglob("*") if path.is_file())
+    for n, name in enumerate(names):
+        step = copied(folder, tmp_path / str(n))
+        cut(step / name)
+        try:
+            state, info = Checkpoints(step.parent, read_only=True).restore(40, like)
+        except UserError as error:
+            assert str(step.parent) in str(error) and "\n" not in str(error), name
+            refused += 1
+        else:
+            assert_equal(state, expected)
+            assert info["best"] == {"step": 40}, name
+    assert refused >= 5
+
+
+DAMAGES = {
+    "overwritten": lambda step: [path.write_bytes(b"\x00" * path.stat().st_size) for path in step.rglob("d/*")],
+    "no data": lambda step: [path.unlink() for path in step.rglob("d/*")],
+    "no tree": lambda step: (step / "state" / "_METADATA").unlink(),
+    "no state": lambda step: shutil.rmtree(step / "state"),
+    "no info": lambda step: shutil.rmtree(step / "info"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_in_one_line(folder, draw_state, tmp_path, damage):
+    step = copied(folder, tmp_path)
+    DAMAGES[damage](step)
+    with pytest.raises(UserError, match=f"{step}: ") as caught:
+        Checkpoints(step.parent, read_only=True).restore(40, draw_state(1))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_damaged_score_is_named_in_one_line(folder, tmp_path, read_only):
+    copy = tmp_path / "checkpoints"
+    shutil.copytree(folder, copy)
+    cut(copy / "40" / "metrics" / "metrics")
+    with pytest.raises(UserError, match=rf"{copy}: a damaged checkpoint .* metrics/metrics is not JSON") as caught:
+        Checkpoints(copy, read_only=read_only)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_its_score_a_checkpoint_is_still_the_last(folder, draw_state, tmp_path):
+    copy = tmp_path / "checkpoints"
+    shutil.copytree(folder, copy)
+    shutil.rmtree(copy / "40" / "metrics")
+    checkpoints = Checkpoints(copy, read_only=True)
+    assert (checkpoints.last_step(), checkpoints.best_step()) == (40, 10)
+    assert_equal(checkpoints.restore(40, draw_state(1))[0], draw_state(40))

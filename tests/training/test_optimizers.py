@@ -1,0 +1,163 @@
+"""Schedule, mask, AdamW and LAMB against NumPy transcriptions of their papers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from plstm.experiments.config import OptimConfig
+from plstm.models import VisionConfig, build_model
+from plstm.training.optimizers import build_optimizer, decay_mask, learning_rate_schedule
+
+STEPS, WARMUP = 39_050, 781
+PEAK = 3e-4
+
+
+@pytest.fixture(scope="module")
+def paper():
+    """The learning rates of all steps of the paper's run."""
+    schedule = learning_rate_schedule(OptimConfig(peak_lr=PEAK), STEPS, WARMUP)
+    return np.asarray(jax.jit(schedule)(np.arange(STEPS + 10)))
+
+
+def test_schedule_at_fixed_steps(paper):
+    assert paper[0] == 0
+    assert paper[1] == pytest.approx(PEAK / 781, rel=1e-6)
+    assert paper[780] == pytest.approx(PEAK * 780 / 781, rel=1e-6)
+    assert paper[WARMUP] == np.float32(PEAK)
+    middle = (WARMUP + STEPS - 1) // 2
+    assert paper[middle] == pytest.approx(PEAK * (1 + 1e-3) / 2, rel=1e-3)
+    assert paper[STEPS - 1] == np.float32(1e-3 * PEAK)
+    assert paper[STEPS - 1 - WARMUP] > 1.9 * paper[STEPS - 1]  # it does not end an epoch early
+    assert np.all(paper[STEPS:] == paper[STEPS - 1])
+
+
+def test_schedule_rises_to_the_peak_and_falls(paper):
+    assert np.all(np.diff(paper[: WARMUP + 1]) > 0)
+    assert np.all(np.diff(paper[WARMUP:STEPS]) <= 0) and paper.max() == paper[WARMUP]
+    quarter = WARMUP + (STEPS - 1 - WARMUP) // 4
+    assert paper[quarter] == pytest.approx(PEAK * (1e-3 + (1 - 1e-3) * (1 + np.cos(np.pi / 4)) / 2), rel=1e-3)
+
+
+@pytest.mark.parametrize(("steps", "warmup", "expected"), [(3, 0, [1, 0.55, 0.1]), (1, 0, [1]), (2, 1, [0, 1])])
+def test_short_schedules(steps, warmup, expected):
+    schedule = learning_rate_schedule(OptimConfig(peak_lr=1.0, end_factor=0.1), steps, warmup)
+    np.testing.assert_allclose([schedule(step) for step in range(steps)], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["pLSTM", "ViT"])
+def test_only_kernels_and_gate_weights_decay(kind):
+    vit = {"modes": ["attention"], "pooling": "class_token", "norm": "layernorm"}
+    config = VisionConfig(image_size=32, dim=32, heads=2, depth=4, layer_scale=0.1, **(vit if kind == "ViT" else {}))
+    params = nnx.state(nnx.eval_shape(lambda: build_model(config, 0)), nnx.Param)
+    names = {True: set(), False: set()}
+    for path, decays in nnx.to_flat_state(decay_mask(params)):
+        names[jax.tree.leaves(decays)[0]].add(".".join(str(part) for part in path if not isinstance(part, int)))
+    block = "groups.blocks."
+    layers = [block + layer for layer in ("mixer.qkv.query", "mixer.qkv.key", "mixer.qkv.value", "mlp.up", "mlp.down")]
+    layers += ["embedding.project", "head"]
+    kernels = {f"{layer}.kernel" for layer in layers} | {f"{block}mixer.out.kernel"}
+    rest = {f"{layer}.bias" for layer in layers} | {"norm.scale", "position"}
+    rest |= {block + part for part in ("mixer_norm.scale", "mlp_norm.scale", "mixer_scale.scale", "mlp_scale.scale")}
+    if kind == "ViT":
+        rest |= {"class_token", "norm.bias", f"{block}mixer.out.bias"}
+        rest |= {block + part for part in ("mixer_norm.bias", "mlp_norm.bias")}
+    else:
+        gates = [f"{block}mixer.gates.{part}" for part in ("gates", "orientation")]
+        kernels |= {f"{gate}.weight" for gate in gates}
+        rest |= {f"{gate}.bias" for gate in gates}
+        rest |= {f"{block}mixer.direct_bias", f"{block}mixer.norm_scale"}
+    assert names == {True: kernels, False: rest}
+
+
+def draw(seed, scale=1.0):
+    rng = np.random.default_rng(seed)
+    shapes = {"kernel": (3, 4), "bias": (4,), "weight": (2, 5)}
+    return {name: (scale * rng.normal(size=shape)).astype(np.float32) for name, shape in shapes.items()}
+
+
+def run(config, params, gradients, lr=0.1):
+    optimizer = build_optimizer(config, lambda step: lr * (step + 1))
+
+    @jax.jit
+    def step(params, state, gradient):
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = optimizer.init(params)
+    for gradient in gradients:
+        params, state = step(params, state, gradient)
+    return params
+
+
+def transcribed(config, params, gradients, lr=0.1):
+    """Step t uses lr x t; `kernel` and `weight` decay, `bias` does not."""
+    params = {name: leaf.astype(np.float64) for name, leaf in params.items()}
+    mean = {name: np.zeros_like(leaf) for name, leaf in params.items()}
+    square = {name: np.zeros_like(leaf) for name, leaf in params.items()}
+    for t, gradient in enumerate(gradients, 1):
+        norm = np.sqrt(sum((leaf.astype(np.float64) ** 2).sum() for leaf in gradient.values()))
+        for name, w in params.items():
+            g = gradient[name] * min(1, config.clip_norm / norm) if norm else gradient[name]
+            mean[name] = config.b1 * mean[name] + (1 - config.b1) * g
+            square[name] = config.b2 * square[name] + (1 - config.b2) * g**2
+            u = mean[name] / (1 - config.b1**t) / (np.sqrt(square[name] / (1 - config.b2**t)) + config.eps)
+            if name != "bias":
+                u = u + config.weight_decay * w
+                if config.name == "lamb" and np.linalg.norm(w) > 0 and np.linalg.norm(u) > 0:
+                    u = u * np.linalg.norm(w) / np.linalg.norm(u)
+            params[name] = w - lr * t * u
+    return params
+
+
+def assert_same(actual, expected):
+    for name, leaf in expected.items():
+        np.testing.assert_allclose(actual[name], leaf, rtol=2e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("scale", [0.01, 10.0])  # under and over the norm that is clipped
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_steps_follow_the_transcription(name, scale):
+    config = OptimConfig(name=name, weight_decay=0.3, b1=0.8, b2=0.95, eps=1e-3, clip_norm=1.0)
+    gradients = [draw(seed, scale) for seed in (1, 2, 3)]
+    assert_same(run(config, draw(0), gradients), transcribed(config, draw(0), gradients))
+
+
+def test_clipping_is_of_the_global_norm():
+    config = OptimConfig(clip_norm=0.5, weight_decay=0.0, b1=0.0, b2=0.0, eps=1.0)  # u = g / (|g| + 1)
+    moved = run(config, jax.tree.map(np.zeros_like, draw(0)), [draw(1, 7.0)], lr=1.0)
+    u = np.concatenate([np.ravel(leaf) for leaf in moved.values()])
+    assert np.linalg.norm(u / (1 - np.abs(u))) == pytest.approx(0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("zero", ["weights", "updates"])
+def test_lamb_trusts_by_one_where_a_norm_is_zero(zero):
+    config = OptimConfig(name="lamb", weight_decay=0.0)
+    params, gradient = draw(0), draw(1)
+    cleared = params if zero == "weights" else gradient
+    cleared["kernel"] = np.zeros_like(cleared["kernel"])
+    found = run(config, params, [gradient])
+    assert_same(found, transcribed(config, params, [gradient]))
+    if zero == "weights":
+        np.testing.assert_allclose(np.abs(found["kernel"]), 0.1, rtol=1e-4)  # Adam's first step
+    else:
+        np.testing.assert_array_equal(found["kernel"], params["kernel"])
+
+
+def test_lamb_treats_the_matrices_of_a_stack_one_by_one():
+    config = OptimConfig(name="lamb", weight_decay=0.1, clip_norm=1e9)
+    params, gradient = (np.stack([draw(seed)["kernel"], 30 * draw(seed + 5)["kernel"]]) for seed in (0, 1))
+    stacked = run(config, {"kernel": params}, [{"kernel": gradient}])["kernel"]
+    for n in range(2):
+        alone = run(config, {"kernel": params[n]}, [{"kernel": gradient[n]}])["kernel"]
+        np.testing.assert_allclose(stacked[n], alone, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_optimizer_state_is_float32(name):
+    state = build_optimizer(OptimConfig(name=name), lambda step: 0.1).init(jax.tree.map(jnp.asarray, draw(0)))
+    assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float32"), jnp.dtype("int32")}

@@ -1,0 +1,236 @@
+"""The training step against direct computations, its guard against numbers that are not finite, and its layouts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from data.packed import unpack
+from plstm.experiments.config import OptimConfig
+from plstm.training.meshes import make_mesh, replicated, split_batch
+from plstm.training.optimizers import build_optimizer
+from plstm.training.steps import init_state, make_predict, make_train_step, normalise
+
+ROOT = Path(__file__).resolve().parents[2]
+LR = 1e-2
+
+
+def make_step(model, *, label_smoothing=0.0, drop_key=0, size=16):
+    """A fresh state and the step."""
+    schedule = lambda step: LR * (1 + step / 1000)  # noqa: E731
+    optimizer = build_optimizer(OptimConfig(), schedule)
+    graphdef, state = init_state(model, optimizer)
+    options = dict(size=size, label_smoothing=label_smoothing, drop_key=jax.random.key(drop_key))
+    step = make_train_step(graphdef, optimizer, schedule, layout=split_batch(make_mesh(8)), **options)
+    return jax.device_get(state), step
+
+
+def put(state):
+    """A copy on the device, as steps take the memory of their state over."""
+    return jax.device_put(state, replicated(make_mesh(8)))
+
+
+@pytest.fixture(scope="module")
+def batch(draw_split):
+    split = draw_split(8)
+    return put({"image": split.bits, "label": split.labels.astype(np.int32)})
+
+
+@pytest.fixture(scope="module", params=["pLSTM", "ViT"])
+def trained(request, tiny_config, filled, batch):
+    """One compiled step, its states 0 and 1, and the metrics of the first step."""
+    model = filled(tiny_config(request.param), scale=0.2)
+    state, step = make_step(model)
+    after, metrics = jax.device_get(step(put(state), batch))
+    return {"model": model, "step": step, "start": state, "after": after, "metrics": metrics}
+
+
+def test_packed_and_gray_images_are_normalised_alike(draw_split):
+    bits = draw_split(3).bits
+    gray = unpack(bits, 16)[..., None]
+    packed = np.asarray(normalise(jnp.asarray(bits), 16))
+    assert packed.shape == (3, 16, 16, 3) and packed.dtype == np.float32
+    np.testing.assert_array_equal(packed, normalise(jnp.asarray(gray), 16))
+    for channel, (mean, deviation) in enumerate(zip((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), strict=True)):
+        expected = (gray[..., 0] / 255 - mean) / deviation
+        np.testing.assert_allclose(packed[..., channel], expected, rtol=1e-5)
+
+
+def test_metrics_equal_a_direct_computation(trained, batch):
+    images = normalise(batch["image"], 16)
+    graphdef, params = nnx.split(trained["model"])
+
+    @jax.jit
+    def direct(params):
+        return nnx.merge(graphdef, params)(images)
+
+    logits, labels = np.asarray(direct(params), np.float64), np.asarray(batch["label"])
+    losses = np.log(np.exp(logits).sum(-1)) - logits[np.arange(8), labels]
+    metrics = trained["metrics"]
+    assert metrics["loss"] == pytest.approx(losses.mean(), rel=1e-5)
+    assert metrics["accuracy"] == (logits.argmax(-1) == labels).mean()
+    assert metrics["learning_rate"] == pytest.approx(LR)
+
+    def flat(tree):
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]).astype(np.float64)
+
+    before, after = flat(trained["start"].params), flat(trained["after"].params)
+    assert metrics["parameter_norm"] == pytest.approx(np.linalg.norm(after), rel=1e-5)
+    assert metrics["update_norm"] == pytest.approx(np.linalg.norm(after - before), rel=1e-3)
+    assert set(metrics) == {
+        "loss", "accuracy", "learning_rate", "gradient_norm", "parameter_norm", "update_norm"
+    }  # fmt: skip
+
+
+def test_gradients_are_clipped_and_their_norm_is_told_before(trained):
+    mean = trained["after"].opt_state[1].mu  # of Adam; after one step a tenth of the clipped gradient
+    clipped = 10 * np.sqrt(sum((leaf.astype(np.float64) ** 2).sum() for leaf in jax.tree.leaves(mean)))
+    assert clipped == pytest.approx(min(1.0, float(trained["metrics"]["gradient_norm"])), rel=1e-4)
+
+
+def test_a_step_repeats_bit_for_bit_and_agrees_with_predict(trained, batch):
+    again, metrics = jax.device_get(trained["step"](put(trained["start"]), batch))
+    jax.tree.map(np.testing.assert_array_equal, (again, metrics), (trained["after"], trained["metrics"]))
+    assert (int(again.step), int(again.bad_step)) == (1, -1)
+    predict = make_predict(nnx.split(trained["model"])[0])
+    logits = np.asarray(predict(trained["start"].params, batch["image"], 16), np.float64)
+    losses = np.log(np.exp(logits).sum(-1)) - logits[np.arange(8), np.asarray(batch["label"])]
+    assert losses.mean() == pytest.approx(float(metrics["loss"]), rel=1e-5)
+
+
+def test_training_lowers_the_loss_of_a_batch(trained, batch):
+    state, losses = put(trained["start"]), []
+    for _ in range(60):
+        state, metrics = trained["step"](state, batch)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+class Slope(nnx.Module):
+    """Logits (sqrt(w0) s, w1 s) of the image's scaled sum s: gradient, loss, or neither is finite, as w says."""
+
+    def __init__(self, weights=(1.0, 1.0)):
+        self.kernel = nnx.Param(jnp.array([weights]))
+
+    def __call__(self, images, *, key=None):
+        total = images.sum((1, 2, 3))[:, None] / 100
+        root, linear = self.kernel[...][0]
+        return jnp.concatenate([jnp.sqrt(root) * total, linear * total], axis=1)
+
+
+@pytest.fixture(scope="module")
+def slope():
+    return make_step(Slope())
+
+
+def with_weights(state, weights):
+    return put(state._replace(params=jax.tree.map(lambda leaf: np.array([weights], np.float32), state.params)))
+
+
+@pytest.mark.parametrize(
+    ("weights", "loss_is_finite"), [((0.0, 1.0), True), ((1.0, np.nan), False), ((1.0, np.inf), False)]
+)
+def test_the_first_bad_step_is_remembered(slope, batch, weights, loss_is_finite):
+    start, step = slope
+    state = put(start)
+    for _ in range(2):
+        state, metrics = step(state, batch)
+        assert int(state.bad_step) == -1
+    state, metrics = step(with_weights(state, weights), batch)
+    assert bool(np.isfinite(metrics["loss"])) == loss_is_finite and not np.isfinite(metrics["gradient_norm"])
+    assert (int(state.step), int(state.bad_step)) == (3, 3)
+    recovered = put(start._replace(step=np.int32(3), bad_step=np.int32(3)))
+    for later in (state, recovered):
+        after, _ = step(later, batch)
+        assert (int(after.step), int(after.bad_step)) == (4, 3)
+
+
+def test_label_smoothing(batch):
+    model = Slope((4.0, 1.0))
+    logits = np.asarray(model(normalise(batch["image"], 16)), np.float64)
+    state, step = make_step(model, label_smoothing=0.2)
+    _, metrics = step(put(state), batch)
+    targets = 0.8 * np.eye(2)[np.asarray(batch["label"])] + 0.1
+    expected = -(targets * (logits - np.log(np.exp(logits).sum(-1, keepdims=True)))).sum(-1).mean()
+    assert float(metrics["loss"]) == pytest.approx(expected, rel=1e-5)
+
+
+class Noise(nnx.Module):
+    """Logits drawn from the key of a training pass."""
+
+    def __init__(self):
+        self.kernel = nnx.Param(jnp.ones((1, 2)))
+
+    def __call__(self, images, *, key=None):
+        return self.kernel[...] * jax.random.normal(key, (len(images), 2))
+
+
+def test_every_step_has_a_key_of_its_own(batch):
+    state, step = make_step(Noise())
+    _, other_step = make_step(Noise(), drop_key=1)
+
+    def loss(step, number):
+        return float(step(put(state._replace(step=np.int32(number))), batch)[1]["loss"])
+
+    losses = [loss(step, 0), loss(step, 1), loss(other_step, 0)]
+    assert len(set(losses)) == 3 and loss(step, 0) == losses[0]
+
+
+FOUR_DEVICES = """
+import json
+import jax, numpy as np
+from jax.sharding import Mesh
+from flax import nnx
+from plstm.errors import UserError
+from plstm.experiments.config import OptimConfig
+from plstm.models import VisionConfig, build_model
+from plstm.training.meshes import make_mesh, replicated, split_batch
+from plstm.training.optimizers import build_optimizer
+from plstm.training.steps import init_state, make_train_step
+
+config = VisionConfig(
+    image_size=16, patch_size=4, dim=16, heads=2, depth=1, modes=["D"], classes=2, dtype="float32", drop_path=0.5
+)
+rng = np.random.default_rng(0)
+batch = {"image": rng.integers(256, size=(8, 32), dtype=np.uint8), "label": rng.integers(2, size=8).astype(np.int32)}
+schedule = lambda step: 1e-2
+optimizer = build_optimizer(OptimConfig(), schedule)
+graphdef, start = init_state(nnx.jit(lambda: build_model(config, 0))(), optimizer)
+report = {"devices": jax.device_count()}
+for name, mesh in (("one", Mesh(jax.devices()[:1], ("data",))), ("four", make_mesh(8))):
+    step = make_train_step(graphdef, optimizer, schedule, size=16, label_smoothing=0.0, drop_key=jax.random.key(0),
+                           layout=split_batch(mesh))
+    state = jax.device_put(jax.tree.map(np.asarray, start), replicated(mesh))
+    for _ in range(2):
+        state, metrics = step(state, jax.device_put(batch, replicated(mesh)))
+    report[name] = {key: float(value) for key, value in metrics.items()}
+    report[name]["kernel"] = np.asarray(state.params["head"]["kernel"][...]).tolist()
+    report[name]["replicated"] = all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state.params))
+try:
+    make_mesh(6)
+except UserError as error:
+    report["error"] = str(error)
+print(json.dumps(report))
+"""
+
+
+@pytest.mark.multiprocess
+def test_four_devices_give_the_numbers_of_one():
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", FOUR_DEVICES], env=os.environ | flags, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["devices"] == 4 and "optim.batch_size=6" in report["error"] and "4 devices" in report["error"]
+    one, four = report["one"], report["four"]
+    assert one.pop("replicated") and four.pop("replicated")
+    for key, value in one.items():
+        np.testing.assert_allclose(four[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
