@@ -10,11 +10,11 @@ from pathlib import Path
 import hydra
 from absl import logging
 from flax import nnx
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from plstm.errors import UserError
 from plstm.experiments.cli import run_entry, task
-from plstm.experiments.config import SPLITS, Config, EvalConfig, run_name
+from plstm.experiments.config import SPLITS, Config, EvalConfig, run_name, typed
 from plstm.experiments.runs import find_run, load_config
 from plstm.models import build_model
 from plstm.training.checkpoints import Checkpoints
@@ -28,11 +28,11 @@ ROOT = Path(__file__).resolve().parent
 
 
 @hydra.main(config_path=str(ROOT / "configs"), config_name="eval", version_base="1.3")
-@task
+@task(EvalConfig)
 def main(node: DictConfig) -> None:
     """Prints loss, accuracy and count of each split."""
     logging.set_verbosity(logging.ERROR)
-    options: EvalConfig = OmegaConf.to_object(node)
+    options: EvalConfig = typed(node, EvalConfig)
     for key, value, choices in (
         ("checkpoint", options.checkpoint, ("last", "best")),
         ("data.split", options.data.split, (None, *SPLITS)),

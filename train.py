@@ -44,7 +44,7 @@ PROBE_IMAGES = 8  # whose gate statistics are logged
 
 
 @hydra.main(config_path=str(ROOT / "configs"), config_name="train", version_base="1.3")
-@task
+@task(Config)
 def main(node: DictConfig) -> None:
     """Trains one run to its end, or until SIGTERM or SIGINT."""
     logging.set_verbosity(logging.ERROR)

@@ -19,7 +19,9 @@ from plstm.errors import UserError
 
 LABELS = ("away", "at")  # the class names in label order
 KAPPA = 1.2  # the law leaves out the directions between r / KAPPA and KAPPA r beside the circle's centre
-SHORTEST = 8  # pixels; the paper's is 15, so this acts on reduced laws only, where fewer would hide the direction
+# Pixels; the paper's least are 15 and 2, so these act on reduced laws only. With less, small models stay at chance for
+# thousands of steps: an arrow of 8 x 1 pixels hardly shows its direction.
+SHORTEST, THINNEST = 12, 2
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def _geometry(draws: np.ndarray, law: ArrowLaw) -> Arrow:
     unit, span = law.scale, law.span
     label = (side < 0.5).astype(np.int64)
     length = np.maximum((15 * unit + 15 * unit * long).astype(np.int64), SHORTEST)
-    width = np.maximum((2 * unit + 2 * unit * wide).astype(np.int64), 1)
+    width = np.maximum((2 * unit + 2 * unit * wide).astype(np.int64), THINNEST)
     ax, ay = span * x, span * y
     radius = law.radius_low + law.radius_low * big
     cx = ax + 2 * radius + (span - 4 * radius) * right

@@ -56,12 +56,13 @@ def entry(tmp_path, monkeypatch, capsys):
         (["optim.peak_lr=-1"], ["optim.peak_lr=-1"]),
         ([*TINY, "logger.mode=loud"], ["logger.mode", "loud"]),
         ([*TINY, "data.root=/nowhere/at/all"], ["data.root=/nowhere/at/all", "mkdir"]),
-        ([*TINY, "data.generate=false", "data.train_images=255"], ["build it with", "--train-images 255"]),
+        ([*TINY, "data.generate=false", "data.train_images=255", "data.root=."], ["build it with", "--train-images 255"]),
         ([*TINY, "data.size=40"], ["data.size=40", "45"]),
         ([*TINY, "optim.batch_size=512"], ["optim.batch_size=512", "data.train_images=256"]),
     ],
 )
 def test_train_names_the_key(entry, tmp_path, arguments, parts):
+    arguments = ["data.root=/nowhere/at/all", *arguments]  # nothing must get as far as training
     status, message = entry("train", *arguments, f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results")
     assert status == 2
     assert message.startswith("error: ")

@@ -37,21 +37,26 @@ def _resolved_id(root: DictConfig) -> str:
     return run_id(OmegaConf.to_container(plain, resolve=True))
 
 
-def task(function: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
-    """Decorates what Hydra runs: a UserError, or a file that cannot be written, ends it with one line and status 2."""
+def task(schema: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[DictConfig], Any]]:
+    """Decorates what Hydra runs: bad input, or a file that cannot be written, ends it with one line and status 2."""
 
-    @functools.wraps(function)
-    def run(node: DictConfig) -> Any:
-        try:
-            return function(node)
-        except UserError as error:
-            _fail(str(error))
-        except OSError as error:
-            if not error.filename:
-                raise
-            _fail(f"{error.filename}: {error.strerror}")
+    def decorate(function: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
+        @functools.wraps(function)
+        def run(node: DictConfig) -> Any:
+            try:
+                return function(node)
+            except UserError as error:
+                _fail(str(error))
+            except OmegaConfBaseException as error:
+                _fail(_explain(error, schema))
+            except OSError as error:
+                if not error.filename:
+                    raise
+                _fail(f"{error.filename}: {error.strerror}")
 
-    return run
+        return run
+
+    return decorate
 
 
 def run_entry(main: Callable[[], Any], schema: type) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -141,23 +142,15 @@ def check(config: Config) -> None:
 
 
 def _check_ranges(config: Config) -> None:
-    data, optim, loop = config.data, config.optim, config.loop
-    at_least_1 = {"optim.batch_size": optim.batch_size, "loop.log_every": loop.log_every}
-    at_least_1 |= {"loop.eval_every": loop.eval_every}
-    positive = {"optim.epochs": optim.epochs, "optim.peak_lr": optim.peak_lr, "optim.eps": optim.eps}
-    positive |= {"optim.clip_norm": optim.clip_norm}
-    at_least_0 = {"optim.warmup_epochs": optim.warmup_epochs, "optim.weight_decay": optim.weight_decay}
-    at_least_0 |= {"data.workers": data.workers}
-    fraction = {"optim.b1": optim.b1, "optim.b2": optim.b2, "optim.label_smoothing": optim.label_smoothing}
-    for values, is_good, words in (
-        (at_least_1, lambda value: value >= 1, "at least 1"),
-        (positive, lambda value: value > 0, "positive"),
-        (at_least_0, lambda value: value >= 0, "at least 0"),
-        (fraction, lambda value: 0 <= value < 1, "in [0, 1)"),
-        ({"optim.end_factor": optim.end_factor}, lambda value: 0 <= value <= 1, "in [0, 1]"),
+    for words, is_good, keys in (
+        ("at least 1", lambda value: value >= 1, "optim.batch_size loop.log_every loop.eval_every"),
+        ("positive", lambda value: value > 0, "optim.epochs optim.peak_lr optim.eps optim.clip_norm"),
+        ("at least 0", lambda value: value >= 0, "optim.warmup_epochs optim.weight_decay data.workers"),
+        ("in [0, 1)", lambda value: 0 <= value < 1, "optim.b1 optim.b2 optim.label_smoothing"),
+        ("in [0, 1]", lambda value: 0 <= value <= 1, "optim.end_factor"),
     ):
-        for key, value in values.items():
-            if not is_good(value):
+        for key in keys.split():
+            if not is_good(value := attrgetter(key)(config)):
                 raise UserError(f"{key}={value}: must be {words}")
 
 
@@ -180,9 +173,14 @@ def _check_choices(config: Config) -> None:
 
 def to_config(node: DictConfig) -> Config:
     """The checked dataclasses of a composed Hydra config; interpolations resolved."""
-    config = OmegaConf.to_object(node)
+    config = typed(node, Config)
     check(config)
     return config
+
+
+def typed(node: DictConfig, schema: type) -> Any:
+    """A composed config as its dataclass. OmegaConf's error names a key that is not in it: Hydra's + lets any pass."""
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(node)))
 
 
 def plain_config(config: Config) -> dict[str, Any]:

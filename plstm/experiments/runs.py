@@ -7,6 +7,7 @@ import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -61,7 +62,7 @@ def load_config(folder: Path) -> Config:
     path = folder / ".hydra" / "config.yaml"
     try:
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path)))
-    except (OSError, ValueError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: not the config of a run ({str(error).splitlines()[0]})") from error
     check(config)
     return config

@@ -136,7 +136,7 @@ def test_reduced_law_is_the_papers_scaled():
         assert reduced.label == paper.label and reduced.phi == pytest.approx(paper.phi)
         for name in ("ax", "ay", "radius", "cx", "cy"):
             assert 4 * getattr(reduced, name) == pytest.approx(getattr(paper, name))
-        assert reduced.length == 8 and reduced.width == 1
+        assert reduced.length == 12 and reduced.width == 2
 
 
 @pytest.mark.parametrize("law", LAWS)

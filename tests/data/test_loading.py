@@ -61,7 +61,7 @@ def test_images_and_labels_stay_together():
 
 @pytest.mark.parametrize("batch_size", [1, BATCH, COUNT])
 def test_streamed_batches_are_those_on_the_device(batch_size):
-    steps = 2 * (COUNT // batch_size) + 1
+    steps = 20 * (COUNT // batch_size) + 1  # many threads read ahead, across the ends of epochs
     assert_same(take(streamed(batch_size=batch_size), steps), take(device(batch_size=batch_size), steps))
 
 
@@ -106,7 +106,6 @@ def test_arrays_are_put_where_told():
         assert all(array.sharding == where for array in next(batches.from_step(0)).values())
 
 
-@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_reading_processes_change_nothing():
     assert_same(take(streamed(workers=2), STEPS + 2, 1), take(device(), STEPS + 2, 1))

@@ -93,7 +93,7 @@ def test_parameter_counts_on_arrow_pointing():
 
 def test_starts():
     config = VisionConfig(image_size=64, depth=4, gate_init="normal", layer_scale=0.5, classes=100)
-    model = build_model(config, 0)
+    model = nnx.jit(lambda: build_model(config, 0))()
     params = by_name(nnx.state(model, nnx.Param))
     for name, leaf in params.items():
         leaf = np.asarray(leaf)
@@ -117,14 +117,15 @@ def test_starts():
 
 
 def test_the_seed_alone_decides_the_start():
-    first, again, other = (by_name(nnx.state(build_model(tiny(), seed), nnx.Param)) for seed in (0, 0, 1))
+    build = nnx.jit(lambda seed: build_model(tiny(), seed))
+    first, again, other = (by_name(nnx.state(build(jax.random.key(seed)), nnx.Param)) for seed in (0, 0, 1))
     for name, leaf in first.items():
         np.testing.assert_array_equal(leaf, again[name], err_msg=name)
         drawn = name.endswith("kernel") or name == "position"
         assert np.any(leaf != other[name]) == drawn, name
 
 
-@pytest.mark.parametrize(("name", "depth"), [("pLSTM", 4), ("pLSTM", 6), ("ViT", 3)])
+@pytest.mark.parametrize(("name", "depth"), [("pLSTM", 6), ("ViT", 2)])
 def test_the_scan_visits_the_blocks_in_order(name, depth):
     model, images = filled(tiny(depth=depth, **MODELS[name])), draw_images()
     assert len(list(model.blocks())) == depth
