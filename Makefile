@@ -39,8 +39,12 @@ setup: $(READY) ## Make .venv with the pinned dependencies (EXTRA=cuda, EXTRA=cu
 	@echo "Ready: $$($(PY) -V), $$($(PY) -c 'import jax; print("jax", jax.__version__)')"
 
 .PHONY: demo
-demo: $(READY) ## Train small pLSTM and ViT on arrow pointing and write their table and figures
-	$(PY) scripts/run_table.py arrow-demo $(ARGS)
+demo: $(READY) ## Train a small pLSTM and ViT on arrow pointing, write a table and a figure (about 12 minutes)
+	@$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 --out outputs/demo/baselines/arrow-48.json
+	$(PY) scripts/run_table.py arrow-demo --results outputs/demo --runs outputs/demo/checkpoints $(ARGS)
+	@cat outputs/demo/tables/arrow-demo.md
+	@echo; echo "Figure: outputs/demo/figures/arrow-demo-curves.png; pictures: outputs/demo/checkpoints/*/figures"
+	@echo "Ours to compare with: results/tables/arrow-demo.md"
 
 .PHONY: test
 test: $(READY) ## Run the quick tests (ARGS="-k name" for some)
@@ -80,7 +84,12 @@ benchmark: $(READY) ## Measure operators and training steps on this machine
 
 .PHONY: baselines
 baselines: $(READY) ## Measure how far shortcuts get on arrow pointing
-	$(PY) scripts/shortcut_baselines.py $(ARGS)
+	$(PY) scripts/shortcut_baselines.py --size 192 --scale 1 --out results/baselines/arrow-192.json
+	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 --out results/baselines/arrow-48.json
+
+.PHONY: table-reduced
+table-reduced: $(READY) ## Run what is missing of the REDUCED table (seven small models, an hour or two on 2 cores)
+	$(PY) scripts/run_table.py arrow-reduced $(ARGS)
 
 .PHONY: lock
 lock: ## Write requirements.lock anew from pyproject.toml (needs uv)

@@ -6,6 +6,7 @@ has finished, its record and curve enter results/, from which tables and figures
 
 from __future__ import annotations
 
+import statistics
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -193,8 +194,8 @@ class Training:
             self.metrics.write(self.step, self.step / self.steps_per_epoch, name, values)
             self.progress.message(f"step {self.step:,}  {describe(name, values)}")
         logged = {f"{name}/{key}": values[key] for name, values in found.items() for key in ("loss", "accuracy")}
-        statistics = jax.device_get(self.gate_statistics(self.state.params))
-        self.tracker.log(logged | {name: float(value) for name, value in statistics.items()}, self.step)
+        gates = jax.device_get(self.gate_statistics(self.state.params))
+        self.tracker.log(logged | {name: float(value) for name, value in gates.items()}, self.step)
         if self.info["best"] is None or found[best]["accuracy"] > self.info["best"][best]["accuracy"]:
             self.info["best"] = {"step": self.step, **found}
         self.window.restart_clock()
@@ -225,6 +226,7 @@ class Training:
         config, final = self.config, self.info["final"]
         curve = curve_of(self.metrics.path)
         rates = [point.value for point in curve if point.metric == "images_per_second"]
+        rates = rates or [self.steps * config.optim.batch_size / self.info["wall_seconds"]]  # a run of one step
         record = RunRecord(
             id=self.run,
             name=run_name(config),
@@ -241,12 +243,12 @@ class Training:
             wall_seconds=round(self.info["wall_seconds"], 1),
             steps=self.steps,
             epochs=self.steps / self.steps_per_epoch,
-            images_per_second=round(sorted(rates)[len(rates) // 2], 1),
+            images_per_second=round(statistics.median(rates), 1),
             parameters=self.parameters,
             flops_per_image=forward_flops(config.model),
             metrics={"last": final, "best": self.info["best"]},
         )
-        kept = [point for point in curve if point.metric in ("loss", "accuracy", "learning_rate")]
+        kept = [point for point in curve if point.metric in ("loss", "accuracy")]
         path = write_record(record, kept, Path(config.paths.results))
         model = nnx.merge(self.graphdef, jax.device_get(self.state.params))
         shown = {split: self.splits[split] for split in config.loop.final_splits}

@@ -56,7 +56,10 @@ def entry(tmp_path, monkeypatch, capsys):
         (["optim.peak_lr=-1"], ["optim.peak_lr=-1"]),
         ([*TINY, "logger.mode=loud"], ["logger.mode", "loud"]),
         ([*TINY, "data.root=/nowhere/at/all"], ["data.root=/nowhere/at/all", "mkdir"]),
-        ([*TINY, "data.generate=false", "data.train_images=255", "data.root=."], ["build it with", "--train-images 255"]),
+        (
+            [*TINY, "data.generate=false", "data.train_images=255", "data.root=."],
+            ["build it with", "--train-images 255"],
+        ),
         ([*TINY, "data.size=40"], ["data.size=40", "45"]),
         ([*TINY, "optim.batch_size=512"], ["optim.batch_size=512", "data.train_images=256"]),
     ],
@@ -122,7 +125,13 @@ def test_a_full_disk_is_named_and_leaves_no_half_written_file(tmp_path):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(small)], capture_output=True).returncode:
         pytest.skip("this machine does not let tests mount")
     try:
-        command = [sys.executable, str(ROOT / "train.py"), *TINY, f"paths.runs={small}/runs", f"paths.results={small}/r"]
+        command = [
+            sys.executable,
+            str(ROOT / "train.py"),
+            *TINY,
+            f"paths.runs={small}/runs",
+            f"paths.results={small}/r",
+        ]
         command += ["model.dim=128", "model.depth=4"]
         ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         assert ended.returncode == 2, ended.stderr

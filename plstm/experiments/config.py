@@ -57,7 +57,7 @@ class OptimConfig:
 class LoopConfig:
     """What happens at which step."""
 
-    log_every: int = 50  # steps
+    log_every: int = 100  # steps
     eval_every: int = 2000  # steps; a checkpoint is kept at each evaluation
     eval_splits: list[str] = field(default_factory=lambda: ["val", "val_ext"])
     final_splits: list[str] = field(default_factory=lambda: ["val", "val_ext", "test", "test_ext"])
