@@ -24,6 +24,8 @@ def entry(tmp_path, monkeypatch, capsys):
 
     def call(script: str, *arguments: str) -> tuple[int, str]:
         module = importlib.import_module(script)
+        for module_name in ("hydra.core.utils", "hydra._internal.hydra"):  # it closes the streams that pytest captures
+            monkeypatch.setattr(f"{module_name}.configure_log", lambda *_: None)
         monkeypatch.setattr(sys, "argv", [str(ROOT / f"{script}.py"), *arguments])
         GlobalHydra.instance().clear()
         monkeypatch.chdir(tmp_path)
@@ -60,7 +62,7 @@ def entry(tmp_path, monkeypatch, capsys):
             [*TINY, "data.generate=false", "data.train_images=255", "data.root=."],
             ["build it with", "--train-images 255"],
         ),
-        ([*TINY, "data.size=40"], ["data.size=40", "45"]),
+        ([*TINY, "data.size=32"], ["data.size=32", "45"]),
         ([*TINY, "optim.batch_size=512"], ["optim.batch_size=512", "data.train_images=256"]),
     ],
 )

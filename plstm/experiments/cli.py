@@ -89,17 +89,23 @@ def _explain(error: Exception, schema: type) -> str:
     if unknown := re.search(r"[Kk]ey '([^']+)' (?:is not in struct|not in '\w+')(?:[\s\S]*?full_key: (\S+))?", text):
         key = unknown[2] or unknown[1]
         return f"{key}: there is no such key{_nearest(key, _dotted_keys(schema))}"
-    if option := re.search(r"Could not find '([^']+)'", text):
-        options = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
-        group, _, name = option[1].rpartition("/")
-        group, name = (option[1].split("/", 1) + [""])[:2] if "/" in option[1] else (group, name)
+    if option := re.search(r"Could not (?:find|load) '([^']+)'", text):
+        group, _, name = option[1].partition("/")
+        options = _options(group, text)
         listed = ", ".join(options) or "none"
         return f"{group}={name}: there is no such choice{_nearest(name, options)}; there are {listed}"
     if value := re.search(r"(Value '.*' .*)[\s\S]*?full_key: (\S+)", text):
         return f"{value[2]}: {value[1]}"
-    if missing := re.search(r"Missing mandatory value: (\S+)", text):
+    if missing := re.search(r"[Mm]issing mandatory value: (\S+)", text):
         return f"{missing[1]}: give a value, {missing[1]}=..."
     return " ".join(str(chain[0]).split())
+
+
+def _options(group: str, text: str) -> list[str]:
+    """The choices of a group, also in folders of it, which Hydra's message (`text`) does not list."""
+    folders = [Path(folder, group) for folder in re.findall(r"path=file://(\S+)", text)]
+    paths = [path.relative_to(folder) for folder in folders for path in folder.rglob("*.yaml")]
+    return sorted(str(path.with_suffix("")) for path in paths)
 
 
 def _nearest(word: str, choices: list[str]) -> str:

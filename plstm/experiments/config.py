@@ -12,6 +12,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from plstm.errors import UserError
 from plstm.models.vision import VisionConfig
+from plstm.training import tracking
 
 SPLITS = ("train", "val", "val_ext", "test", "test_ext")
 # Parts of a config that change where a run lives and how it is shown, but not its numbers.
@@ -166,6 +167,7 @@ def _check_choices(config: Config) -> None:
         ("data.name", config.data.name, ("arrow_pointing",)),
         ("data.placement", config.data.placement, ("device", "stream")),
         ("optim.name", config.optim.name, ("adamw", "lamb")),
+        ("logger.mode", config.logger.mode, tracking.MODES),
     ):
         if value not in choices:
             raise UserError(f"{key}={value}: choose one of {', '.join(choices)}")
