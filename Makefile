@@ -40,11 +40,8 @@ setup: $(READY) ## Make .venv with the pinned dependencies (EXTRA=cuda, EXTRA=cu
 
 .PHONY: demo
 demo: $(READY) ## Train a small pLSTM and ViT on arrow pointing, write a table and a figure (about 12 minutes)
-	@$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 --out outputs/demo/baselines/arrow-48.json
+	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 --out outputs/demo/baselines/arrow-48.json
 	$(PY) scripts/run_table.py arrow-demo --results outputs/demo --runs outputs/demo/checkpoints $(ARGS)
-	@cat outputs/demo/tables/arrow-demo.md
-	@echo; echo "Figure: outputs/demo/figures/arrow-demo-curves.png; pictures: outputs/demo/checkpoints/*/figures"
-	@echo "Ours to compare with: results/tables/arrow-demo.md"
 
 .PHONY: test
 test: $(READY) ## Run the quick tests (ARGS="-k name" for some)

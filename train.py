@@ -196,7 +196,8 @@ class Training:
         logged = {f"{name}/{key}": values[key] for name, values in found.items() for key in ("loss", "accuracy")}
         gates = jax.device_get(self.gate_statistics(self.state.params))
         self.tracker.log(logged | {name: float(value) for name, value in gates.items()}, self.step)
-        if self.info["best"] is None or found[best]["accuracy"] > self.info["best"][best]["accuracy"]:
+        # The later of two equals, as the checkpoints have it.
+        if self.info["best"] is None or found[best]["accuracy"] >= self.info["best"][best]["accuracy"]:
             self.info["best"] = {"step": self.step, **found}
         self.window.restart_clock()
         return found

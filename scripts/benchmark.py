@@ -165,7 +165,7 @@ def parse_arguments() -> argparse.Namespace:
     operator.add_argument("--batch", type=positive, default=8)
     operator.add_argument("--heads", type=positive, default=3)
     operator.add_argument("--dim", type=positive, default=64, help="of a head's queries, keys and values (default 64)")
-    operator.add_argument("--method", choices=["parallel", "recurrent", "auto"], default="parallel")
+    operator.add_argument("--method", choices=["parallel", "recurrent", "auto"], default="auto")
     operator.add_argument("--repeats", type=positive, default=7, help="the median is over these (default 7)")
     operator.add_argument("--out", type=Path, help="default results/benchmarks/operator-<backend>.json")
     operator.set_defaults(run=benchmark_operator)

@@ -91,6 +91,8 @@ def main() -> int:
 
     report()
     failures = sweeps.execute(unfinished[: arguments.max_runs], arguments.overrides, ROOT, after_run)
+    text = (arguments.results / "tables" / f"{table.name}.md").read_text()
+    print(text.partition("\n## ")[0], f"\npictures of each run: {arguments.runs}/*/figures", flush=True)
     if failures:
         print("\n".join([f"{len(failures)} runs failed:", *failures]), flush=True)
     return 1 if failures else 0
