@@ -81,14 +81,14 @@ def plstm2d(
     if method == "recurrent":
         return _recurrent(q, k, v, gates, direct, structure).astype(v.dtype)
     form = "row_transfer" if method == "parallel" else "auto"
-    weights = gating_matrix(gates, structure=structure, form=form)
+    weights = _gating_by_target(gates, structure, form)
     *lead, height, width, _ = q.shape
     nodes = height * width
     q, k, v = (tensor.reshape(*lead, nodes, tensor.shape[-1]) for tensor in (q, k, v))
-    weights = weights.reshape(*lead, nodes, nodes) + direct.reshape(*lead, nodes, 1) * jnp.eye(nodes, dtype=dtype)
-    similarity = jnp.einsum("...ak,...bk->...ab", k, q, preferred_element_type=dtype)
+    weights = weights + direct.reshape(*lead, nodes, 1) * jnp.eye(nodes, dtype=dtype)
+    similarity = jnp.einsum("...bk,...ak->...ba", q, k, preferred_element_type=dtype)
     weights = (weights * similarity * q.shape[-1] ** -0.5).astype(v.dtype)
-    hidden = jnp.einsum("...ab,...av->...bv", weights, v, preferred_element_type=dtype)
+    hidden = jnp.einsum("...ba,...av->...bv", weights, v, preferred_element_type=dtype)
     return hidden.reshape(*lead, height, width, -1).astype(v.dtype)
 
 
@@ -112,8 +112,14 @@ def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "
     _check_choice("structure", structure, STRUCTURES)
     _check_choice("form", form, FORMS)
     _check_gates(gates)
-    dtype = _gate_dtype(gates)
-    gates = _mirror_gates(gates, dtype)
+    grid = gates.s_r.shape[-2:]
+    matrix = _gating_by_target(gates, structure, form).swapaxes(-1, -2)
+    return matrix.reshape(*matrix.shape[:-2], *grid, *grid)
+
+
+def _gating_by_target(gates: GridGates, structure: str, form: str) -> jax.Array:
+    """G [..., N, N] with target rows and source columns: the layout in which it is made, and that attention reads."""
+    gates = _mirror_gates(gates, _gate_dtype(gates))
     if structure == "no_ru":
         return _single_path(gates)
     if form == "auto":
@@ -146,7 +152,8 @@ def _row_transfer(gates: GridGates) -> jax.Array:
         columns.append(jnp.concatenate([marked, within_row[..., y, None, :, :], none[..., y + 1 :, :, :]], axis=-3))
         edges = jnp.concatenate([lower, node_to_lower[..., y, None, :, :]], axis=-3)
     matrix = jnp.stack(columns, axis=-2)  # [..., 4, Y, X, Y, X]
-    return sum(_mirror(matrix, -5, rows=(-4, -2), columns=(-3, -1)))
+    matrix = sum(_mirror(matrix, -5, rows=(-4, -2), columns=(-3, -1)))
+    return matrix.reshape(*lead[:-1], height * width, height * width).swapaxes(-1, -2)
 
 
 def _source_scan(gates: GridGates, structure: str) -> jax.Array:
@@ -162,7 +169,7 @@ def _source_scan(gates: GridGates, structure: str) -> jax.Array:
         gates, _four_directions(sources), zero, structure, emit=lambda source: source, read=lambda edge, _: edge
     )
     marked = sum(_mirror(marked, -2, rows=(0,), columns=(1,))).reshape(nodes, *lead, nodes)
-    return jnp.moveaxis(marked, 0, -1).reshape(*lead, height, width, height, width)
+    return jnp.moveaxis(marked, 0, -2)
 
 
 def _recurrent(q, k, v, gates, direct, structure):
@@ -229,7 +236,9 @@ def _single_path(gates: GridGates) -> jax.Array:
     down = jnp.stack(_mirror(down, -4, rows=(-3, -2), columns=(-1,)), axis=-2)
     within_row = sum(_mirror(within_row, -4, rows=(-3,), columns=(-2, -1)))
     same_row = jnp.eye(within_row.shape[-3], dtype=along.dtype)[:, None, :, None]
-    return _product("...yabn,...yznb->...yazb", turned, down) + same_row * within_row[..., None, :]
+    matrix = _product("...yabn,...yznb->...yazb", turned, down) + same_row * within_row[..., None, :]
+    nodes = matrix.shape[-1] * matrix.shape[-2]
+    return matrix.reshape(*matrix.shape[:-4], nodes, nodes).swapaxes(-1, -2)
 
 
 def _mirror(tensor: jax.Array, axis: int, rows: tuple[int, ...], columns: tuple[int, ...]) -> list[jax.Array]:
