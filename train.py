@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 
 from plstm.errors import UserError
 from plstm.experiments.cli import run_entry, task
-from plstm.experiments.config import Config, plain_config, run_id, run_name, to_config
+from plstm.experiments.config import Config, identity, plain_config, portable, run_id, run_name, to_config
 from plstm.experiments.records import RunRecord, write_record
 from plstm.experiments.runs import curve_of, lock_folder
 from plstm.models import build_model
@@ -57,7 +57,7 @@ def main(node: DictConfig) -> None:
         return
     folder = Path(config.paths.runs, run)
     with lock_folder(folder):
-        training = Training(config, run, folder, command=["python", "train.py", *HydraConfig.get().overrides.task])
+        training = Training(config, run, folder, overrides=portable(HydraConfig.get().overrides.task))
         training.show_banner()
         signal_number = training.run_loop()
         if signal_number is None:
@@ -74,8 +74,8 @@ class Training:
     """One run in this process: what it is made of, the loop, and its end."""
 
     # ------------------------------------------------------------------ what a run is made of
-    def __init__(self, config: Config, run: str, folder: Path, command: list[str]):
-        self.config, self.run, self.folder, self.command = config, run, folder, command
+    def __init__(self, config: Config, run: str, folder: Path, overrides: list[str]):
+        self.config, self.run, self.folder, self.overrides = config, run, folder, overrides
         self.session_start = time.monotonic()
         self.environment = describe_environment(ROOT)
         self.mesh = make_mesh(config.optim.batch_size)
@@ -232,9 +232,9 @@ class Training:
             id=self.run,
             name=run_name(config),
             experiment=config.experiment,
-            command=" ".join(self.command),
-            overrides=self.command[2:],
-            config=plain_config(config),
+            command=" ".join(["python train.py", *self.overrides]),
+            overrides=self.overrides,
+            config=identity(plain_config(config)),
             table=config.report.table,
             row=config.report.row,
             seed=config.seed,

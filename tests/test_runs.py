@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,8 @@ def test_a_run_leaves_its_record_curve_and_pictures(finished):
     assert record.epochs == 2
     assert record.metrics["last"]["test_ext"]["count"] == 64
     assert record.config["model"]["dim"] == 16
-    assert record.command.startswith("python train.py ")
+    assert record.command.startswith("python train.py debug=smoke ")
+    assert str(finished) not in json.dumps(asdict(record)), "paths of this machine do not belong in a record"
     curve = read_curve(record, finished / "results")
     assert {point.split for point in curve} == {"train", "val", "val_ext", "test", "test_ext"}
     assert [point.step for point in curve if (point.split, point.metric) == ("val", "accuracy")] == [4, 8, 12, 16]

@@ -190,8 +190,8 @@ def plain_config(config: Config) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.structured(config), resolve=True)
 
 
-def run_id(plain: dict[str, Any]) -> str:
-    """12 hexadecimal digits that name a run: a hash of everything in the config that can change its numbers."""
+def identity(plain: dict[str, Any]) -> dict[str, Any]:
+    """The part of a plain config that can change a run's numbers: without the keys of `OUTSIDE_ID`."""
     kept = json.loads(json.dumps(plain))
     for key in OUTSIDE_ID:
         *parents, leaf = key.split(".")
@@ -199,7 +199,17 @@ def run_id(plain: dict[str, Any]) -> str:
         for parent in parents:
             node = node[parent]
         node.pop(leaf, None)
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+    return kept
+
+
+def run_id(plain: dict[str, Any]) -> str:
+    """12 hexadecimal digits that name a run: a hash of its `identity`."""
+    return hashlib.sha256(json.dumps(identity(plain), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def portable(overrides: list[str]) -> list[str]:
+    """The overrides that mean the same on another machine: without those of the keys of `OUTSIDE_ID`."""
+    return [override for override in overrides if not override.lstrip("+").startswith(OUTSIDE_ID)]
 
 
 def run_name(config: Config) -> str:
