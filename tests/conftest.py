@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -29,6 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ[name] = str(value)
             jax.config.update(name.lower(), value)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Shells start background jobs so, and the processes that tests interrupt would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
