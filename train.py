@@ -225,6 +225,7 @@ class Training:
     def finish(self) -> None:
         """Writes the run's record and curve to the results."""
         config, final = self.config, self.info["final"]
+        self.checkpoints.wait()  # who finds the record must find the checkpoint
         curve = curve_of(self.metrics.path)
         rates = [point.value for point in curve if point.metric == "images_per_second"]
         rates = rates or [self.steps * config.optim.batch_size / self.info["wall_seconds"]]  # a run of one step
