@@ -6,8 +6,10 @@ import math
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from plstm.experiments.cli import register
 from plstm.experiments.records import RunRecord, write_record
 from plstm.experiments.sweeps import load_table
 
@@ -70,6 +72,14 @@ def example_curve(final, shift=0):
             rows.append((step, step / 781, split, "accuracy", 0.5 + (top - 0.5) * rise))
         rows.append((step, step / 781, "train", "loss", 0.7 * (1 - rise)))
     return rows
+
+
+@pytest.fixture(scope="module")
+def composed():
+    """Function of command-line arguments: the config node that train.py gets."""
+    register()
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        yield lambda *arguments: compose("train", overrides=list(arguments))
 
 
 @pytest.fixture

@@ -7,27 +7,16 @@ import re
 from operator import attrgetter
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from omegaconf import OmegaConf
 
 from plstm.errors import UserError
-from plstm.experiments.cli import register
 from plstm.experiments.config import Config, check, plain_config, run_id, run_name, to_config
 from plstm.experiments.runs import load_config
 from plstm.models import VisionConfig
 
-from .conftest import ROOT
-
 # Where a run lives, what reads its images and where it is shown: not what its numbers are.
 OUTSIDE = re.compile(r"(logger|paths|report)\.|data\.(root|generate|placement|workers)$")
-
-
-@pytest.fixture(scope="module")
-def composed():
-    """Function of command-line arguments: the config node that train.py gets."""
-    register()
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        yield lambda *arguments: compose("train", overrides=list(arguments))
 
 
 @pytest.fixture(scope="module")

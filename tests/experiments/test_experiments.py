@@ -9,10 +9,8 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from plstm.experiments.cli import register
 from plstm.experiments.config import Config, run_id, to_config
 from plstm.experiments.config import plain_config as plain
 from plstm.experiments.sweeps import load_table
@@ -49,14 +47,6 @@ VARIANTS = {
     "arrow/plstm_printed": {"gates": "printed"},
     "arrow/vit": {"modes": ["attention"], "pooling": "class_token", "layer_scale": 1.0},
 }
-
-
-@pytest.fixture(scope="module")
-def composed():
-    """Function of command-line arguments: the config node that train.py gets."""
-    register()
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        yield lambda *arguments: compose("train", overrides=list(arguments))
 
 
 @pytest.fixture(scope="module")
