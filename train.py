@@ -13,7 +13,6 @@ from pathlib import Path
 
 import hydra
 import jax
-import jax.numpy as jnp
 from absl import logging
 from flax import nnx
 from hydra.core.hydra_config import HydraConfig
@@ -24,24 +23,20 @@ from plstm.experiments.cli import run_entry, task
 from plstm.experiments.config import Config, identity, plain_config, portable, run_id, run_name, to_config
 from plstm.experiments.records import RunRecord, write_record
 from plstm.experiments.runs import curve_of, lock_folder
-from plstm.models import build_model
-from plstm.models.flops import forward_flops
+from plstm.tasks import TASKS
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.environment import describe_environment
 from plstm.training.evaluation import describe, evaluate
-from plstm.training.input import load_split, training_batches
-from plstm.training.inspect import gate_statistics
 from plstm.training.interrupt import Interrupt
 from plstm.training.meshes import make_mesh, replicated, split_batch
 from plstm.training.optimizers import build_optimizer, learning_rate_schedule
-from plstm.training.pictures import draw_pictures
 from plstm.training.progress import Progress, banner
-from plstm.training.steps import init_state, make_predict, make_train_step, normalise
+from plstm.training.steps import init_state, make_predict, make_train_step
 from plstm.training.tracking import MetricsWriter, Tracker
 from plstm.training.windows import Window
 
 ROOT = Path(__file__).resolve().parent
-PROBE_IMAGES = 8  # whose gate statistics are logged
+PROBE = 8  # examples that the logged statistics of the model are taken over
 
 
 @hydra.main(config_path=str(ROOT / "configs"), config_name="train", version_base="1.3")
@@ -82,29 +77,25 @@ class Training:
         init_key, order_key, drop_key = (jax.random.fold_in(jax.random.key(config.seed), n) for n in range(3))
 
         put = lambda tree: jax.device_put(tree, replicated(self.mesh))  # noqa: E731
+        self.task = TASKS[config.task](config)
         names = dict.fromkeys([*config.loop.eval_splits, *config.loop.final_splits])
-        self.splits = {name: load_split(config, name) for name in names}
-        self.source = training_batches(config, order_key, put)
-        self.steps_per_epoch = config.data.train_images // config.optim.batch_size
+        self.splits = {name: self.task.split(name) for name in names}
+        self.source = self.task.batches(order_key, put)
+        self.steps_per_epoch = self.task.train_examples // config.optim.batch_size
         self.steps = max(round(config.optim.epochs * self.steps_per_epoch), 1)
         self.warmup_steps = round(config.optim.warmup_epochs * self.steps_per_epoch)
 
         schedule = learning_rate_schedule(config.optim, self.steps, self.warmup_steps)
         optimizer = build_optimizer(config.optim, schedule)
-        self.graphdef, state = init_state(build_model(config.model, init_key), optimizer)
+        self.graphdef, state = init_state(self.task.build_model(init_key), optimizer)
         self.state = put(state)
+        layout = split_batch(self.mesh)
         self.train_step = make_train_step(
-            self.graphdef,
-            optimizer,
-            schedule,
-            size=config.data.size,
-            label_smoothing=config.optim.label_smoothing,
-            drop_key=drop_key,
-            layout=split_batch(self.mesh),
+            self.graphdef, optimizer, schedule, self.task.loss, key=drop_key, layout=layout
         )
-        self.predict = make_predict(self.graphdef)
-        probe = normalise(jnp.asarray(self.splits[config.loop.best_metric].bits[:PROBE_IMAGES]), config.data.size)
-        self.gate_statistics = jax.jit(lambda params: gate_statistics(nnx.merge(self.graphdef, params), probe))
+        self.predict = make_predict(self.graphdef, self.task.logits)
+        self.probe = next(self.splits[config.loop.best_metric].batches(PROBE))
+        self.statistics = make_predict(self.graphdef, self.task.statistics)
 
         self.restore()
         self.tracker = Tracker.start(
@@ -137,19 +128,21 @@ class Training:
         """Prints what is about to run."""
         config, batch = self.config, self.config.optim.batch_size
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
-        flops = forward_flops(config.model)
+        flops = self.task.flops()
         device = self.environment["hardware"]["device_kind"]
         resumed = f", resumed at step {self.start:,}" if self.start else ""
         rows = [
             ("run", f"{self.run} in {self.folder}{resumed}"),
             ("devices", f"{self.mesh.size} x {device} ({jax.default_backend()})"),
-            ("data", f"{config.data.name}: {config.data.train_images:,} images, {config.data.size} pixels a side"),
+            ("data", self.task.describe_data()),
             ("batch", f"{batch} = {self.mesh.size} devices x {batch // self.mesh.size}"),
             ("schedule", f"{self.steps:,} steps = {config.optim.epochs:g} epochs x {self.steps_per_epoch:,}"),
             ("optimizer", f"{config.optim.name}, peak {config.optim.peak_lr:g} after {self.warmup_steps:,} steps"),
             ("parameters", f"{self.parameters:,}"),
-            ("FLOPs", f"{flops / 1e9:.3g} G an image forward, {3 * flops * batch / 1e12:.3g} T a training step"),
         ]
+        if flops:
+            cost = f"{flops / 1e9:.3g} G an example forward, {3 * flops * batch / 1e12:.3g} T a training step"
+            rows.append(("FLOPs", cost))
         banner(run_name(config), rows)
 
     # ------------------------------------------------------------------ the loop
@@ -194,8 +187,8 @@ class Training:
             self.metrics.write(self.step, self.step / self.steps_per_epoch, name, values)
             self.progress.message(f"step {self.step:,}  {describe(name, values)}")
         logged = {f"{name}/{key}": values[key] for name, values in found.items() for key in ("loss", "accuracy")}
-        gates = jax.device_get(self.gate_statistics(self.state.params))
-        self.tracker.log(logged | {name: float(value) for name, value in gates.items()}, self.step)
+        statistics = jax.device_get(self.statistics(self.state.params, self.probe))
+        self.tracker.log(logged | {name: float(value) for name, value in statistics.items()}, self.step)
         # The later of two equals, as the checkpoints have it.
         if self.info["best"] is None or found[best]["accuracy"] >= self.info["best"][best]["accuracy"]:
             self.info["best"] = {"step": self.step, **found}
@@ -247,16 +240,14 @@ class Training:
             epochs=self.steps / self.steps_per_epoch,
             images_per_second=round(statistics.median(rates), 1),
             parameters=self.parameters,
-            flops_per_image=forward_flops(config.model),
+            flops_per_image=self.task.flops(),
             metrics={"last": final, "best": self.info["best"]},
         )
         kept = [point for point in curve if point.metric in ("loss", "accuracy")]
         path = write_record(record, kept, Path(config.paths.results))
         model = nnx.merge(self.graphdef, jax.device_get(self.state.params))
         shown = {split: self.splits[split] for split in config.loop.final_splits}
-        for picture in draw_pictures(
-            model, self.predict, shown, config.optim.batch_size, self.folder / "figures", record.name
-        ):
+        for picture in self.task.draw(model, self.predict, shown, self.folder / "figures", record.name):
             self.tracker.image(picture.stem, picture, self.steps)
         self.tracker.summary({f"final/{split}/accuracy": metrics["accuracy"] for split, metrics in final.items()})
         print(f"{record.name}: finished; record in {path}", flush=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 
-class PackedSplit(NamedTuple):
+@dataclass(frozen=True)
+class PackedSplit:
     """A whole split of square images, in order.
 
     bits: uint8 [images, ceil(size * size / 8)], row-major pixels, most significant bit first; bit 1 is white (255).
@@ -17,6 +20,20 @@ class PackedSplit(NamedTuple):
     bits: np.ndarray
     labels: np.ndarray
     size: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batches(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
+        """Every image once, in order: "image" packed bits, "label" int32, "mask" bool; the last batch padded with 0."""
+        for start in range(0, len(self), batch_size):
+            labels = self.labels[start : start + batch_size]
+            padding = batch_size - len(labels)
+            yield {
+                "image": np.pad(self.bits[start : start + batch_size], ((0, padding), (0, 0))),
+                "label": np.pad(labels, (0, padding)).astype(np.int32),
+                "mask": np.arange(batch_size) < batch_size - padding,
+            }
 
 
 def packed_bytes(size: int) -> int:

@@ -92,11 +92,15 @@ def test_train_says_that_the_runs_folder_cannot_be_written(entry, tmp_path):
         (["run=0123abcd"], ["run=0123abcd", "no such run", "train one first"]),
         ([], ["run: give a value"]),
         (["run=x", "checkpoint=newest"], ["checkpoint=newest", "last, best"]),
-        (["run=x", "data.split=tests"], ["data.split=tests", "test_ext"]),
+        (["run=abc", "data.split=tests"], ["data.split=tests", "test_ext"]),
         (["runn=x"], ["runn", "did you mean run?"]),
     ],
 )
 def test_eval_names_the_key(entry, tmp_path, arguments, parts):
+    if "run=abc" in arguments:
+        config = tmp_path / "runs" / "abc" / ".hydra" / "config.yaml"
+        config.parent.mkdir(parents=True)
+        config.write_text("data: {train_seed: 43}\nmodel: {classes: 2}\n")
     status, message = entry("eval", *arguments, f"paths.runs={tmp_path}/runs")
     assert status == 2
     assert message.count("\n") == 1

@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from plstm.errors import UserError
-from plstm.experiments.config import Config, EvalConfig, run_id
+from plstm.experiments.config import Config, EvalConfig, run_id, task_schema
+from plstm.tasks import TASKS
 
 EXIT_BAD_INPUT = 2
 
@@ -29,6 +29,9 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="train_schema", node=Config)
     store.store(name="eval_schema", node=EvalConfig)
+    for name, task in TASKS.items():  # the defaults lists of configs/data and configs/model begin with these
+        store.store(group="schema/data", name=name, node=task.data_schema)
+        store.store(group="schema/model", name=task.model_schema.__name__, node=task.model_schema)
     OmegaConf.register_new_resolver("run_id", lambda *, _root_: _resolved_id(_root_), replace=True)
 
 
@@ -88,7 +91,7 @@ def _explain(error: Exception, schema: type) -> str:
     text = "\n".join(str(link) for link in chain)
     if unknown := re.search(r"[Kk]ey '([^']+)' (?:is not in struct|not in '\w+')(?:[\s\S]*?full_key: (\S+))?", text):
         key = unknown[2] or unknown[1]
-        return f"{key}: there is no such key{_nearest(key, _dotted_keys(schema))}"
+        return f"{key}: there is no such key{_nearest(key, _known_keys(schema))}"
     if option := re.search(r"Could not (?:find|load) '([^']+)'", text):
         group, _, name = option[1].partition("/")
         options = _options(group, text)
@@ -116,11 +119,16 @@ def _nearest(word: str, choices: list[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _dotted_keys(schema: type, prefix: str = "") -> list[str]:
+def _known_keys(schema: type) -> list[str]:
+    """The dotted keys of a schema; those of a training run are of all tasks."""
+    plain = [task_schema(task) for task in TASKS] if schema is Config else [OmegaConf.structured(schema)]
+    return list(dict.fromkeys(key for node in plain for key in _dotted_keys(node)))
+
+
+def _dotted_keys(node: DictConfig, prefix: str = "") -> list[str]:
     keys = []
-    hints = {f.name: f.default_factory if f.default_factory is not f.default else f.default for f in fields(schema)}
-    for name, default in hints.items():
-        keys.append(prefix + name)
-        if is_dataclass(default):
-            keys += _dotted_keys(default, f"{prefix}{name}.")
+    for name in node:
+        keys.append(f"{prefix}{name}")
+        child = None if OmegaConf.is_missing(node, name) else node[name]
+        keys += _dotted_keys(child, f"{prefix}{name}.") if isinstance(child, DictConfig) else []
     return keys

@@ -11,29 +11,13 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from plstm.errors import UserError
-from plstm.models.vision import VisionConfig
+from plstm.tasks import TASKS
 from plstm.training import tracking
 
-SPLITS = ("train", "val", "val_ext", "test", "test_ext")
 # Parts of a config that change where a run lives and how it is shown, but not its numbers.
 OUTSIDE_ID = ("logger", "paths", "report", "data.root", "data.generate", "data.placement", "data.workers")
-
-
-@dataclass
-class DataConfig:
-    """Which images, and how they reach the device."""
-
-    name: str = "arrow_pointing"
-    classes: int = 2
-    size: int = 192  # pixels a side; the extrapolation splits have twice that
-    scale: float = 1.0  # of the objects: 1 is the paper's
-    train_images: int = 100_000
-    eval_images: int | None = None  # a split; none: the paper's counts
-    train_seed: int = MISSING  # of the training images; the run's seed unless set
-    root: str | None = None  # where data sets live; none: $PLSTM_DATA or ~/.cache/plstm/data
-    generate: bool = True  # make missing images; otherwise missing data is an error
-    placement: str = "device"  # "device": the whole split stays there, packed; "stream": read by grain as it goes
-    workers: int = 0  # grain's reading processes when streaming; 0: read in this process
+# Keys newer than the first finished runs, with the value that leaves their numbers and ids as they are.
+NEUTRAL = {"task": "arrow"}
 
 
 @dataclass
@@ -95,9 +79,10 @@ class Config:
     """One training run."""
 
     experiment: str = "custom"
+    task: str = "arrow"  # what is learnt; it goes with `data`, and says which keys `data` and `model` have
     seed: int = 43
-    model: VisionConfig = field(default_factory=VisionConfig)
-    data: DataConfig = field(default_factory=DataConfig)
+    model: Any = MISSING  # the task's model_schema
+    data: Any = MISSING  # the task's data_schema
     optim: OptimConfig = field(default_factory=OptimConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
@@ -110,8 +95,8 @@ class EvalDataConfig:
     """What to evaluate on: one split, or none for all that the end of training evaluates."""
 
     split: str | None = None
-    root: str | None = None
-    generate: bool = True
+    root: str | None = None  # where data sets live; none: as the run had it
+    generate: bool = True  # make missing images; otherwise missing data is an error
 
 
 @dataclass
@@ -127,26 +112,19 @@ class EvalConfig:
 
 def check(config: Config) -> None:
     """Raises UserError naming the key where values are out of range or do not fit together."""
-    config.model.check()
     _check_ranges(config)
     _check_choices(config)
+    config.model.check()
+    TASKS[config.task].check(config)
     if config.optim.warmup_epochs >= config.optim.epochs:
         raise UserError(f"optim.warmup_epochs={config.optim.warmup_epochs}: must be under optim.epochs")
-    if config.data.classes != 2:
-        raise UserError(f"data.classes={config.data.classes}: arrow pointing has 2 classes")
-    if config.model.classes != config.data.classes or config.model.image_size != config.data.size:
-        raise UserError("model.classes and model.image_size follow data.classes and data.size; change those instead")
-    if config.optim.batch_size > config.data.train_images:
-        raise UserError(
-            f"optim.batch_size={config.optim.batch_size}: more than data.train_images={config.data.train_images}"
-        )
 
 
 def _check_ranges(config: Config) -> None:
     for words, is_good, keys in (
         ("at least 1", lambda value: value >= 1, "optim.batch_size loop.log_every loop.eval_every"),
         ("positive", lambda value: value > 0, "optim.epochs optim.peak_lr optim.eps optim.clip_norm"),
-        ("at least 0", lambda value: value >= 0, "optim.warmup_epochs optim.weight_decay data.workers"),
+        ("at least 0", lambda value: value >= 0, "optim.warmup_epochs optim.weight_decay"),
         ("in [0, 1)", lambda value: 0 <= value < 1, "optim.b1 optim.b2 optim.label_smoothing"),
         ("in [0, 1]", lambda value: 0 <= value <= 1, "optim.end_factor"),
     ):
@@ -156,16 +134,14 @@ def _check_ranges(config: Config) -> None:
 
 
 def _check_choices(config: Config) -> None:
-    loop = config.loop
+    loop, known = config.loop, TASKS[config.task].splits
     for key, splits in (("loop.eval_splits", loop.eval_splits), ("loop.final_splits", loop.final_splits)):
         for split in splits:
-            if split not in SPLITS:
-                raise UserError(f"{key}: no split {split!r}; choose from {', '.join(SPLITS)}")
+            if split not in known:
+                raise UserError(f"{key}: no split {split!r}; choose from {', '.join(known)}")
         if loop.best_metric not in splits:
             raise UserError(f"loop.best_metric={loop.best_metric}: must be one of {key}, {', '.join(splits)}")
     for key, value, choices in (
-        ("data.name", config.data.name, ("arrow_pointing",)),
-        ("data.placement", config.data.placement, ("device", "stream")),
         ("optim.name", config.optim.name, ("adamw", "lamb")),
         ("logger.mode", config.logger.mode, tracking.MODES),
     ):
@@ -173,16 +149,26 @@ def _check_choices(config: Config) -> None:
             raise UserError(f"{key}={value}: choose one of {', '.join(choices)}")
 
 
+def task_schema(task: str) -> DictConfig:
+    """The typed defaults of a task's runs. Raises UserError where there is no such task."""
+    if task not in TASKS:
+        raise UserError(f"task={task}: choose one of {', '.join(TASKS)}; it goes with data=...")
+    return OmegaConf.structured(Config(task=task, model=TASKS[task].model_schema(), data=TASKS[task].data_schema()))
+
+
 def to_config(node: DictConfig) -> Config:
-    """The checked dataclasses of a composed Hydra config; interpolations resolved."""
-    config = typed(node, Config)
+    """The checked dataclasses of a composed Hydra config, or one read back; interpolations resolved.
+
+    OmegaConf's error names a key that is not in the schema: Hydra's + lets any pass.
+    """
+    config = OmegaConf.to_object(OmegaConf.merge(task_schema(node.get("task", "arrow")), OmegaConf.to_container(node)))
     check(config)
     return config
 
 
-def typed(node: DictConfig, schema: type) -> Any:
-    """A composed config as its dataclass. OmegaConf's error names a key that is not in it: Hydra's + lets any pass."""
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(node)))
+def to_eval_config(node: DictConfig) -> EvalConfig:
+    """As `to_config`, for an evaluation."""
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), OmegaConf.to_container(node)))
 
 
 def plain_config(config: Config) -> dict[str, Any]:
@@ -191,14 +177,15 @@ def plain_config(config: Config) -> dict[str, Any]:
 
 
 def identity(plain: dict[str, Any]) -> dict[str, Any]:
-    """The part of a plain config that can change a run's numbers: without the keys of `OUTSIDE_ID`."""
+    """The part of a plain config that can change a run's numbers: without `OUTSIDE_ID`, and `NEUTRAL` where neutral."""
     kept = json.loads(json.dumps(plain))
-    for key in OUTSIDE_ID:
+    for key in (*OUTSIDE_ID, *NEUTRAL):
         *parents, leaf = key.split(".")
         node = kept
         for parent in parents:
             node = node[parent]
-        node.pop(leaf, None)
+        if key not in NEUTRAL or node.get(leaf) == NEUTRAL[key]:
+            node.pop(leaf, None)
     return kept
 
 

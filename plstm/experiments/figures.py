@@ -89,27 +89,34 @@ def draw_curves(table: TableDefinition, records: Sequence[RunRecord], results_di
 
 
 def samples_figure(
-    images: np.ndarray, labels: np.ndarray, probabilities: np.ndarray, titles: Sequence[str], path: Path
+    images: np.ndarray,
+    labels: np.ndarray,
+    probabilities: np.ndarray,
+    class_names: Sequence[str],
+    titles: Sequence[str],
+    path: Path,
 ) -> list[Path]:
-    """Draw classified arrow-pointing samples, in the style of the paper's Figure 5 (arXiv 2506.11997, Appendix G.2).
+    """Draw classified samples, in the style of the paper's Figure 5 (arXiv 2506.11997, Appendix G.2).
 
     Args:
-        images: uint8 [n, S, S], 255 is white.
-        labels: int [n], 1 where the arrow points at the circle.
-        probabilities: float [n], the model's probability of 1.
+        images: uint8 [n, S, S] (gray, 255 is white) or [n, S, S, 3].
+        labels: int [n], the true classes.
+        probabilities: float [n, classes], the model's.
+        class_names: one word or two for each class.
         titles: one line below each image, such as its split or model.
         path: where to write, without the suffix.
 
     Returns:
-        The .png and .svg. Above every image stands the prediction with its probability, "at 0.97" or "past 0.81", in
+        The .png and .svg. Above every image stands the predicted class with its probability, such as "at 0.97", in
         green with a check mark where it is right, in red with a cross where it is wrong.
     """
     with _style():
         figure, axes = _picture_grid(len(images), columns=6, width=1.6, height=2.0)
-        for axis, image, label, probability, title in zip(axes, images, labels, probabilities, titles, strict=True):
+        for axis, image, label, row, title in zip(axes, images, labels, probabilities, titles, strict=True):
             axis.imshow(image, cmap="gray", vmin=0, vmax=255)
-            right = (probability >= 0.5) == bool(label)
-            says = f"at {probability:.2f}" if probability >= 0.5 else f"past {1 - probability:.2f}"
+            predicted = int(np.argmax(row))
+            right = predicted == label
+            says = f"{class_names[predicted]} {row[predicted]:.2f}"
             axis.set_title(f"{'✓' if right else '✗'} {says}", color=RIGHT if right else WRONG, fontsize=9, pad=3)
             axis.set_xlabel(title, fontsize=8, color="0.3")
         return _save(figure, path)

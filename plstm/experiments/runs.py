@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from plstm.errors import UserError
-from plstm.experiments.config import Config, check
+from plstm.experiments.config import Config, to_config
 from plstm.experiments.records import CurvePoint
 from plstm.training.tracking import read_metrics
 
@@ -61,11 +61,9 @@ def load_config(folder: Path) -> Config:
     """The checked config that the run in `folder` was started with. Raises UserError where it is missing or damaged."""
     path = folder / ".hydra" / "config.yaml"
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path)))
+        return to_config(OmegaConf.load(path))
     except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: not the config of a run ({str(error).splitlines()[0]})") from error
-    check(config)
-    return config
 
 
 def curve_of(metrics_path: Path) -> list[CurvePoint]:

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from data.packed import PackedSplit
+from plstm.tasks.base import Split
 
 
-def evaluate(predict, params: Any, split: PackedSplit, batch_size: int) -> dict[str, float]:
+def evaluate(predict, params: Any, split: Split, batch_size: int) -> dict[str, float]:
     """Mean loss (cross entropy, nats), accuracy, and count over every example of a split, each exactly once.
 
     The last batch is padded to `batch_size` and the padding masked, so that one compiled program serves the split.
@@ -20,17 +20,10 @@ def evaluate(predict, params: Any, split: PackedSplit, batch_size: int) -> dict[
     Args:
         predict: as `plstm.training.steps.make_predict` returns it.
         params: the model's parameters.
-        split: packed images and labels.
-        batch_size: images a batch; it fixes the order of the floating-point sums.
+        split: where the batches come from.
+        batch_size: examples a batch; it fixes the order of the floating-point sums.
     """
-    sums = []
-    for start in range(0, len(split.labels), batch_size):
-        images, labels = split.bits[start : start + batch_size], split.labels[start : start + batch_size]
-        padding = batch_size - len(labels)
-        images = np.pad(images, ((0, padding), (0, 0)))
-        mask = np.arange(batch_size) < batch_size - padding
-        labels = np.pad(labels, (0, padding)).astype(np.int32)
-        sums.append(_batch_sums(predict(params, images, split.size), labels, mask))
+    sums = [_batch_sums(predict(params, batch), batch["label"], batch["mask"]) for batch in split.batches(batch_size)]
     loss, hits, count = np.sum(np.asarray(jax.device_get(sums), np.float64), axis=0)
     return {"loss": loss / count, "accuracy": hits / count, "count": int(count)}
 

@@ -9,10 +9,6 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from data.packed import unpack
-
-IMAGE_MEAN, IMAGE_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
-
 
 class TrainState(NamedTuple):
     """All that changes from step to step, and so all that a checkpoint holds.
@@ -33,38 +29,27 @@ def init_state(model: nnx.Module, optimizer: optax.GradientTransformation) -> tu
     return graphdef, TrainState(jnp.int32(0), params, optimizer.init(params), jnp.int32(-1))
 
 
-def normalise(images: jax.Array, size: int) -> jax.Array:
-    """Packed bits uint8 [batch, bytes] or gray uint8 [batch, size, size, 1] -> float32 [batch, size, size, 3]."""
-    if images.ndim == 2:
-        images = unpack(images, size)[..., None]
-    return (images.astype(jnp.float32) / 255 - jnp.array(IMAGE_MEAN)) / jnp.array(IMAGE_DEVIATION)
+def make_train_step(graphdef: nnx.GraphDef, optimizer, schedule, loss, *, key: jax.Array, layout):
+    """The jitted training step; `layout` is the sharding of a batch.
 
-
-def make_train_step(
-    graphdef: nnx.GraphDef, optimizer, schedule, *, size: int, label_smoothing: float, drop_key: jax.Array, layout
-):
-    """The jitted training step for images of `size` pixels; `layout` is the sharding of a batch.
-
-    Returns a function (state, batch) -> (state, metrics); `state` is donated. batch: "image" as `normalise` takes it,
-    and "label" [batch]. metrics: float32 scalars loss (mean cross entropy in nats), accuracy, learning_rate,
-    gradient_norm (before clipping), parameter_norm, update_norm.
+    `loss` is a task's: (model, batch, key) -> (mean loss, accuracy); step n gets fold_in(key, n).
+    Returns a function (state, batch) -> (state, metrics); `state` is donated. metrics: float32 scalars loss, accuracy,
+    learning_rate, gradient_norm (before clipping), parameter_norm, update_norm.
     """
 
-    def loss_fn(params, batch, key):
-        logits = nnx.merge(graphdef, params)(normalise(batch["image"], size), key=key)
-        targets = optax.smooth_labels(jax.nn.one_hot(batch["label"], logits.shape[-1]), label_smoothing)
-        return optax.softmax_cross_entropy(logits, targets).mean(), _hits(logits, batch["label"]).mean()
+    def loss_fn(params, batch, step_key):
+        return loss(nnx.merge(graphdef, params), batch, step_key)
 
     def train_step(state: TrainState, batch):
         batch = jax.lax.with_sharding_constraint(batch, layout)
-        key = jax.random.fold_in(drop_key, state.step)
-        (loss, accuracy), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, batch, key)
+        step_key = jax.random.fold_in(key, state.step)
+        (mean_loss, accuracy), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, batch, step_key)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         gradient_norm = optax.tree.norm(grads)
-        is_bad = ~(jnp.isfinite(loss) & jnp.isfinite(gradient_norm)) & (state.bad_step < 0)
+        is_bad = ~(jnp.isfinite(mean_loss) & jnp.isfinite(gradient_norm)) & (state.bad_step < 0)
         metrics = {
-            "loss": loss,
+            "loss": mean_loss,
             "accuracy": accuracy,
             "learning_rate": schedule(state.step),
             "gradient_norm": gradient_norm,
@@ -77,14 +62,6 @@ def make_train_step(
     return jax.jit(train_step, donate_argnums=0)
 
 
-def make_predict(graphdef: nnx.GraphDef):
-    """The jitted forward pass: (params, images as `normalise` takes them, size) -> float32 logits [batch, classes]."""
-
-    def predict(params, images, size):
-        return nnx.merge(graphdef, params)(normalise(images, size))
-
-    return jax.jit(predict, static_argnums=2)
-
-
-def _hits(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    return (logits.argmax(-1) == labels).astype(jnp.float32)
+def make_predict(graphdef: nnx.GraphDef, function):
+    """A jitted function (params, batch) of one of a task's (model, batch), such as `Task.logits`."""
+    return jax.jit(lambda params, batch: function(nnx.merge(graphdef, params), batch))

@@ -14,6 +14,7 @@ from plstm.errors import UserError
 from plstm.experiments.config import Config, check, plain_config, run_id, run_name, to_config
 from plstm.experiments.runs import load_config
 from plstm.models import VisionConfig
+from plstm.tasks.arrow import ArrowData
 
 # Where a run lives, what reads its images and where it is shown: not what its numbers are.
 OUTSIDE = re.compile(r"(logger|paths|report)\.|data\.(root|generate|placement|workers)$")
@@ -117,7 +118,7 @@ def test_the_config_of_a_run_is_read_back(composed, tmp_path):
 
 
 def valid() -> Config:
-    return Config(model=VisionConfig(classes=2))
+    return Config(model=VisionConfig(classes=2), data=ArrowData())
 
 
 def test_the_defaults_pass():

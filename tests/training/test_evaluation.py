@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from data.packed import unpack
+from plstm.tasks.vision import normalise
 from plstm.training.evaluation import describe, evaluate
 from plstm.training.steps import make_predict
 
@@ -19,9 +20,9 @@ def split(draw_split):
     return draw_split(COUNT, seed=3)
 
 
-def linear_predict(params, bits, size):
+def linear_predict(params, batch):
     """Logits that tell images apart; padding would score as well."""
-    pixels = np.asarray(unpack(np.asarray(bits), size), np.float64).reshape(len(bits), -1) / 255
+    pixels = np.asarray(unpack(np.asarray(batch["image"]), 16), np.float64).reshape(len(batch["image"]), -1) / 255
     return jnp.asarray(pixels @ params, jnp.float32)
 
 
@@ -36,12 +37,12 @@ def test_every_example_counts_once(split, batch_size):
     params = np.random.default_rng(0).normal(size=(16 * 16, 2)) / 4
     seen = []
 
-    def predict(params, bits, size):
-        seen.append(np.asarray(bits))
-        return linear_predict(params, bits, size)
+    def predict(params, batch):
+        seen.append(np.asarray(batch["image"]))
+        return linear_predict(params, batch)
 
     found = evaluate(predict, params, split, batch_size)
-    expected = expected_metrics(linear_predict(params, split.bits, 16), split.labels)
+    expected = expected_metrics(linear_predict(params, {"image": split.bits}), split.labels)
     assert found["count"] == COUNT and isinstance(found["count"], int)
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
     assert found["accuracy"] == expected["accuracy"]
@@ -51,16 +52,16 @@ def test_every_example_counts_once(split, batch_size):
 
 def test_padding_cannot_score(split):
     """A model that is sure of class 0, which padding is labelled with."""
-    found = evaluate(lambda params, bits, size: jnp.tile(jnp.array([[9.0, 0.0]]), (len(bits), 1)), None, split, 7)
+    found = evaluate(lambda params, batch: jnp.tile(jnp.array([[9.0, 0.0]]), (len(batch["label"]), 1)), None, split, 7)
     assert found["accuracy"] == (split.labels == 0).mean()
     assert found["loss"] == pytest.approx(np.log1p(np.exp(-9)) + 9 * (split.labels == 1).mean(), rel=1e-6)
 
 
 def test_a_model_s_numbers_are_the_direct_mean(split, tiny_config, filled):
     graphdef, params = nnx.split(filled(tiny_config("ViT")))
-    predict = make_predict(graphdef)
+    predict = make_predict(graphdef, lambda model, batch: model(normalise(batch["image"])))
     found = evaluate(predict, params, split, 4)
-    first, second, third = (np.asarray(predict(params, split.bits[at : at + 4], 16)) for at in (0, 4, 6))
+    first, second, third = (np.asarray(predict(params, {"image": split.bits[at : at + 4]})) for at in (0, 4, 6))
     expected = expected_metrics(np.concatenate([first, second, third[2:]]), split.labels)
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
     assert found["accuracy"] == expected["accuracy"]

@@ -15,22 +15,24 @@ import pytest
 from flax import nnx
 
 from data.packed import unpack
-from plstm.experiments.config import OptimConfig
+from plstm.experiments.config import Config, OptimConfig
+from plstm.tasks.vision import VisionTask, normalise
 from plstm.training.meshes import make_mesh, replicated, split_batch
 from plstm.training.optimizers import build_optimizer
-from plstm.training.steps import init_state, make_predict, make_train_step, normalise
+from plstm.training.steps import init_state, make_predict, make_train_step
 
 ROOT = Path(__file__).resolve().parents[2]
 LR = 1e-2
 
 
-def make_step(model, *, label_smoothing=0.0, drop_key=0, size=16):
+def make_step(model, *, label_smoothing=0.0, key=0):
     """A fresh state and the step."""
     schedule = lambda step: LR * (1 + step / 1000)  # noqa: E731
     optimizer = build_optimizer(OptimConfig(), schedule)
     graphdef, state = init_state(model, optimizer)
-    options = dict(size=size, label_smoothing=label_smoothing, drop_key=jax.random.key(drop_key))
-    step = make_train_step(graphdef, optimizer, schedule, layout=split_batch(make_mesh(8)), **options)
+    loss = VisionTask(Config(optim=OptimConfig(label_smoothing=label_smoothing))).loss
+    layout = split_batch(make_mesh(8))
+    step = make_train_step(graphdef, optimizer, schedule, loss, key=jax.random.key(key), layout=layout)
     return jax.device_get(state), step
 
 
@@ -51,16 +53,16 @@ def trained(request, tiny_config, filled, batch):
     model = filled(tiny_config(request.param), scale=0.2)
     state, step = make_step(model)
     after, metrics = jax.device_get(step(put(state), batch))
-    logits = make_predict(nnx.split(model)[0])(state.params, batch["image"], 16)
+    logits = make_predict(nnx.split(model)[0], VisionTask(Config()).logits)(state.params, batch)
     return {"step": step, "start": state, "after": after, "metrics": metrics, "logits": np.asarray(logits, np.float64)}
 
 
 def test_packed_and_gray_images_are_normalised_alike(draw_split):
     bits = draw_split(3).bits
     gray = unpack(bits, 16)[..., None]
-    packed = np.asarray(normalise(jnp.asarray(bits), 16))
+    packed = np.asarray(normalise(bits))
     assert packed.shape == (3, 16, 16, 3) and packed.dtype == np.float32
-    np.testing.assert_array_equal(packed, normalise(jnp.asarray(gray), 16))
+    np.testing.assert_array_equal(packed, normalise(gray))
     for channel, (mean, deviation) in enumerate(zip((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), strict=True)):
         expected = (gray[..., 0] / 255 - mean) / deviation
         np.testing.assert_allclose(packed[..., channel], expected, rtol=1e-5)
@@ -146,7 +148,7 @@ def test_the_first_bad_step_is_remembered(slope, batch, weights, loss_is_finite)
 
 def test_label_smoothing(batch):
     model = Slope((4.0, 1.0))
-    logits = np.asarray(model(normalise(batch["image"], 16)), np.float64)
+    logits = np.asarray(model(normalise(batch["image"])), np.float64)
     state, step = make_step(model, label_smoothing=0.2)
     _, metrics = step(put(state), batch)
     targets = 0.8 * np.eye(2)[np.asarray(batch["label"])] + 0.1
@@ -166,7 +168,7 @@ class Noise(nnx.Module):
 
 def test_every_step_has_a_key_of_its_own(batch):
     state, step = make_step(Noise())
-    _, other_step = make_step(Noise(), drop_key=1)
+    _, other_step = make_step(Noise(), key=1)
 
     def loss(step, number):
         return float(step(put(state._replace(step=np.int32(number))), batch)[1]["loss"])
@@ -181,8 +183,9 @@ import jax, numpy as np
 from jax.sharding import Mesh
 from flax import nnx
 from plstm.errors import UserError
-from plstm.experiments.config import OptimConfig
+from plstm.experiments.config import Config, OptimConfig
 from plstm.models import VisionConfig, build_model
+from plstm.tasks.vision import VisionTask
 from plstm.training.meshes import make_mesh, replicated, split_batch
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import init_state, make_train_step
@@ -200,7 +203,7 @@ optimizer = build_optimizer(OptimConfig(), schedule)
 graphdef, start = init_state(model, optimizer)
 report = {"devices": jax.device_count()}
 for name, mesh in (("one", Mesh(jax.devices()[:1], ("data",))), ("four", make_mesh(8))):
-    step = make_train_step(graphdef, optimizer, schedule, size=16, label_smoothing=0.0, drop_key=jax.random.key(0),
+    step = make_train_step(graphdef, optimizer, schedule, VisionTask(Config()).loss, key=jax.random.key(0),
                            layout=split_batch(mesh))
     state = jax.device_put(jax.tree.map(np.asarray, start), replicated(mesh))
     for _ in range(2):

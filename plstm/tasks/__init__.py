@@ -1,0 +1,8 @@
+"""What a run can learn: each task has its own data, schemas of `data` and `model`, and loss."""
+
+from plstm.tasks.arrow import ArrowTask
+from plstm.tasks.base import Task
+
+TASKS: dict[str, type[Task]] = {"arrow": ArrowTask}
+
+__all__ = ["TASKS", "Task"]

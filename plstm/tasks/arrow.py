@@ -1,0 +1,95 @@
+"""Arrow pointing (Section 4.1): does the arrow point at the circle?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+from omegaconf import MISSING
+
+from data.loading import DeviceBatches, StreamedBatches
+from data.packed import PackedSplit
+from plstm.errors import UserError
+from plstm.tasks.vision import VisionTask
+
+if TYPE_CHECKING:
+    from plstm.experiments.config import Config
+
+
+@dataclass
+class ArrowData:
+    """Which images, and how they reach the device."""
+
+    name: str = "arrow_pointing"
+    classes: int = 2
+    size: int = 192  # pixels a side; the extrapolation splits have twice that
+    scale: float = 1.0  # of the objects: 1 is the paper's
+    train_images: int = 100_000
+    eval_images: int | None = None  # a split; none: the paper's counts
+    train_seed: int = MISSING  # of the training images; the run's seed unless set
+    root: str | None = None  # where data sets live; none: $PLSTM_DATA or ~/.cache/plstm/data
+    generate: bool = True  # make missing images; otherwise missing data is an error
+    placement: str = "device"  # "device": the whole split stays there, packed; "stream": read by grain as it goes
+    workers: int = 0  # grain's reading processes when streaming; 0: read in this process
+
+
+class ArrowTask(VisionTask):
+    """Two classes, black-and-white images; `val_ext` and `test_ext` have twice the training size."""
+
+    data_schema = ArrowData
+    splits = ("train", "val", "val_ext", "test", "test_ext")
+    class_names = ("past", "at")
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Raises UserError naming the key where values do not fit together."""
+        data, model = config.data, config.model
+        for key, choices in (("name", ("arrow_pointing",)), ("placement", ("device", "stream"))):
+            if getattr(data, key) not in choices:
+                raise UserError(f"data.{key}={getattr(data, key)}: choose one of {', '.join(choices)}")
+        if data.classes != 2:
+            raise UserError(f"data.classes={data.classes}: arrow pointing has 2 classes")
+        if data.workers < 0:
+            raise UserError(f"data.workers={data.workers}: must be at least 0")
+        if model.classes != data.classes or model.image_size != data.size:
+            raise UserError(
+                "model.classes and model.image_size follow data.classes and data.size; change those instead"
+            )
+        if config.optim.batch_size > data.train_images:
+            raise UserError(
+                f"optim.batch_size={config.optim.batch_size}: more than data.train_images={data.train_images}"
+            )
+
+    @property
+    def train_examples(self) -> int:
+        """Training images."""
+        return self.config.data.train_images
+
+    def describe_data(self) -> str:
+        """Name, number and size."""
+        data = self.config.data
+        return f"{data.name}: {data.train_images:,} images, {data.size} pixels a side"
+
+    def split(self, name: str) -> PackedSplit:
+        """A whole split, packed, generated first where missing; errors: see `data.arrow_pointing.load_packed`."""
+        from data.arrow_pointing import load_packed
+
+        return load_packed(self._variant(), name, self.config.data.root, self.config.data.generate)
+
+    def batches(self, key: jax.Array, put: Callable[[Any], Any]) -> DeviceBatches | StreamedBatches:
+        """From the device or streamed, as `data.placement` says; the same batches."""
+        data, batch_size = self.config.data, self.config.optim.batch_size
+        if data.placement == "device":
+            return DeviceBatches(self.split("train"), batch_size, key, put)
+        from data.arrow_pointing import data_source
+
+        source = data_source(self._variant(), "train", data.root, data.generate)
+        return StreamedBatches(source, batch_size, key, data.workers, put)
+
+    def _variant(self):
+        from data.arrow_pointing import arrow_config
+
+        data = self.config.data
+        return arrow_config(data.train_seed, data.size, data.scale, data.train_images, data.eval_images)

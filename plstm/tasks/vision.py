@@ -1,0 +1,75 @@
+"""Classifying images: what arrow pointing and ImageNet share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from data.packed import unpack
+from plstm.models.flops import forward_flops
+from plstm.models.vision import VisionConfig, VisionModel, build_model
+from plstm.tasks.base import Batch, Split, Task
+from plstm.training.inspect import gate_statistics
+
+IMAGE_MEAN, IMAGE_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+
+
+def as_pixels(images: Any) -> Any:
+    """Packed bits uint8 [batch, bytes] -> uint8 [batch, height, width, 1]; unpacked images pass."""
+    return unpack(images, math.isqrt(8 * images.shape[1]))[..., None] if images.ndim == 2 else images
+
+
+def normalise(images: Any) -> jax.Array:
+    """uint8 [batch, bytes] (packed) or [batch, height, width, 1 or 3] -> float32 [batch, height, width, 3]."""
+    images = jnp.asarray(as_pixels(images))
+    return (images.astype(jnp.float32) / 255 - jnp.array(IMAGE_MEAN)) / jnp.array(IMAGE_DEVIATION)
+
+
+class VisionTask(Task):
+    """Batches are {"image": as `normalise` takes it, "label": int32 [batch]}."""
+
+    model_schema = VisionConfig
+    class_names: Sequence[str]
+
+    def flops(self) -> int:
+        """As `plstm.models.flops.forward_flops` counts, at the training size."""
+        return forward_flops(self.config.model)
+
+    def build_model(self, key: jax.Array | int) -> VisionModel:
+        """pLSTM-Vis or ViT."""
+        return build_model(self.config.model, key)
+
+    def logits(self, model: VisionModel, batch: Batch) -> jax.Array:
+        """float32 [batch, classes]."""
+        return model(normalise(batch["image"]))
+
+    def loss(self, model: VisionModel, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Mean cross entropy (nats) and accuracy; `key` is for stochastic depth."""
+        logits = model(normalise(batch["image"]), key=key)
+        labels = jax.nn.one_hot(batch["label"], logits.shape[-1])
+        targets = optax.smooth_labels(labels, self.config.optim.label_smoothing)
+        hits = (logits.argmax(-1) == batch["label"]).astype(jnp.float32)
+        return optax.softmax_cross_entropy(logits, targets).mean(), hits.mean()
+
+    def statistics(self, model: VisionModel, batch: Batch) -> dict[str, jax.Array]:
+        """The gates' means in each layer; none for ViT."""
+        return gate_statistics(model, normalise(batch["image"]))
+
+    def draw(
+        self, model: VisionModel, predict: Callable, splits: Mapping[str, Split], folder: Path, name: str
+    ) -> list[Path]:
+        """Samples with predictions (Figure 5) and, for pLSTM, what a node passes on (Figure 1)."""
+        from plstm.training.pictures import draw_gating, draw_samples
+
+        batch_size = self.config.optim.batch_size
+        batches = {name: next(split.batches(batch_size)) for name, split in splits.items()}
+        params = nnx.state(model, nnx.Param)
+        written = draw_samples(params, predict, batches, self.class_names, folder / f"{name}-samples")
+        return written + draw_gating(model, next(iter(batches.values())), folder / f"{name}-gating")
