@@ -1,0 +1,132 @@
+"""`python -m data.augment`: shows what a recipe does to a picture, and applies single operations."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from PIL import Image
+
+from data.augment.crops import rgb
+from data.augment.operations import apply_operation
+from data.augment.policies import MAX_MAGNITUDE, RAND_ARGUMENTS
+from data.augment.recipes import RECIPES
+from data.augment.sheet import draw_sheet
+from plstm.errors import UserError
+
+MAX_VIEWS, MAX_SIZE = 100, 2048
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports bad arguments in one line, like every other error."""
+
+    def error(self, message: str):
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def main() -> int:
+    """Runs the command in sys.argv; returns the exit status, 2 for bad input."""
+    try:
+        args = _parser().parse_args()
+        if args.command == "sheet":
+            sheet(args)
+        else:
+            operation(args)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    listing = ["recipes, and their settings where they differ from a random crop and flip:"]
+    plain = vars(RECIPES["none"])
+    for name, config in RECIPES.items():
+        changes = ", ".join(f"{key}={value}" for key, value in vars(config).items() if value != plain[key])
+        listing.append(f"  {name:16s}{changes or '(nothing)'}")
+    listing.append("RandAugment's operations, and what level 9 means with sign +1 and -1:")
+    for name, argument in RAND_ARGUMENTS.items():
+        values = dict.fromkeys(argument(9, sign) for sign in (1, -1))
+        listing.append(f"  {name:16s}{', '.join('no argument' if v is None else f'{v:.5g}' for v in values)}")
+    parser = Parser(
+        prog="python -m data.augment",
+        description="ImageNet augmentation: crop, flip, auto-augment, color jitter.",
+        epilog="\n".join(listing),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
+    show = commands.add_parser("sheet", help="draw a contact sheet of a picture's views under a recipe")
+    show.add_argument("input", type=Path, help="the picture")
+    show.add_argument("output", type=Path, help="the sheet to write, .png or another format of Pillow's")
+    show.add_argument("--recipe", default="deit3", help=f"{', '.join(RECIPES)} (deit3)")
+    show.add_argument("--seed", type=int, default=43, help="of the run (43)")
+    show.add_argument("--views", type=int, default=11, help="how many (11)")
+    show.add_argument("--size", type=int, default=192, help="of a view, in pixels (192)")
+    one = commands.add_parser("op", help="apply one RandAugment operation to a whole picture")
+    one.add_argument("name", help="one of RandAugment's, as listed by python -m data.augment --help")
+    one.add_argument("input", type=Path, help="the picture")
+    one.add_argument("output", type=Path, help="the picture to write; .png keeps the exact bytes")
+    one.add_argument("--level", type=float, default=9.0, help="the magnitude, 0 to 10 (9)")
+    one.add_argument("--sign", type=int, choices=(1, -1), default=1, help="for operations with a direction (+1)")
+    return parser
+
+
+def sheet(args: argparse.Namespace) -> None:
+    """Writes the contact sheet of `python -m data.augment sheet`."""
+    recipe = _named("--recipe", args.recipe, RECIPES)
+    for key, value, least, most in (
+        ("--seed", args.seed, 0, 2**63),
+        ("--views", args.views, 1, MAX_VIEWS),
+        ("--size", args.size, 16, MAX_SIZE),
+    ):
+        if not least <= value <= most:
+            raise UserError(f"{key} {value}: must be {least} to {most}")
+    _write(draw_sheet(_read(args.input), recipe, args.seed, args.views, args.size), args.output)
+
+
+def operation(args: argparse.Namespace) -> None:
+    """Writes the result of `python -m data.augment op`."""
+    name = _named("op", args.name, RAND_ARGUMENTS)
+    if not 0 <= args.level <= MAX_MAGNITUDE:
+        raise UserError(f"--level {args.level}: must be 0 to {MAX_MAGNITUDE:.0f}")
+    argument = RAND_ARGUMENTS[name](args.level, args.sign)
+    _write(apply_operation(_read(args.input), name, argument), args.output)
+
+
+def _named(key: str, name: str, known: Iterable[str]) -> str:
+    """The known name that was meant, in any case of letters; UserError with the nearest where there is none."""
+    by_lower = {each.lower(): each for each in known}
+    if name.lower() in by_lower:
+        return by_lower[name.lower()]
+    near = by_lower[difflib.get_close_matches(name.lower(), by_lower, 1, 0)[0]]
+    raise UserError(f"{key} {name}: unknown; the nearest is {near}, all are {', '.join(by_lower.values())}")
+
+
+def _read(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as image:
+            return rgb(image).copy()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a picture Pillow can read"
+        raise UserError(f"{path}: {reason}") from error
+
+
+def _write(image: Image.Image, path: Path) -> None:
+    if Image.registered_extensions().get(path.suffix.lower()) not in Image.SAVE:
+        raise UserError(f"{path}: Pillow writes no {path.suffix or 'file without a suffix'}; take .png")
+    partial = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        image.save(partial)
+        os.replace(partial, path)
+    except (OSError, ValueError) as error:
+        partial.unlink(missing_ok=True)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UserError(f"{path}: cannot write the picture ({reason})") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.augment import __main__ as commands
+from data.augment.operations import apply_operation
+from data.augment.policies import RAND_ARGUMENTS
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the 8 x 8 picture A, whose bytes are known, and a larger JPEG."""
+    y, x, c = np.indices((8, 8, 3))
+    Image.fromarray(((37 * x + 59 * y + 83 * c) % 256).astype(np.uint8)).save(tmp_path / "a.png")
+    y, x, c = np.indices((60, 90, 3))
+    Image.fromarray(((x * 2 + y * (c + 1)) % 256).astype(np.uint8)).save(tmp_path / "b.jpg")
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capsys):
+    """Runs a command line in the folder; returns status, output and errors."""
+
+    def call(*arguments):
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", ["augment", *arguments])
+        status = commands.main()
+        return status, *capsys.readouterr()
+
+    return call
+
+
+def test_help_lists_recipes_and_operations():
+    command = [sys.executable, "-m", "data.augment", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    for word in ("deit3_finetune", "three_augment", "rand-m9-mstd0.5-inc1", "1.81, 0.19", "sheet", *RAND_ARGUMENTS):
+        assert word in done.stdout
+
+
+def test_op_writes_known_bytes(run, folder):
+    assert run("op", "Posterize", "--level", "9", "--sign", "+1", "a.png", "out.png") == (0, "", "")
+    assert f"{zlib.crc32(Image.open(folder / 'out.png').tobytes()):08x}" == "29fac02d"
+    assert run("op", "shearx", "--level", "4.5", "--sign", "-1", "b.jpg", "out.png")[0] == 0
+    expected = apply_operation(Image.open(folder / "b.jpg"), "ShearX", -0.03 * 4.5)
+    assert Image.open(folder / "out.png").tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("recipe, count, columns", [("deit3", 5, 4), ("none", 1, 2)])
+def test_sheet_holds_the_views(run, folder, recipe, count, columns):
+    assert run("sheet", "b.jpg", "s.png", "--recipe", recipe, "--views", str(count), "--size", "64") == (0, "", "")
+    sheet = Image.open(folder / "s.png")
+    assert sheet.width > columns * 64 and sheet.height > -(-(count + 1) // columns) * 64
+    first = (folder / "s.png").read_bytes()
+    for seed, same in (("43", True), ("44", False)):
+        run("sheet", "b.jpg", "s.png", "--recipe", recipe, "--views", str(count), "--size", "64", "--seed", seed)
+        assert ((folder / "s.png").read_bytes() == first) == same
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("op Solarise a.png o.png", "op Solarise: unknown; the nearest is Solarize, all are AutoContrast, "),
+        ("op Invert a.png o.png --level 10.5", "--level 10.5: must be 0 to 10"),
+        ("op Invert a.png o.png --level nan", "--level nan: must be 0 to 10"),
+        ("op Invert a.png o.png --sign 2", "argument --sign: invalid choice: 2"),
+        ("op Invert missing.jpg o.png", "missing.jpg: No such file"),
+        ("op Invert . o.png", ".: Is a directory"),
+        ("op Invert text.jpg o.png", "text.jpg: not a picture"),
+        ("op Invert cut.jpg o.png", "cut.jpg: not a picture"),
+        ("op Invert a.png o.xyz", "o.xyz: Pillow writes no .xyz; take .png"),
+        ("op Invert a.png o", "o: Pillow writes no file without a suffix"),
+        ("op Invert a.png no/o.png", "no/o.png: cannot write the picture (No such file"),
+        ("sheet a.png o.png --recipe deit4", "--recipe deit4: unknown; the nearest is deit, all are deit3, "),
+        ("sheet a.png o.png --views 0", "--views 0: must be 1 to 100"),
+        ("sheet a.png o.png --size 9999", "--size 9999: must be 16 to 2048"),
+        ("sheet a.png o.png --seed -1", "--seed -1: must be 0"),
+        ("sheet a.png", "the following arguments are required: output"),
+        ("shet a.png o.png", "argument command: invalid choice: 'shet'"),
+    ],
+)
+def test_bad_input_is_one_line(run, folder, arguments, message):
+    (folder / "text.jpg").write_text("no picture")
+    (folder / "cut.jpg").write_bytes((folder / "b.jpg").read_bytes()[:700])
+    before = sorted(path.name for path in folder.iterdir())
+    status, output, errors = run(*arguments.split())
+    assert (status, output) == (2, "") and errors.startswith(f"error: {message}") and errors.count("\n") == 1
+    assert sorted(path.name for path in folder.iterdir()) == before
