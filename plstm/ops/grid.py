@@ -8,42 +8,29 @@ Three forms give the same numbers:
 
 * *row transfer* (`method="parallel"`): a row is a 1-D pLSTM, so a grid is a sequence of rows whose state is the row's
   X lower edges; a row costs one product with an X x 2X matrix. It takes any grid and any 2x2 transition, unpadded.
-* *source scan* (what "auto" takes on CPUs): the recurrence over nodes that carries, instead of a d_k x d_v state, each
-  source node's weight on an edge, and so writes the gating matrix column by column.
+* *source scan*: the recurrence over nodes that carries, instead of a d_k x d_v state, each source node's weight on an
+  edge, and so writes the gating matrix column by column. On CPUs `method="auto"` takes it, or `plstm.ops.batch_minor`.
 * *recurrent*: Equations 1 and 2 as they stand, linear in the number of nodes.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from plstm.ops import batch_minor
+from plstm.ops.directions import GridGates, mirror, mirror_gates
 from plstm.ops.sequence import segment_products
+
+__all__ = ["GridGates", "gating_matrix", "plstm2d"]
 
 METHODS = ("auto", "parallel", "recurrent")
 STRUCTURES = ("general", "rank_one", "no_ru")
-FORMS = ("auto", "row_transfer", "source_scan")
-
-
-class GridGates(NamedTuple):
-    """Gates of the nodes, each [..., 4, Y, X] in image coordinates (not mirrored).
-
-    Axis -3 holds the directions right-down, left-down, right-up, left-up. Names are those of the right-down direction:
-    in a "left-..." direction the right edge of a node is the one that leads left, in a "...-up" direction the lower
-    edge is the one that leads up. `t_ru` is the transition to the outgoing right edge from the incoming upper edge.
-    """
-
-    s_r: jax.Array  # source -> right edge
-    s_d: jax.Array  # source -> lower edge
-    t_rl: jax.Array  # left edge -> right edge
-    t_ru: jax.Array  # upper edge -> right edge
-    t_dl: jax.Array  # left edge -> lower edge
-    t_du: jax.Array  # upper edge -> lower edge
-    m_l: jax.Array  # left edge -> mark
-    m_u: jax.Array  # upper edge -> mark
+FORMS = ("auto", "row_transfer", "source_scan", "batch_minor")
+SHORTEST_BATCH = 8  # heads included: as many numbers as a CPU's vectors hold
 
 
 def plstm2d(
@@ -100,7 +87,8 @@ def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "
         structure: a promise that saves work. "general": any 2x2 transition. "rank_one" (P-mode, Equation 5):
             t_rl = t_ru, t_dl = t_du and m_l = m_u, of which t_ru, t_du and m_u are then not read. "no_ru" (D-mode):
             t_ru = 0, not read.
-        form: "row_transfer", "source_scan", or "auto": by backend. "no_ru" has a closed form of its own.
+        form: "row_transfer"; "source_scan"; "batch_minor" (P- and D-mode only, and reverse-mode derivatives only); or
+            "auto": by backend. In the first two "no_ru" has a closed form of its own.
 
     Returns:
         G [..., Y, X, Y, X] in the gates' dtype, at least float32: source node, then target; directions summed; no
@@ -119,17 +107,28 @@ def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "
 
 def _gating_by_target(gates: GridGates, structure: str, form: str) -> jax.Array:
     """G [..., N, N] with target rows and source columns: the layout in which it is made, and that attention reads."""
-    gates = _mirror_gates(gates, _gate_dtype(gates))
+    if form == "auto":
+        form = _fastest_form(gates, structure)
+    if form == "batch_minor" and structure == "general":
+        raise ValueError('form="batch_minor" needs structure="rank_one" or "no_ru"')
+    gates = mirror_gates(gates, _gate_dtype(gates))
+    if form == "batch_minor":
+        return (batch_minor.single_path if structure == "no_ru" else batch_minor.rank_one)(gates)
     if structure == "no_ru":
         return _single_path(gates)
-    if form == "auto":
-        # A CPU runs short vector operations in sequence without loss, where a GPU wants few and large products.
-        form = "source_scan" if jax.default_backend() == "cpu" else "row_transfer"
     if form == "source_scan":
         return _source_scan(gates, structure)
     if structure == "rank_one":
         gates = gates._replace(t_ru=gates.t_rl, t_du=gates.t_dl, m_u=gates.m_l)
     return _row_transfer(gates)
+
+
+def _fastest_form(gates: GridGates, structure: str) -> str:
+    """A CPU runs short vector operations in sequence without loss, where a GPU wants few and large products."""
+    if jax.default_backend() != "cpu":
+        return "row_transfer"
+    is_wide = math.prod(gates.s_r.shape[:-3]) >= SHORTEST_BATCH
+    return "batch_minor" if is_wide and structure != "general" else "source_scan"
 
 
 def _row_transfer(gates: GridGates) -> jax.Array:
@@ -152,7 +151,7 @@ def _row_transfer(gates: GridGates) -> jax.Array:
         columns.append(jnp.concatenate([marked, within_row[..., y, None, :, :], none[..., y + 1 :, :, :]], axis=-3))
         edges = jnp.concatenate([lower, node_to_lower[..., y, None, :, :]], axis=-3)
     matrix = jnp.stack(columns, axis=-2)  # [..., 4, Y, X, Y, X]
-    matrix = sum(_mirror(matrix, -5, rows=(-4, -2), columns=(-3, -1)))
+    matrix = sum(mirror(matrix, -5, rows=(-4, -2), columns=(-3, -1)))
     return matrix.reshape(*lead[:-1], height * width, height * width).swapaxes(-1, -2)
 
 
@@ -168,7 +167,7 @@ def _source_scan(gates: GridGates, structure: str) -> jax.Array:
     marked = _sweep(
         gates, _four_directions(sources), zero, structure, emit=lambda source: source, read=lambda edge, _: edge
     )
-    marked = sum(_mirror(marked, -2, rows=(0,), columns=(1,))).reshape(nodes, *lead, nodes)
+    marked = sum(mirror(marked, -2, rows=(0,), columns=(1,))).reshape(nodes, *lead, nodes)
     return jnp.moveaxis(marked, 0, -2)
 
 
@@ -178,14 +177,14 @@ def _recurrent(q, k, v, gates, direct, structure):
     q, k, v = (tensor.astype(dtype) for tensor in (q, k, v))
     q = q * q.shape[-1] ** -0.5
     hidden = _sweep(
-        _mirror_gates(gates, dtype),
+        mirror_gates(gates, dtype),
         tuple(_four_directions(jnp.moveaxis(tensor, (-3, -2), (0, 1))) for tensor in (q, k, v)),
         jnp.zeros((*q.shape[:-3], 4, k.shape[-1], v.shape[-1]), dtype),
         structure,
         emit=lambda qkv: qkv[1][..., :, None] * qkv[2][..., None, :],
         read=lambda cell, qkv: jnp.einsum("...k,...kv->...v", qkv[0], cell),
     )
-    hidden = sum(_mirror(hidden, -2, rows=(0,), columns=(1,)))
+    hidden = sum(mirror(hidden, -2, rows=(0,), columns=(1,)))
     return jnp.moveaxis(hidden, (0, 1), (-3, -2)) + (direct * (q * k).sum(-1))[..., None] * v
 
 
@@ -232,31 +231,18 @@ def _single_path(gates: GridGates) -> jax.Array:
     down = segment_products(gates.t_du.swapaxes(-1, -2)) * gates.m_u.swapaxes(-1, -2)[..., None, :]
     down = jnp.moveaxis(down, -3, -1)  # [..., 4, x', y, y'] -> [..., 4, y, y', x']
 
-    turned = jnp.stack(_mirror(turned, -4, rows=(-3,), columns=(-2, -1)), axis=-1)
-    down = jnp.stack(_mirror(down, -4, rows=(-3, -2), columns=(-1,)), axis=-2)
-    within_row = sum(_mirror(within_row, -4, rows=(-3,), columns=(-2, -1)))
+    turned = jnp.stack(mirror(turned, -4, rows=(-3,), columns=(-2, -1)), axis=-1)
+    down = jnp.stack(mirror(down, -4, rows=(-3, -2), columns=(-1,)), axis=-2)
+    within_row = sum(mirror(within_row, -4, rows=(-3,), columns=(-2, -1)))
     same_row = jnp.eye(within_row.shape[-3], dtype=along.dtype)[:, None, :, None]
     matrix = _product("...yabn,...yznb->...yazb", turned, down) + same_row * within_row[..., None, :]
     nodes = matrix.shape[-1] * matrix.shape[-2]
     return matrix.reshape(*matrix.shape[:-4], nodes, nodes).swapaxes(-1, -2)
 
 
-def _mirror(tensor: jax.Array, axis: int, rows: tuple[int, ...], columns: tuple[int, ...]) -> list[jax.Array]:
-    """The four directions along `axis`, each turned into right-down, or back.
-
-    rows, columns: the axes to mirror, counted without `axis`.
-    """
-    flips = ((), columns, rows, rows + columns)
-    return [jnp.flip(part, axes) for part, axes in zip(jnp.moveaxis(tensor, axis, 0), flips, strict=True)]
-
-
-def _mirror_gates(gates: GridGates, dtype) -> GridGates:
-    return GridGates(*(jnp.stack(_mirror(gate.astype(dtype), -3, (-2,), (-1,)), axis=-3) for gate in gates))
-
-
 def _four_directions(tensor: jax.Array) -> jax.Array:
     """What nodes bring, [Y, X, ..., d], as each direction meets it: [Y, X, ..., 4, d]."""
-    return jnp.stack(_mirror(jnp.stack([tensor] * 4), 0, rows=(0,), columns=(1,)), axis=-2)
+    return jnp.stack(mirror(jnp.stack([tensor] * 4), 0, rows=(0,), columns=(1,)), axis=-2)
 
 
 def _product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
