@@ -4,6 +4,8 @@
 # environment with `make test PY=python`, another interpreter with `make setup PYTHON=/path/to/python3.12`.
 .DEFAULT_GOAL := help
 VENV := .venv
+# Large pages for large arrays: a training step on CPUs is up to 1.5 times faster.
+export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 comma := ,
 
 ifdef PY
