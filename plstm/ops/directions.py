@@ -43,3 +43,15 @@ def mirrored_axes(direction: int, rows: tuple[int, ...], columns: tuple[int, ...
 def mirror_gates(gates: GridGates, dtype) -> GridGates:
     """The gates of each direction in its own, mirrored coordinates, or back."""
     return GridGates(*(jnp.stack(mirror(gate.astype(dtype), -3, (-2,), (-1,)), axis=-3) for gate in gates))
+
+
+def pass_node(g: GridGates, left: jax.Array, up: jax.Array, structure: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What a node makes of its incoming edges: what it marks, and what it sends right and down (Equations 1 and 2).
+
+    g: its gates, of shapes that broadcast with the edges' states. Its own source is not in it.
+    """
+    if structure == "rank_one":
+        both = left + up
+        return g.m_l * both, g.t_rl * both, g.t_dl * both
+    marked, right, down = g.m_l * left + g.m_u * up, g.t_rl * left, g.t_dl * left + g.t_du * up
+    return marked, right if structure == "no_ru" else right + g.t_ru * up, down

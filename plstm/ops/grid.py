@@ -22,12 +22,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from plstm.ops import batch_minor
-from plstm.ops.directions import GridGates, mirror, mirror_gates
+from plstm.ops.chunkwise import chunkwise
+from plstm.ops.directions import GridGates, mirror, mirror_gates, pass_node
 from plstm.ops.sequence import segment_products
 
 __all__ = ["GridGates", "gating_matrix", "plstm2d"]
 
-METHODS = ("auto", "parallel", "recurrent")
+METHODS = ("auto", "parallel", "chunkwise", "recurrent")
 STRUCTURES = ("general", "rank_one", "no_ru")
 FORMS = ("auto", "row_transfer", "source_scan", "batch_minor")
 SHORTEST_BATCH = 8  # heads included: as many numbers as a CPU's vectors hold
@@ -65,6 +66,9 @@ def plstm2d(
     _check_arguments(q, k, v, gates, direct)
     dtype = _gate_dtype(gates)
     direct = direct.astype(dtype)
+    if method == "chunkwise":
+        hidden = chunkwise(q, k, v, mirror_gates(gates, dtype), structure)
+        return (hidden + (direct * _self_similarity(q, k, dtype))[..., None] * v).astype(v.dtype)
     if method == "recurrent":
         return _recurrent(q, k, v, gates, direct, structure).astype(v.dtype)
     form = "row_transfer" if method == "parallel" else "auto"
@@ -188,6 +192,10 @@ def _recurrent(q, k, v, gates, direct, structure):
     return jnp.moveaxis(hidden, (0, 1), (-3, -2)) + (direct * (q * k).sum(-1))[..., None] * v
 
 
+def _self_similarity(q, k, dtype):
+    return jnp.einsum("...k,...k->...", q, k, preferred_element_type=dtype) * q.shape[-1] ** -0.5
+
+
 def _sweep(gates, inputs, zero, structure, emit, read):
     """Visits the nodes row by row: `read` what the incoming edges bring, pass it on, add what the node emits.
 
@@ -201,14 +209,7 @@ def _sweep(gates, inputs, zero, structure, emit, read):
     def visit(left, node):
         g, up, here = node
         source = emit(here)
-        if structure == "rank_one":
-            both = left + up
-            marked, right, down = g.m_l * both, g.t_rl * both, g.t_dl * both
-        elif structure == "no_ru":
-            marked, right, down = g.m_l * left + g.m_u * up, g.t_rl * left, g.t_dl * left + g.t_du * up
-        else:
-            marked = g.m_l * left + g.m_u * up
-            right, down = g.t_rl * left + g.t_ru * up, g.t_dl * left + g.t_du * up
+        marked, right, down = pass_node(g, left, up, structure)
         return right + g.s_r * source, (down + g.s_d * source, read(marked, here))
 
     def visit_row(upper, row):

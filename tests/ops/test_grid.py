@@ -15,7 +15,7 @@ from plstm.ops.oracle import gating_matrix_oracle, plstm2d_oracle
 SLOW_12X12 = pytest.param((2, 12, 12), marks=pytest.mark.slow)  # 12 x 12 is checked in float32 by default
 # "auto" takes another form on CPUs where batch and heads together are at least 8.
 WIDE = [(8, 1, 1), (8, 1, 7), (8, 7, 1), (2, 4, 5, 4)]
-METHODS = ["parallel", "recurrent"]
+METHODS = ["parallel", "chunkwise", "recurrent"]
 STRUCTURE = {"general": "general", "d_mode": "no_ru", "p_printed": "rank_one", "p_released": "rank_one"}
 SPECIAL_TRANSITIONS = [0.0, 1.0, -1.0, 1.3]
 
@@ -79,9 +79,13 @@ def test_any_transition_in_float64(x64, outputs_and_gradients, assert_close, met
     assert_close(outputs_and_gradients(fast(method, "general"), arguments, cotangent), expected, 1e-10)
 
 
-@pytest.mark.parametrize("shape", [(2, 5, 4), *WIDE, SLOW_12X12])
+@pytest.mark.parametrize(
+    ("method", "shape"),
+    [*(("auto", shape) for shape in WIDE)]
+    + [pytest.param(method, (2, 5, 4), id=f"{method}-5x4") for method in ["auto", *METHODS]]
+    + [pytest.param(method, (2, 12, 12), marks=pytest.mark.slow) for method in METHODS],
+)
 @pytest.mark.parametrize("kind", ["d_mode", "p_printed", "p_released"])
-@pytest.mark.parametrize("method", ["auto", *METHODS])
 def test_promised_structure_in_float64(x64, outputs_and_gradients, assert_close, method, kind, shape):
     arguments, cotangent = draw(shape, kind)
     expected = outputs_and_gradients(oracle, arguments, cotangent)
