@@ -2,6 +2,8 @@
 
     python scripts/benchmark.py operator                              # the 2-D operator against the paper's quad-tree
     python scripts/benchmark.py operator --grids 8 --repeats 1        # a look, without meaning
+    python scripts/benchmark.py model                                 # training steps of pLSTM-Vis-T against ViT-T
+    python scripts/benchmark.py model --sizes 192 384 576 768         # ... and how they grow with the image
 
 Prints a table and writes a JSON file that holds every single time next to the machine, the versions, the commit and the
 command.
@@ -11,12 +13,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
-import shlex
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,44 +27,9 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from plstm.experiments.records import write_file
-from plstm.ops.grid import STRUCTURES, GridGates, plstm2d
-from plstm.training.environment import describe_environment
-from scripts import quadtree
-
-
-def compile_step(step: Callable, arguments: tuple) -> dict:
-    """Compiles a step for its arguments.
-
-    Returns {"run": the executable, "compile_seconds", "memory_bytes": arguments, outputs and temporaries as XLA plans}.
-    """
-    start = time.perf_counter()
-    run = jax.jit(step).lower(*arguments).compile()
-    seconds = time.perf_counter() - start
-    plan = run.memory_analysis()
-    planned = (
-        plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes - plan.alias_size_in_bytes
-    )
-    return {"run": run, "compile_seconds": seconds, "memory_bytes": planned}
-
-
-def time_interleaved(runs: dict[str, Callable], arguments: tuple, repeats: int) -> dict[str, list[float]]:
-    """Seconds of every repeat of every run: one round to warm up, then the runs take turns."""
-    seconds = {name: [] for name in runs}
-    for repeat in range(repeats + 1):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            jax.block_until_ready(run(*arguments))
-            if repeat:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def write_report(path: Path, settings: dict, rows: list[dict]) -> None:
-    """Writes the rows next to the command, the settings, the commit, the versions and the machine."""
-    command = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
-    report = {"command": command, "settings": settings, **describe_environment(ROOT), "rows": rows}
-    write_file(path, (json.dumps(report, indent=2) + "\n").encode())
+from plstm.ops.grid import METHODS, STRUCTURES, GridGates, plstm2d
+from scripts import benchmark_model, quadtree
+from scripts.measuring import compile_step, positive, time_interleaved, write_report
 
 
 def quadtree_plstm2d(q, k, v, gates, direct):
@@ -151,12 +115,6 @@ def print_operator_rows(rows: list[dict]) -> None:
     Console().print(table)
 
 
-def positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1")
-    return int(text)
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     subjects = parser.add_subparsers(required=True, metavar="subject")
@@ -165,10 +123,11 @@ def parse_arguments() -> argparse.Namespace:
     operator.add_argument("--batch", type=positive, default=8)
     operator.add_argument("--heads", type=positive, default=3)
     operator.add_argument("--dim", type=positive, default=64, help="of a head's queries, keys and values (default 64)")
-    operator.add_argument("--method", choices=["parallel", "recurrent", "auto"], default="auto")
+    operator.add_argument("--method", choices=METHODS, default="auto")
     operator.add_argument("--repeats", type=positive, default=7, help="the median is over these (default 7)")
     operator.add_argument("--out", type=Path, help="default results/benchmarks/operator-<backend>.json")
     operator.set_defaults(run=benchmark_operator)
+    benchmark_model.add_subject(subjects)
     return parser.parse_args()
 
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -20,3 +22,19 @@ def test_the_operator_benchmark_writes_ratios_and_where_they_come_from(tmp_path)
     assert "commit" in written
     assert {row["structure"] for row in written["rows"]} == {"general", "rank_one", "no_ru"}
     assert all(row["speedup"] > 0 for row in written["rows"])
+
+
+@pytest.mark.slow
+def test_the_model_benchmark_writes_both_models_and_their_ratio(tmp_path):
+    out = tmp_path / "model.json"
+    options = ["--sizes", "16", "32", "--batch", "1", "--repeats", "1", "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts/benchmark.py"), "model", *options],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["tokens"] for row in rows] == [1, 4]
+    for row in rows:
+        assert row["ratio"] == row["pLSTM"]["median_seconds"] / row["ViT"]["median_seconds"]
+        assert f"{row['ratio']:.2f}" in done.stdout
+        assert min(row[name]["flops_per_second"] for name in ("pLSTM", "ViT")) > 0

@@ -1,0 +1,58 @@
+"""What benchmarks share: compiling, timing in turns, and a report that says where its numbers come from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from plstm.experiments.records import write_file
+from plstm.training.environment import describe_environment
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def compile_step(step: Callable, arguments: tuple) -> dict:
+    """Compiles a step for its arguments.
+
+    Returns {"run": the executable, "compile_seconds", "memory_bytes": arguments, outputs and temporaries as XLA plans}.
+    """
+    start = time.perf_counter()
+    run = jax.jit(step).lower(*arguments).compile()
+    seconds = time.perf_counter() - start
+    plan = run.memory_analysis()
+    planned = (
+        plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes - plan.alias_size_in_bytes
+    )
+    return {"run": run, "compile_seconds": seconds, "memory_bytes": planned}
+
+
+def time_interleaved(runs: dict[str, Callable], arguments: tuple, repeats: int) -> dict[str, list[float]]:
+    """Seconds of every repeat of every run: one round to warm up, then the runs take turns."""
+    seconds = {name: [] for name in runs}
+    for repeat in range(repeats + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(run(*arguments))
+            if repeat:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def write_report(path: Path, settings: dict, rows: list[dict]) -> None:
+    """Writes the rows next to the command, the settings, the commit, the versions and the machine."""
+    command = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
+    report = {"command": command, "settings": settings, **describe_environment(ROOT), "rows": rows}
+    write_file(path, (json.dumps(report, indent=2) + "\n").encode())
+
+
+def positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1")
+    return int(text)
