@@ -93,6 +93,17 @@ def test_eval_of_one_split_and_the_best_checkpoint(finished):
     assert f"accuracy {best['val']['accuracy']:.6f}" in line
 
 
+def test_probes_of_the_run_start_from_its_test_accuracy(finished):
+    out, runs = finished / "probe.json", finished / "runs"
+    command = [sys.executable, str(ROOT / "scripts/probe_arrow.py"), run_folder(finished).name[:6], f"--runs={runs}"]
+    subprocess.run([*command, "--count=64", f"--out={out}"], cwd=ROOT, check=True, capture_output=True)
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["canvas_pixels"], row["probe"]) for row in rows[::5]] == [(48, "as given"), (96, "as given")]
+    for row, split in zip(rows[::5], ("test", "test_ext"), strict=True):  # which have 64 images in this run
+        assert row["accuracy"] == last_lines(finished)[split]["accuracy"]
+        assert sum(part["images"] for part in row["by_distance"]) == row["images"] == 64
+
+
 def test_the_same_command_again_says_that_the_run_has_finished(finished):
     assert "has finished; its record is" in train(finished, "experiment=arrow/plstm")
 
