@@ -45,6 +45,10 @@ demo: $(READY) ## Train a small pLSTM and ViT on arrow pointing, write a table a
 	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 --out outputs/demo/baselines/arrow-48.json
 	$(PY) scripts/run_table.py arrow-demo --results outputs/demo --runs outputs/demo/checkpoints $(ARGS)
 
+.PHONY: data-imagenet
+data-imagenet: $(READY) ## Prepare ImageNet-1k from the official tars (MANUAL=/path/to/tars, DATA=/folder/of/data)
+	@$(PY) scripts/prepare_imagenet.py --manual "$(MANUAL)" $(if $(DATA),--data "$(DATA)") $(ARGS)
+
 .PHONY: test
 test: $(READY) ## Run the quick tests (ARGS="-k name" for some)
 	$(PY) -m pytest $(ARGS)

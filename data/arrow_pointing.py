@@ -176,7 +176,7 @@ def prepare(config: ArrowConfig, root: str | None = None, generate: bool = True)
     `generate` is False, and when it cannot be written.
     """
     folder = data_root(root)
-    with _quiet():
+    with quiet():
         builder = ArrowPointing(config=config, data_dir=folder)
         if builder.is_prepared():
             return builder
@@ -195,7 +195,7 @@ def prepare(config: ArrowConfig, root: str | None = None, generate: bool = True)
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """TFDS without its notes on standard output, its hints, and progress bars where no terminal shows them."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
@@ -253,7 +253,7 @@ def load_packed(config: ArrowConfig, split: str, root: str | None = None, genera
     flat = _read_packed(path, count, size)
     if flat is None:
         try:
-            with _quiet():
+            with quiet():
                 flat = _pack_source(source, split, size)
         except (RuntimeError, OSError) as error:  # what array_record and Pillow make of a damaged file
             raise _damaged(folder, str(error)) from error

@@ -4,6 +4,7 @@
     python scripts/benchmark.py operator --grids 8 --repeats 1        # a look, without meaning
     python scripts/benchmark.py model                                 # training steps of pLSTM-Vis-T against ViT-T
     python scripts/benchmark.py model --sizes 192 384 576 768         # ... and how they grow with the image
+    python scripts/benchmark.py data                                  # views a second and core of each ImageNet recipe
 
 Prints a table and writes a JSON file that holds every single time next to the machine, the versions, the commit and the
 command.
@@ -28,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from plstm.ops.grid import METHODS, STRUCTURES, GridGates, plstm2d
-from scripts import benchmark_model, quadtree
+from scripts import benchmark_data, benchmark_model, quadtree
 from scripts.measuring import compile_step, positive, time_interleaved, write_report
 
 
@@ -128,6 +129,7 @@ def parse_arguments() -> argparse.Namespace:
     operator.add_argument("--out", type=Path, help="default results/benchmarks/operator-<backend>.json")
     operator.set_defaults(run=benchmark_operator)
     benchmark_model.add_subject(subjects)
+    benchmark_data.add_subject(subjects)
     return parser.parse_args()
 
 

@@ -1,0 +1,311 @@
+"""Batches of photographs for training and evaluation: decoded, cropped and augmented by grain's reading processes.
+
+Order and randomness are functions of (seed, epoch, image, view) alone: so a checkpoint needs no iterator state, a
+resumed run goes on with the batch it would have had, and the number of reading processes changes nothing.
+
+A view is written once, into the batch in shared memory that this process hands to the device; nothing in between copies
+it. What bounds the input is therefore decoding and augmentation: views a second and core (scripts/benchmark.py data)
+times the cores. Each reading process makes whole batches, and grain keeps up to four of each one's, so that shared
+memory must hold (4 workers + 3) batches; a batch of 2,048 views of 192 x 192 takes 0.23 GB.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from data.augment import augment, evaluation_crop, view_rng
+from data.augment.recipes import AugmentConfig
+from data.decoding import CorruptImage, decode
+from plstm.errors import UserError
+
+GREY = 128
+TRIES = 100  # images in a row, before the whole set is given up
+SECONDS_TO_SAVE = 60
+
+
+class ImageBatches:
+    """Endless batches of augmented views, each image decoded once for its views in a batch.
+
+    Epoch e of a source visits its images in the order of `numpy.random.RandomState((seed, e)).permutation(images)`,
+    each `config.repeats` times in a row, and ends after floor(images / batch size) batches: with r repeats it visits
+    the first r-th of that order. Where the batch size is no multiple of r, some images have views in two batches.
+    """
+
+    def __init__(
+        self,
+        source: Sequence[dict[str, Any]],
+        batch_size: int,
+        size: int,
+        config: AugmentConfig,
+        seed: int,
+        workers: int = 0,
+        put: Callable[[np.ndarray], Any] = np.asarray,
+        process_index: int = 0,
+        process_count: int = 1,
+        max_corrupt: float = 0.001,
+    ):
+        """Nothing is read yet.
+
+        Args:
+          source: picklable; `source[i]` is {"image": a file's bytes, "label": int, "file_name": str}.
+          batch_size: views over all processes; this one reads its rows only, the process_index-th part.
+          size: pixels a side. config: the augmentation. seed: of order and augmentation, 0 or more.
+          workers: processes that read, spawned (so programs need a main guard); 0: threads of this one.
+          put: places an array on the device or devices. It may keep the array, but must not write to it.
+          max_corrupt: share of the source's images that may be undecodable; more of them raise UserError. Each is
+            reported once, and the source's next image takes its place with its own label, so that batches are full.
+        """
+        if batch_size > len(source):
+            raise UserError(f"optim.batch_size={batch_size}: more than the {len(source)} training images")
+        self._batches = _TrainingBatches(
+            source, batch_size, size, config, seed, workers, _rows(batch_size, process_index, process_count)
+        )
+        self._workers, self._put = workers, put
+        self._corrupt = _CorruptImages(len(source), max_corrupt, "the next image takes its place")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """floor(images / batch size), repeats counted as images."""
+        return self._batches.steps
+
+    def from_step(self, step: int) -> Iterator[dict[str, Any]]:
+        """Endless {"image": uint8 [rows, size, size, 3], "label": int32 [rows]}; `step` 0 is the first of the training.
+
+        Rows are this process's part of the batch. Raises UserError for too many corrupt images.
+        """
+        for batch in _read(self._batches, step, self._workers):
+            self._corrupt.report(batch["corrupt"])
+            yield {name: self._put(batch[name]) for name in ("image", "label")}
+
+
+class ImageSplit:
+    """A split to evaluate on: every image once, resized and cropped at its centre."""
+
+    def __init__(
+        self,
+        source: Sequence[dict[str, Any]],
+        size: int,
+        crop_ratio: float,
+        workers: int = 0,
+        process_index: int = 0,
+        process_count: int = 1,
+        max_corrupt: float = 0.001,
+    ):
+        """Arguments as for `ImageBatches`; crop_ratio: of the crop's side to the resized image's shorter side."""
+        self.size = size
+        self._source, self._crop_ratio, self._workers = source, crop_ratio, workers
+        self._process = process_index, process_count
+        self._corrupt = _CorruptImages(len(source), max_corrupt, "it counts as wrong")
+
+    def __len__(self) -> int:
+        """Images over all processes."""
+        return len(self._source)
+
+    def batches(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
+        """{"image": uint8 [rows, size, size, 3], "label": int32 [rows], "mask": bool [rows]}, equally many a process.
+
+        `batch_size` is over all processes, and rows are this one's part. The last batch is padded; the mask is False
+        there. A corrupt image is grey and labelled -1, which no prediction meets: it counts, and as wrong, for what a
+        model cannot be asked it does not know, and leaving it out would flatter the accuracy.
+        """
+        rows = _rows(batch_size, *self._process)
+        batches = _EvaluationBatches(self._source, batch_size, self.size, self._crop_ratio, self._workers, rows)
+        for batch in _read(batches, 0, min(self._workers, len(batches))):
+            self._corrupt.report(batch.pop("corrupt"))
+            yield batch
+
+
+def _rows(batch_size: int, process_index: int, process_count: int) -> range:
+    """This process's rows of a batch."""
+    if batch_size % process_count:
+        raise UserError(f"optim.batch_size={batch_size}: must be a multiple of the {process_count} processes")
+    rows = batch_size // process_count
+    return range(process_index * rows, (process_index + 1) * rows)
+
+
+class _Batches:
+    """What the two kinds of batches share: where the arrays live, and the threads that fill them."""
+
+    def __init__(self, source: Sequence[dict[str, Any]], size: int, workers: int, rows: range):
+        self.source, self.size, self.rows, self._in_workers = source, size, rows, workers > 0
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.rows) * self.size**2 * 3
+
+    def _make(self, jobs: Sequence[Any], fill: Callable[[Any, np.ndarray, np.ndarray], list]) -> dict[str, Any]:
+        """A batch; `fill(job, images, labels)` writes some of its rows and returns what was corrupt."""
+        shape = (len(self.rows), self.size, self.size, 3)
+        if self._in_workers:  # grain passes such an array on without a copy
+            from grain.multiprocessing import SharedMemoryArray
+
+            images = SharedMemoryArray(shape, np.uint8)
+        else:
+            images = np.empty(shape, np.uint8)
+        labels = np.empty(len(self.rows), np.int32)
+        # In a reading process a second thread reads files while the first computes.
+        with ThreadPoolExecutor(2 if self._in_workers else os.cpu_count()) as threads:
+            corrupt = list(threads.map(lambda job: fill(job, images, labels), jobs))
+        return {"image": images, "label": labels, "corrupt": sum(corrupt, [])}
+
+
+class _TrainingBatches(_Batches):
+    """Batch n of the training at [n]; picklable, and without a state of its own."""
+
+    EPOCHS = 100_000
+
+    def __init__(self, source, batch_size: int, size: int, config: AugmentConfig, seed: int, workers: int, rows: range):
+        super().__init__(source, size, workers, rows)
+        self._batch_size, self._config, self._seed = batch_size, config, seed
+        self.steps = len(source) // batch_size
+
+    def __len__(self) -> int:
+        return self.EPOCHS * self.steps
+
+    def __getitem__(self, step: int) -> dict[str, Any]:
+        epoch, position = divmod(int(step), self.steps)
+        order, repeats = _epoch_order(self._seed, epoch, len(self.source)), self._config.repeats
+        first, last = (position * self._batch_size + row for row in (self.rows.start, self.rows.stop))
+
+        def fill(place: int, images: np.ndarray, labels: np.ndarray) -> list[tuple[str, str]]:
+            index = int(order[place])
+            picture, label, corrupt = self._decode(index)
+            for number in range(max(place * repeats, first), min((place + 1) * repeats, last)):
+                rng = view_rng(self._seed, epoch, index, number % repeats)
+                images[number - first] = augment(picture, self.size, self._config, rng)
+                labels[number - first] = label
+            return corrupt
+
+        return self._make(range(first // repeats, (last - 1) // repeats + 1), fill)
+
+    def _decode(self, index: int) -> tuple[Image.Image, int, list[tuple[str, str]]]:
+        """Picture and label of an image, or of the next one that can be decoded; and those that cannot."""
+        corrupt = []
+        for place in range(index, index + TRIES):
+            example = self.source[place % len(self.source)]
+            try:
+                return decode(example["image"]), example["label"], corrupt
+            except CorruptImage as error:
+                corrupt.append((example["file_name"], str(error)))
+        raise UserError(f"{corrupt[0][0]} and the {TRIES - 1} images after it cannot be decoded ({corrupt[0][1]})")
+
+
+class _EvaluationBatches(_Batches):
+    """Batch n of an evaluation at [n]."""
+
+    def __init__(self, source, batch_size: int, size: int, crop_ratio: float, workers: int, rows: range):
+        super().__init__(source, size, workers, rows)
+        self._batch_size, self._crop_ratio = batch_size, crop_ratio
+
+    def __len__(self) -> int:
+        return -(-len(self.source) // self._batch_size)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        first = int(number) * self._batch_size + self.rows.start
+        images = min(max(len(self.source) - first, 0), len(self.rows))
+
+        def fill(row: int, pictures: np.ndarray, labels: np.ndarray) -> list[tuple[str, str]]:
+            if row >= images:
+                pictures[row], labels[row] = GREY, 0
+                return []
+            example = self.source[first + row]
+            try:
+                picture = decode(example["image"])
+            except CorruptImage as error:
+                pictures[row], labels[row] = GREY, -1
+                return [(example["file_name"], str(error))]
+            pictures[row], labels[row] = evaluation_crop(picture, self.size, self._crop_ratio), example["label"]
+            return []
+
+        return self._make(range(len(self.rows)), fill) | {"mask": np.arange(len(self.rows)) < images}
+
+
+@lru_cache(maxsize=2)
+def _epoch_order(seed: int, epoch: int, images: int) -> np.ndarray:
+    # RandomState, because its numbers are the same in every release of NumPy.
+    return np.random.RandomState((seed, epoch)).permutation(images)
+
+
+class _CorruptImages:
+    """Reports undecodable images, and ends the run when they are too many; one a split, in the main process."""
+
+    def __init__(self, images: int, max_share: float, instead: str):
+        self._images, self._max_share, self._instead = images, max_share, instead
+        self._names: set[str] = set()
+
+    def report(self, corrupt: list[tuple[str, str]]) -> None:
+        for name, why in corrupt:
+            if name not in self._names:
+                self._names.add(name)
+                warnings.warn(f"{name}: cannot be decoded ({why}); {self._instead}", stacklevel=3)
+        if len(self._names) > self._max_share * self._images:
+            raise UserError(
+                f"{len(self._names)} of {self._images:,} images cannot be decoded, the last {corrupt[-1][0]}: "
+                f"more than data.max_corrupt={self._max_share:g} of them; prepare the data again, or allow more"
+            )
+
+
+def _read(batches: _Batches, start: int, workers: int) -> Iterator[dict[str, Any]]:
+    """batches[start], batches[start + 1], ..., made ahead in `workers` processes, or in a thread of this one."""
+    import grain
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():  # grain's workers ask for flags, which programs of Hydra never parse
+        flags.FLAGS.mark_as_parsed()
+    ahead = 0 if workers else 1
+    options = grain.ReadOptions(num_threads=ahead, prefetch_buffer_size=ahead)
+    dataset = grain.MapDataset.source(batches)[start:].to_iter_dataset(options)
+    if workers:
+        _check_shared_memory((4 * workers + 3) * batches.nbytes)
+        dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(workers), worker_init_fn=_start_worker)
+    iterator = iter(dataset)
+    try:
+        for batch in iterator:  # grain's class of arrays is its own business
+            yield {name: np.asarray(value) if name != "corrupt" else value for name, value in batch.items()}
+            del batch
+    finally:
+        iterator.close()
+        if workers:
+            del iterator
+            gc.collect()  # grain's threads leave their last batches in reference cycles
+
+
+def _check_shared_memory(needed: int, folder: str = "/dev/shm") -> None:
+    """Raises UserError where batches do not fit: processes that write past the end of shared memory die unheard."""
+    if not os.path.isdir(folder):
+        return
+    space = os.statvfs(folder)
+    free = space.f_bavail * space.f_frsize
+    if needed > free:
+        raise UserError(
+            f"{folder}: {free / 2**30:.1f} GiB free, but the batches of data.workers need {needed / 2**30:.1f}; "
+            "take fewer, or give the container more (docker run --shm-size)"
+        )
+
+
+def _start_worker(worker: int, workers: int) -> None:
+    """Runs first in a reading process."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # leave the accelerators alone
+    # Ctrl-C and Slurm signal all processes of a job, but the training wants its batches until it has saved.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(SECONDS_TO_SAVE))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)

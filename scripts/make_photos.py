@@ -1,0 +1,176 @@
+"""Make a small data set of photograph-like JPEGs in the layout of the official ImageNet tars, to try everything on.
+
+    python scripts/make_photos.py --classes 10 --train 200 --val 20 --out photos
+    make data-imagenet MANUAL=photos DATA=photos/data
+
+A class is a texture, a shape of objects on it, two colours and a scale; within a class position, angle, light, noise,
+size (120 to 500 pixels) and JPEG quality vary. So texture and shape tell classes apart even without colour. The classes
+have names of real ones, spread over the 1,000. Everything is a function of the arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+import tarfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from data.imagenet import TRAIN_TAR, VAL_TAR, synsets, validation_synsets
+from plstm.errors import UserError
+
+TEXTURES = ("stripes", "checks", "dots", "rings", "clouds")
+SHAPES = ("disc", "square", "triangle", "ring", "cross", "star", "bar")
+
+
+def smooth_noise(rng: np.random.Generator, width: int, height: int, cells: int) -> np.ndarray:
+    """Float32 [height, width], about normal: random numbers on a grid of `cells` a side, bicubic in between."""
+    grid = Image.fromarray(rng.standard_normal((cells, cells)).astype(np.float32))
+    return np.asarray(grid.resize((width, height), Image.Resampling.BICUBIC))
+
+
+def texture(kind: str, u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """How much of the second colour there is at (u, v), in [0, 1]; u and v count periods."""
+    if kind == "clouds":
+        height, width = u.shape
+        cells = max(int(u.max() - u.min()), 3)
+        field = smooth_noise(rng, width, height, cells) + smooth_noise(rng, width, height, 2 * cells) / 2
+    else:
+        field = {
+            "stripes": lambda: np.sin(2 * np.pi * u),
+            "checks": lambda: np.sin(2 * np.pi * u) * np.sin(2 * np.pi * v) * 2,
+            "dots": lambda: np.cos(2 * np.pi * u) + np.cos(2 * np.pi * v) - 0.9,
+            "rings": lambda: np.sin(2 * np.pi * np.hypot(u, v)),
+        }[kind]()
+    return 1 / (1 + np.exp(-4 * field))
+
+
+def inside(kind: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Which points lie in the shape of radius about 1 around the origin, bool."""
+    radius, angle = np.hypot(x, y), np.arctan2(y, x)
+    return {
+        "disc": lambda: radius < 1,
+        "square": lambda: np.maximum(abs(x), abs(y)) < 0.85,
+        "triangle": lambda: np.maximum(y, abs(x) * 1.73 - y) < 0.75,
+        "ring": lambda: abs(radius - 0.8) < 0.25,
+        "cross": lambda: (np.minimum(abs(x), abs(y)) < 0.28) & (radius < 1),
+        "star": lambda: radius < 0.65 + 0.4 * np.cos(5 * angle),
+        "bar": lambda: (abs(x) < 1.2) & (abs(y) < 0.25),
+    }[kind]()
+
+
+def draw(number: int, rng: np.random.Generator) -> Image.Image:
+    """One picture of class `number`."""
+    short, long = np.sort(rng.integers(120, 501, 2))
+    short = max(short, long // 2)
+    width, height = (long, short) if rng.random() < 0.7 else (short, long)
+    hue = 0.618 * number  # golden steps keep the hues of any number of classes apart
+    colours = [_colour(hue + shift + rng.normal(0, 0.03), rng) for shift in (0, 0.12, 0.5)]
+
+    y, x = np.mgrid[:height, :width].astype(np.float32) / short
+    x, y = x - rng.uniform(0, width / short), y - rng.uniform(0, height / short)
+    angle = 0.4 * number + rng.normal(0, 0.2)
+    period = (0.09, 0.16, 0.28)[number // 5 % 3] * np.exp(rng.normal(0, 0.15))
+    bend = 0.03 * smooth_noise(rng, width, height, 4)
+    u, v = x * np.cos(angle) + y * np.sin(angle) + bend, y * np.cos(angle) - x * np.sin(angle) + bend
+    share = texture(TEXTURES[number % len(TEXTURES)], u / period, v / period, rng)[..., None]
+    picture = colours[0] * (1 - share) + colours[1] * share
+
+    y, x = np.mgrid[:height, :width].astype(np.float32) / short
+    for _ in range(rng.integers(2, 5)):
+        scale, turn = rng.uniform(0.12, 0.28), rng.uniform(-0.6, 0.6)
+        left, down = (x - rng.uniform(0.1, 0.9) * width / short) / scale, (y - rng.uniform(0.1, 0.9)) / scale
+        a, b = left * np.cos(turn) + down * np.sin(turn), down * np.cos(turn) - left * np.sin(turn)
+        body = inside(SHAPES[number % len(SHAPES)], a, b)
+        picture[body] = colours[2] * rng.uniform(0.75, 1.2) * (1 - 0.25 * a + 0.25 * b)[body][:, None]
+
+    light = np.exp(0.25 * smooth_noise(rng, width, height, 3))[..., None] * rng.uniform(0.7, 1.15)
+    picture = 255 * picture * light + rng.normal(0, rng.uniform(3, 12), picture.shape)
+    return Image.fromarray(picture.clip(0, 255).astype(np.uint8))
+
+
+def _colour(hue: float, rng: np.random.Generator) -> np.ndarray:
+    """RGB in [0, 1]."""
+    pure = 0.5 + 0.5 * np.cos(2 * np.pi * (hue + np.array([0, 1, 2]) / 3))
+    return rng.uniform(0.15, 0.35) + rng.uniform(0.45, 0.65) * pure
+
+
+def encode(picture: Image.Image, rng: np.random.Generator) -> bytes:
+    """A JPEG of varying quality and chroma subsampling."""
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=int(rng.integers(75, 97)), subsampling=int(rng.integers(0, 3)))
+    return file.getvalue()
+
+
+def add(tar: tarfile.TarFile, name: str, content: bytes | None) -> None:
+    """Appends a file to an open tar, or without content an empty folder."""
+    member = tarfile.TarInfo(name)
+    if content is None:
+        member.type = tarfile.DIRTYPE
+        tar.addfile(member)
+    else:
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
+
+
+def make(out: Path, classes: int, train: int, val: int, seed: int = 0) -> None:
+    """Writes both tars into `out`: `train` and `val` images of each class.
+
+    A validation image's class is told by its place among the names of all 50,000. Empty folders hold the places of the
+    images that are not there; every reader of tars passes them over.
+    """
+    for name, value, most in (("classes", classes, 1000), ("train", train, 5000), ("val", val, 50)):
+        if not 1 <= value <= most:
+            raise UserError(f"--{name} {value}: must be 1 to {most}")
+    names = [synsets()[n * 1000 // classes] for n in range(classes)]
+    number = {name: n for n, name in enumerate(names)}
+    out.mkdir(parents=True, exist_ok=True)
+    progress = tqdm(total=classes * (train + val), desc="drawing", leave=False, disable=None)
+
+    def picture(split: int, name: str, index: int) -> bytes:
+        rng = np.random.default_rng((seed, split, number[name], index))
+        progress.update()
+        return encode(draw(number[name], rng), rng)
+
+    with progress, tarfile.open(out / TRAIN_TAR, "w") as whole:
+        for name in names:
+            file = io.BytesIO()
+            with tarfile.open(fileobj=file, mode="w") as tar:
+                for index in range(train):
+                    add(tar, f"{name}_{index}.JPEG", picture(0, name, index))
+            add(whole, f"{name}.tar", file.getvalue())
+        left = dict.fromkeys(names, val)
+        with tarfile.open(out / VAL_TAR, "w") as tar:
+            for place, name in enumerate(validation_synsets()):
+                wanted = left.get(name, 0) > 0
+                add(tar, f"ILSVRC2012_val_{place + 1:08}.JPEG", picture(1, name, place) if wanted else None)
+                if wanted:
+                    left[name] -= 1
+                    if not any(left.values()):
+                        break
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--classes", type=int, default=10, help="(10)")
+    parser.add_argument("--train", type=int, default=200, help="training images a class (200)")
+    parser.add_argument("--val", type=int, default=20, help="validation images a class, at most 50 (20)")
+    parser.add_argument("--seed", type=int, default=0, help="(0)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the two tars")
+    options = parser.parse_args()
+    make(options.out, options.classes, options.train, options.val, options.seed)
+    print(f"{options.out}: {TRAIN_TAR} and {VAL_TAR}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

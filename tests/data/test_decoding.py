@@ -1,0 +1,105 @@
+"""Image files to pixels: every format that ImageNet holds, the same by both decoders, and what counts as corrupt."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data import decoding
+from data.decoding import CorruptImage, decode
+
+RNG = np.random.default_rng(0)
+
+
+def picture(width: int, height: int) -> Image.Image:
+    """Smooth, with noise: something for every part of a JPEG."""
+    grid = RNG.integers(0, 256, (4, 5, 3), np.uint8)
+    smooth = np.asarray(Image.fromarray(grid).resize((width, height), Image.Resampling.BICUBIC), np.float64)
+    return Image.fromarray((smooth + RNG.normal(0, 9, smooth.shape)).clip(0, 255).astype(np.uint8))
+
+
+def encoded(image: Image.Image, kind: str, **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def by_pillow(content: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (17, 8), (50, 33), (203, 120)])
+def test_simplejpeg_gives_pillows_pixels(size):
+    pytest.importorskip("simplejpeg")
+    for quality, subsampling, progressive in itertools.product((5, 60, 90, 100), (0, 1, 2), (False, True)):
+        content = encoded(
+            picture(*size), "JPEG", quality=quality, subsampling=subsampling, progressive=progressive,
+            restart_marker_blocks=3 * (quality == 60),
+        )  # fmt: skip
+        np.testing.assert_array_equal(np.asarray(decode(content)), by_pillow(content))
+
+
+def test_colour_jpegs_go_through_simplejpeg_and_nothing_else_does(monkeypatch):
+    simplejpeg = pytest.importorskip("simplejpeg")
+    calls = []
+
+    def spy(content, *args, **options):
+        calls.append(content)
+        return simplejpeg.decode_jpeg(content, *args, **options)
+
+    class Module:
+        decode_jpeg_header, decode_jpeg = staticmethod(simplejpeg.decode_jpeg_header), staticmethod(spy)
+
+    monkeypatch.setattr(decoding, "simplejpeg", Module)
+    image = picture(20, 10)
+    colour = encoded(image, "JPEG")
+    for content in (encoded(image.convert("L"), "JPEG"), encoded(image.convert("CMYK"), "JPEG"), encoded(image, "PNG")):
+        decode(content)
+    assert calls == []
+    decode(colour)
+    assert calls == [colour]
+
+
+@pytest.fixture(params=["installed", "pillow"])
+def decoder(request, monkeypatch):
+    if request.param == "pillow":
+        monkeypatch.setattr(decoding, "simplejpeg", None)
+
+
+@pytest.mark.parametrize("mode, kind", [("L", "JPEG"), ("CMYK", "JPEG"), ("L", "PNG"), ("P", "PNG"), ("RGBA", "PNG")])
+def test_every_kind_becomes_rgb_as_pillow_has_it(decoder, mode, kind):
+    content = encoded(picture(31, 22).convert(mode), kind)
+    image = decode(content)
+    assert image.mode == "RGB" and image.size == (31, 22)
+    np.testing.assert_array_equal(np.asarray(image), by_pillow(content))
+
+
+def test_a_cmyk_image_keeps_its_colours(decoder):
+    image = picture(31, 22)
+    close = np.asarray(decode(encoded(image.convert("CMYK"), "JPEG", quality=100)), int) - np.asarray(image, int)
+    assert abs(close).mean() < 4  # inverted inks would be off by a hundred
+
+
+def test_the_rotation_tag_is_ignored(decoder):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    assert decode(encoded(picture(30, 20), "JPEG", exif=exif)).size == (30, 20)
+
+
+def test_a_harmless_flaw_is_no_corruption(decoder):
+    content = encoded(picture(31, 22), "JPEG") + b"more"
+    np.testing.assert_array_equal(np.asarray(decode(content)), by_pillow(content))
+
+
+def test_corrupt_files_say_what_is_wrong(decoder):
+    content = encoded(picture(31, 22), "JPEG")
+    png = encoded(picture(31, 22), "PNG")
+    damaged = [b"", b"text", bytes(1000), content[:100], content[: len(content) // 2], png[: len(png) // 2]]
+    for case in damaged:
+        with pytest.raises(CorruptImage, match=r"^\w+: \S") as error:
+            decode(case)
+        assert "0x" not in str(error.value)  # no address: the same file has the same message
