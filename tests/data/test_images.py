@@ -279,7 +279,7 @@ def test_reading_processes_outlive_signals_to_the_whole_job(reader, number):
     process, workers = reader
     for worker in workers:
         worker.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert out.count("batch") == 38
 
@@ -289,5 +289,5 @@ def test_reading_processes_outlive_signals_to_the_whole_job(reader, number):
 def test_reading_processes_end_with_a_killed_parent(reader):
     process, workers = reader
     process.kill()
-    _, alive = psutil.wait_procs(workers, timeout=20)
+    _, alive = psutil.wait_procs(workers, timeout=120)
     assert not alive
