@@ -95,7 +95,8 @@ def main() -> None:
         total = check_tars(Path(options.manual), options.verify)
         check_space(folder, 1.05 * total)
         minutes = max(round(total / SLOW / 60), 1)
-        print(f"preparing {total / 2**30:.1f} GiB in {folder / NAME}: up to {minutes} min, depending on the disk", flush=True)
+        size = f"{total / 2**30:.1f} GiB"
+        print(f"preparing {size} in {folder / NAME}: up to {minutes} min, depending on the disk", flush=True)
         try:
             prepare(Path(options.manual), options.data)
         except (OSError, RuntimeError, ValueError, tarfile.TarError) as error:
