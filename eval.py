@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import hydra
+import jax
 from absl import logging
 from flax import nnx
 from omegaconf import DictConfig
@@ -19,6 +20,7 @@ from plstm.experiments.runs import find_run, load_config
 from plstm.tasks import TASKS, Task
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.evaluation import describe, evaluate
+from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import TrainState, init_state, make_predict
 
@@ -41,21 +43,24 @@ def main(node: DictConfig) -> None:
     if options.data.split not in (None, *task.splits):
         raise UserError(f"data.split={options.data.split}: choose one of {', '.join(task.splits)}")
 
+    devices = jax.device_count()
+    batch_size = -(-config.optim.batch_size // devices) * devices  # the run's, where the devices divide it
+    layout = Layout(make_mesh(batch_size))
     graphdef, state = build(task)
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     step = checkpoints.last_step() if options.checkpoint == "last" else checkpoints.best_step()
     if step is None:
         raise UserError(f"{folder}: no checkpoint yet; train the run until its first evaluation")
-    state, _ = checkpoints.restore(step, state)
+    state, _ = checkpoints.restore(step, layout.place_state(state))
 
     print(f"{run_name(config)} ({folder}), {options.checkpoint} checkpoint, step {step:,}")
     names = [options.data.split] if options.data.split else config.loop.final_splits
     splits = {name: task.split(name) for name in names}
     predict = make_predict(graphdef, task.logits)
     for name, split in splits.items():
-        print(describe(name, evaluate(predict, state.params, split, config.optim.batch_size)), flush=True)
+        print(describe(name, evaluate(predict, state.params, split, batch_size, layout.place_rows)), flush=True)
     if options.figures:
-        model = nnx.merge(graphdef, state.params)
+        model = nnx.merge(graphdef, layout.local(state.params))
         for path in task.draw(model, predict, splits, Path(options.paths.results, "figures"), run_name(config)):
             print(path)
 

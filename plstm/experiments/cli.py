@@ -79,8 +79,11 @@ def run_entry(main: Callable[[], Any], schema: type) -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(EXIT_BAD_INPUT)
+    if not jax.distributed.is_initialized():
+        print(f"error: {message}", file=sys.stderr)
+        raise SystemExit(EXIT_BAD_INPUT)
+    print(f"error: process {jax.process_index()}: {message}", file=sys.stderr, flush=True)
+    os._exit(EXIT_BAD_INPUT)  # an orderly end would wait for the other processes, and they for this one
 
 
 def _explain(error: Exception, schema: type) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import jax
 from flax import nnx
 
 if TYPE_CHECKING:
     from plstm.experiments.config import Config
+    from plstm.training.meshes import Layout
 
 Batch = dict[str, jax.Array]
 
@@ -29,8 +30,11 @@ class Split(Protocol):
         """Its examples."""
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        """Every example exactly once, in order: at least "label" int32 [batch] and "mask" bool [batch], False at the
-        padding that fills the last batch."""
+        """Every example exactly once, in order: at least "label" int32 [rows] and "mask" bool [rows], False at the
+        padding that fills the last batch.
+
+        `batch_size` is over all processes, and rows are this one's part of it: all of them in a run of one process.
+        """
 
 
 class Task:
@@ -69,8 +73,12 @@ class Task:
         """A whole split to evaluate on."""
         raise NotImplementedError
 
-    def batches(self, key: jax.Array, put: Callable[[Any], Any]) -> Batches:
-        """The training examples, in the order that `key` gives; `put` places arrays on the devices."""
+    def batches(self, key: jax.Array, layout: Layout) -> Batches:
+        """The training examples, in the order that `key` gives.
+
+        `layout` places them on the devices: `place_rows` what this process read as its part of a batch,
+        `place_copies` a data set that every process has whole.
+        """
         raise NotImplementedError
 
     def logits(self, model: nnx.Module, batch: Batch) -> jax.Array:
