@@ -7,6 +7,7 @@ has finished, its record and curve enter results/, from which tables and figures
 from __future__ import annotations
 
 import contextlib
+import signal
 import statistics
 import time
 from datetime import UTC, datetime
@@ -65,6 +66,8 @@ def main(node: DictConfig) -> None:
         training.close()
     if signal_number is not None:
         say(f"stopped by signal {signal_number} at step {training.step:,}, saved; the same command goes on")
+        if signal_number == signal.SIGUSR2:
+            signal.raise_signal(signal_number)  # to whoever waited for it, see Interrupt
         raise SystemExit(128 + signal_number)
 
 

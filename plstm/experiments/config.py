@@ -101,19 +101,22 @@ class Config:
 
 @dataclass
 class EvalDataConfig:
-    """What to evaluate on: one split, or none for all that the end of training evaluates."""
+    """What to evaluate on: one split, or none for all that the end of training evaluates, or a folder."""
 
     split: str | None = None
+    folder: str | None = None  # of class folders of images, named as the model's classes or by their numbers
     root: str | None = None  # where data sets live; none: as the run had it
     generate: bool = True  # make missing images; otherwise missing data is an error
+    workers: int | None = None  # reading processes; none: as the run had it
 
 
 @dataclass
 class EvalConfig:
-    """One evaluation of a run's checkpoint."""
+    """One evaluation of a run's checkpoint, or of weights in a file."""
 
-    run: str = MISSING  # the run's folder or id
-    checkpoint: str = "last"  # or "best"
+    run: str | None = None  # the run's folder or id
+    weights: str | None = None  # or a .safetensors file
+    checkpoint: str = "last"  # or "best", of a run
     data: EvalDataConfig = field(default_factory=EvalDataConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
     figures: bool = False  # also draw samples with predictions, and gating patterns, into results/figures

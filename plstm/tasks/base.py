@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import jax
 from flax import nnx
 
+from plstm.errors import UserError
+
 if TYPE_CHECKING:
     from plstm.experiments.config import Config
+    from plstm.tasks.vision import Preprocessing
     from plstm.training.meshes import Layout
 
 Batch = dict[str, jax.Array]
@@ -43,6 +46,8 @@ class Task:
     data_schema: ClassVar[type]  # the dataclasses of the config's `data` and `model`
     model_schema: ClassVar[type]
     splits: ClassVar[tuple[str, ...]]  # names
+    class_names: Sequence[str] = ()  # what the logits stand for, in order; none where they stand for no classes
+    preprocessing: Preprocessing | None = None  # from a picture to the model's input; none where it takes no pictures
 
     def __init__(self, config: Config):
         self.config = config
@@ -72,6 +77,10 @@ class Task:
     def split(self, name: str) -> Split:
         """A whole split to evaluate on."""
         raise NotImplementedError
+
+    def folder(self, path: str) -> Split:
+        """The pictures in the class folders of a folder, to evaluate on."""
+        raise UserError(f"data.folder={path}: task {self.config.task} classifies no pictures; leave it out")
 
     def batches(self, key: jax.Array, layout: Layout) -> Batches:
         """The training examples, in the order that `key` gives.

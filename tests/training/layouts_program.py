@@ -1,9 +1,10 @@
 """What the tests of layouts start: alone with simulated devices, or as one of several processes.
 
-    python layouts_program.py FOLDER LAYOUT ...      LAYOUT: devices x fsdp, such as 8x4
+    python layouts_program.py MODEL FOLDER LAYOUT ...      LAYOUT: devices x fsdp, such as 8x4
 
-Trains a tiny pLSTM for two steps from one start in each layout, evaluates it, and saves it in FOLDER/LAYOUT; then restores
-each of these checkpoints in the layout named after it. Process 0 writes FOLDER/LAYOUT.npz, and prints one JSON object.
+Trains a tiny MODEL, "pLSTM" or "MLP", which compiles fast, for two steps from one start in each layout, evaluates it, and saves it in FOLDER/LAYOUT; then
+restores each of these checkpoints in the layout named after it, the last one in the first.
+Process 0 writes the states to FOLDER/LAYOUT.npy, and prints one JSON object.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from flax import nnx
 from data.packed import PackedSplit
 from plstm.experiments.config import Config, OptimConfig
 from plstm.models import VisionConfig, build_model
+from plstm.nn.layers import drop_path
 from plstm.tasks.vision import VisionTask
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.evaluation import evaluate
@@ -33,10 +35,19 @@ CONFIG = VisionConfig(
 )
 
 
-def start_state(optimizer):
+class MLP(nnx.Module):
+    def __init__(self):
+        self.up, self.down = (nnx.Linear(*sizes, rngs=nnx.Rngs(0)) for sizes in ((768, 64), (64, 2)))
+
+    def __call__(self, images, *, key=None):
+        return self.down(drop_path(jax.nn.gelu(self.up(images.reshape(len(images), -1))), 0.5, key))
+
+
+def start_state(model: str, optimizer):
     """The model's definition and step 0, every parameter drawn by NumPy."""
     rng = np.random.default_rng(0)
-    graphdef, params = nnx.split(nnx.eval_shape(lambda: build_model(CONFIG, 0)))
+    build = {"pLSTM": lambda: build_model(CONFIG, 0), "MLP": MLP}[model]
+    graphdef, params = nnx.split(nnx.eval_shape(build))
     params = jax.tree.map(lambda leaf: (0.1 * rng.normal(size=leaf.shape)).astype(np.float32), params)
     graphdef, state = init_state(nnx.merge(graphdef, params), optimizer)
     return graphdef, jax.tree.map(np.asarray, state)
@@ -54,11 +65,11 @@ def flat(tree) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def main(folder: Path, names: list[str]) -> None:
+def main(model: str, folder: Path, names: list[str]) -> None:
     start_processes(60)
     task, split = VisionTask(Config(model=CONFIG)), draw_split()
     optimizer, schedule = build_optimizer(OptimConfig(), lambda step: 1e-2), lambda step: 1e-2
-    graphdef, start = start_state(optimizer)
+    graphdef, start = start_state(model, optimizer)
     predict = make_predict(graphdef, task.logits)
     report, states = {}, {}
     for name in names:
@@ -80,19 +91,19 @@ def main(folder: Path, names: list[str]) -> None:
         checkpoints.save(2, state, {"from": name}, 0.5)
         checkpoints.close()
         if is_main():
-            np.savez(folder / f"{name}.npz", state=states[name][1])
+            np.save(folder / f"{name}.npy", states[name][1])
     for name, other in zip(names, names[1:] + names[:1], strict=True):
         like, _, layout = states[other]
         restored, info = Checkpoints(folder / name, read_only=True).restore(2, like)
         assert info == {"from": name}
         np.testing.assert_array_equal(flat(layout.local(restored)), states[name][1])
         jax.tree.map(lambda a, b: np.testing.assert_equal(a.sharding, b.sharding), restored, like)
-    votes = Votes(layout)
-    report["votes"] = [votes.cast(15 if n == 3 and jax.process_index() == jax.process_count() - 1 else 0) for n in range(8)]
+    votes, is_last = Votes(layout), jax.process_index() == jax.process_count() - 1
+    report["votes"] = [votes.cast(15 if n == 3 and is_last else 0) for n in range(8)]
     report["from_main"] = from_main(100 + jax.process_index())
     if is_main():
         print(json.dumps(report))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
