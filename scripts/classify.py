@@ -9,6 +9,7 @@ Without --weights it takes the newest run. Exit status: 0, or 2 for bad input.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,11 +54,12 @@ def read(path: Path) -> Image.Image:
         raise UserError(f"{path}: not a picture that can be read ({error})") from error
 
 
-def label(names: Sequence[str], number: int) -> str:
-    """The class's name, with words where it is a WordNet id; its number where it has no name."""
-    name = names[number] if names else str(number)
-    words = class_words().get(name, "")
-    return f"{name}  {words}" if words else name
+def labels(names: Sequence[str]) -> list[str]:
+    """The classes' names, with words where they are WordNet ids."""
+    if not any(re.fullmatch(r"n\d{8}", name) for name in names):
+        return list(names)
+    words = class_words()
+    return [f"{name}  {words[name]}" if name in words else name for name in names]
 
 
 def main() -> None:
@@ -68,12 +70,13 @@ def main() -> None:
     model = from_checkpoint(source, runs=arguments.runs, checkpoint=arguments.checkpoint)
     if model.info.preprocessing is None:
         raise UserError(f"--weights {source}: a model of task {model.info.config.task} takes no pictures")
+    names = labels(model.info.class_names)
     print(f"{run_name(model.info.config)}, step {model.info.step:,} ({source})")
     for path, picture in zip(arguments.pictures, pictures, strict=True):
         logits = model(model.info.preprocessing(picture)[None])[0]
         print(path)
         for number, probability in zip(*(np.asarray(found) for found in top(logits)), strict=True):
-            print(f"  {probability:6.1%}  {label(model.info.class_names, number)}")
+            print(f"  {probability:6.1%}  {names[number] if names else number}")
 
 
 def top(logits: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -74,9 +74,8 @@ class VisionTask(Task):
         from data.folders import folder_source
         from data.images import ImageSplit
 
-        data, source = self.config.data, folder_source(path, self.class_names)
         how = self.preprocessing
-        return ImageSplit(source, how.size, how.crop_ratio, data.workers)
+        return ImageSplit(folder_source(path, self.class_names), how.size, how.crop_ratio, self.config.data.workers)
 
     def flops(self) -> int:
         """As `plstm.models.flops.forward_flops` counts, at the training size."""
