@@ -100,7 +100,7 @@ def _explain(error: Exception, schema: type) -> str:
         return f"{key}: there is no such key{_nearest(key, _known_keys(schema))}"
     if option := re.search(r"Could not (?:find|load) '([^']+)'", text):
         if option[1].startswith("hydra/launcher/submitit"):
-            return "hydra/launcher: this one needs the Slurm plugin; install it with: make setup EXTRA=slurm"
+            return "hydra/launcher: this one needs the Slurm plugin; install it: make setup EXTRA=slurm"
         group, _, name = option[1].partition("/")
         options = _options(group, text)
         listed = ", ".join(options) or "none"
