@@ -1,6 +1,7 @@
 """Evaluates a run: python eval.py run=<folder or id> [data.split=test_ext] [checkpoint=best] [figures=true].
 
 It takes the run's own configuration and the same code as the end of training, and so prints the same digits.
+Of weights in a file: python eval.py weights=model.safetensors; on a folder of class folders: data.folder=/path.
 """
 
 from __future__ import annotations
@@ -8,19 +9,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import hydra
+import jax
 from absl import logging
 from flax import nnx
 from omegaconf import DictConfig
 
 from plstm.errors import UserError
 from plstm.experiments.cli import run_entry, task
-from plstm.experiments.config import EvalConfig, run_name, to_eval_config
-from plstm.experiments.runs import find_run, load_config
-from plstm.tasks import TASKS, Task
-from plstm.training.checkpoints import Checkpoints
+from plstm.experiments.config import Config, EvalConfig, run_name, to_eval_config
+from plstm.models.weights import config_of, from_checkpoint
+from plstm.tasks import TASKS, Split, Task
 from plstm.training.evaluation import describe, evaluate
-from plstm.training.optimizers import build_optimizer
-from plstm.training.steps import TrainState, init_state, make_predict
+from plstm.training.meshes import Layout, make_mesh
+from plstm.training.steps import make_predict
 
 ROOT = Path(__file__).resolve().parent
 
@@ -31,39 +32,55 @@ def main(node: DictConfig) -> None:
     """Prints loss, accuracy and count of each split."""
     logging.set_verbosity(logging.ERROR)
     options = to_eval_config(node)
-    if options.checkpoint not in ("last", "best"):
-        raise UserError(f"checkpoint={options.checkpoint}: choose one of last, best")
-    folder = find_run(options.run, Path(options.paths.runs))
-    config = load_config(folder)
-    config.data.root = options.data.root or config.data.root
-    config.data.generate = options.data.generate
-    task = TASKS[config.task](config)
+    source = choose_source(options)
+    config = config_of(source, options.paths.runs)
+    task = choose_task(config, options)
     if options.data.split not in (None, *task.splits):
         raise UserError(f"data.split={options.data.split}: choose one of {', '.join(task.splits)}")
+    model = from_checkpoint(source, runs=options.paths.runs, checkpoint=options.checkpoint)
 
-    graphdef, state = build(task)
-    checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
-    step = checkpoints.last_step() if options.checkpoint == "last" else checkpoints.best_step()
-    if step is None:
-        raise UserError(f"{folder}: no checkpoint yet; train the run until its first evaluation")
-    state, _ = checkpoints.restore(step, state)
-
-    print(f"{run_name(config)} ({folder}), {options.checkpoint} checkpoint, step {step:,}")
-    names = [options.data.split] if options.data.split else config.loop.final_splits
-    splits = {name: task.split(name) for name in names}
-    predict = make_predict(graphdef, task.logits)
+    shown = f", {options.checkpoint} checkpoint" if options.weights is None else ""
+    print(f"{run_name(config)} ({source}){shown}, step {model.info.step:,}")
+    devices = jax.device_count()
+    batch_size = -(-config.optim.batch_size // devices) * devices  # the run's, where the devices divide it
+    layout = Layout(make_mesh(batch_size))
+    graphdef, params = nnx.split(model, nnx.Param)
+    params, predict = layout.place_copies(params), make_predict(graphdef, task.logits)
+    splits = choose_splits(task, options)
     for name, split in splits.items():
-        print(describe(name, evaluate(predict, state.params, split, config.optim.batch_size)), flush=True)
+        print(describe(name, evaluate(predict, params, split, batch_size, layout.place_rows)), flush=True)
     if options.figures:
-        model = nnx.merge(graphdef, state.params)
         for path in task.draw(model, predict, splits, Path(options.paths.results, "figures"), run_name(config)):
             print(path)
 
 
-def build(task: Task) -> tuple[nnx.GraphDef, TrainState]:
-    """The model's static definition, and a state of the run's shapes to restore onto."""
-    optimizer = build_optimizer(task.config.optim, lambda step: 0.0)
-    return init_state(task.build_model(0), optimizer)
+def choose_source(options: EvalConfig) -> str:
+    """What the weights are read from."""
+    if options.checkpoint not in ("last", "best"):
+        raise UserError(f"checkpoint={options.checkpoint}: choose one of last, best")
+    if (options.run is None) == (options.weights is None):
+        raise UserError("run: give a value, run=<folder or id>, or weights=<.safetensors file>, and not both")
+    return options.run if options.weights is None else options.weights
+
+
+def choose_task(config: Config, options: EvalConfig) -> Task:
+    """The run's, with this evaluation's data."""
+    data = options.data
+    if data.split and data.folder:
+        raise UserError("data.folder: takes the place of data.split; give one of them")
+    config.data.root = data.root or config.data.root
+    for key in ("generate", "workers"):
+        if hasattr(config.data, key) and getattr(data, key) is not None:
+            setattr(config.data, key, getattr(data, key))
+    return TASKS[config.task](config)
+
+
+def choose_splits(task: Task, options: EvalConfig) -> dict[str, Split]:
+    """By name, what to evaluate on."""
+    if options.data.folder:
+        return {"folder": task.folder(options.data.folder)}
+    names = [options.data.split] if options.data.split else task.config.loop.final_splits
+    return {name: task.split(name) for name in names}
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ has finished, its record and curve enter results/, from which tables and figures
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import statistics
 import time
 from datetime import UTC, datetime
@@ -17,6 +19,7 @@ from absl import logging
 from flax import nnx
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
+from rich.console import Console
 
 from plstm.errors import UserError
 from plstm.experiments.cli import run_entry, task
@@ -28,8 +31,9 @@ from plstm.training.checkpoints import Checkpoints
 from plstm.training.environment import describe_environment
 from plstm.training.evaluation import describe, evaluate
 from plstm.training.interrupt import Interrupt
-from plstm.training.meshes import make_mesh, replicated, split_batch
+from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer, learning_rate_schedule
+from plstm.training.processes import Votes, check_agreement, from_main, is_main, start_processes
 from plstm.training.progress import Progress, banner
 from plstm.training.steps import init_state, make_predict, make_train_step
 from plstm.training.tracking import MetricsWriter, Tracker
@@ -45,13 +49,15 @@ def main(node: DictConfig) -> None:
     """Trains one run to its end, or until SIGTERM or SIGINT."""
     logging.set_verbosity(logging.ERROR)
     config = to_config(node)
+    start_processes(config.mesh.timeout)
     run = run_id(plain_config(config))
+    check_agreement(f"{run} {config.mesh}")
     record = Path(config.paths.results, "runs", f"{run}.json")
-    if record.exists():
-        print(f"{run_name(config)} ({run}) has finished; its record is {record}")
+    if from_main(record.exists()):
+        say(f"{run_name(config)} ({run}) has finished; its record is {record}")
         return
     folder = Path(config.paths.runs, run)
-    with lock_folder(folder):
+    with lock_folder(folder) if is_main() else contextlib.nullcontext():
         training = Training(config, run, folder, overrides=portable(HydraConfig.get().overrides.task))
         training.show_banner()
         signal_number = training.run_loop()
@@ -59,28 +65,36 @@ def main(node: DictConfig) -> None:
             training.finish()
         training.close()
     if signal_number is not None:
-        print(
-            f"stopped by signal {signal_number} at step {training.step:,}, saved; the same command goes on", flush=True
-        )
+        say(f"stopped by signal {signal_number} at step {training.step:,}, saved; the same command goes on")
+        if signal_number == signal.SIGUSR2:
+            signal.raise_signal(signal_number)  # to whoever waited for it, see Interrupt
         raise SystemExit(128 + signal_number)
 
 
+def say(text: str) -> None:
+    """Prints a line, once for all processes."""
+    if is_main():
+        print(text, flush=True)
+
+
 class Training:
-    """One run in this process: what it is made of, the loop, and its end."""
+    """One run in this process: what it is made of, the loop, and its end.
+
+    Where a run has several processes, each of them does the same, but only process 0 prints, logs and writes.
+    """
 
     # ------------------------------------------------------------------ what a run is made of
     def __init__(self, config: Config, run: str, folder: Path, overrides: list[str]):
         self.config, self.run, self.folder, self.overrides = config, run, folder, overrides
         self.session_start = time.monotonic()
         self.environment = describe_environment(ROOT)
-        self.mesh = make_mesh(config.optim.batch_size)
+        self.layout = Layout(make_mesh(config.optim.batch_size, config.mesh.fsdp))
         init_key, order_key, drop_key = (jax.random.fold_in(jax.random.key(config.seed), n) for n in range(3))
 
-        put = lambda tree: jax.device_put(tree, replicated(self.mesh))  # noqa: E731
         self.task = TASKS[config.task](config)
         names = dict.fromkeys([*config.loop.eval_splits, *config.loop.final_splits])
         self.splits = {name: self.task.split(name) for name in names}
-        self.source = self.task.batches(order_key, put)
+        self.source = self.task.batches(order_key, self.layout)
         self.steps_per_epoch = self.task.train_examples // config.optim.batch_size
         self.steps = max(round(config.optim.epochs * self.steps_per_epoch), 1)
         self.warmup_steps = round(config.optim.warmup_epochs * self.steps_per_epoch)
@@ -88,13 +102,12 @@ class Training:
         schedule = learning_rate_schedule(config.optim, self.steps, self.warmup_steps)
         optimizer = build_optimizer(config.optim, schedule)
         self.graphdef, state = init_state(self.task.build_model(init_key), optimizer)
-        self.state = put(state)
-        layout = split_batch(self.mesh)
+        self.state = self.layout.place_state(state)
         self.train_step = make_train_step(
-            self.graphdef, optimizer, schedule, self.task.loss, key=drop_key, layout=layout
+            self.graphdef, optimizer, schedule, self.task.loss, key=drop_key, layout=self.layout
         )
         self.predict = make_predict(self.graphdef, self.task.logits)
-        self.probe = next(self.splits[config.loop.best_metric].batches(PROBE))
+        self.probe = next(self.splits[config.loop.best_metric].batches(PROBE * jax.process_count()))
         self.statistics = make_predict(self.graphdef, self.task.statistics)
 
         self.restore()
@@ -106,7 +119,7 @@ class Training:
             tags=[*config.experiment.split("/"), f"seed {config.seed}"],
             config=plain_config(config),
             directory=folder,
-            mode=config.logger.mode,
+            mode=config.logger.mode if is_main() else "disabled",
             project=config.logger.project,
             entity=config.logger.entity,
         )
@@ -116,12 +129,13 @@ class Training:
         self.checkpoints = Checkpoints(self.folder / "checkpoints")
         self.info = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "wall_seconds": 0.0}
         self.info |= {"best": None, "final": None, "window": None}
-        if (last := self.checkpoints.last_step()) is not None:
+        last = from_main(self.checkpoints.last_step() or 0)  # on network disks some processes may see it later
+        if last:
             self.state, self.info = self.checkpoints.restore(last, self.state)
         self.wall_before = self.info["wall_seconds"]
         self.start = self.step = int(self.state.step)
         self.window = Window(self.info["window"])
-        self.metrics = MetricsWriter(self.folder / "metrics.jsonl")
+        self.metrics = MetricsWriter(self.folder / "metrics.jsonl", enabled=is_main())
         self.metrics.truncate_after(self.start)
 
     def show_banner(self) -> None:
@@ -130,12 +144,15 @@ class Training:
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
         flops = self.task.flops()
         device = self.environment["hardware"]["device_kind"]
+        devices = self.layout.mesh.size
+        where = jax.default_backend() + (f", {jax.process_count()} processes" if jax.process_count() > 1 else "")
+        shared = f", parameters split over {config.mesh.fsdp}" if config.mesh.fsdp > 1 else ""
         resumed = f", resumed at step {self.start:,}" if self.start else ""
         rows = [
             ("run", f"{self.run} in {self.folder}{resumed}"),
-            ("devices", f"{self.mesh.size} x {device} ({jax.default_backend()})"),
+            ("devices", f"{devices} x {device} ({where}){shared}"),
             ("data", self.task.describe_data()),
-            ("batch", f"{batch} = {self.mesh.size} devices x {batch // self.mesh.size}"),
+            ("batch", f"{batch} = {devices} devices x {batch // devices}"),
             ("schedule", f"{self.steps:,} steps = {config.optim.epochs:g} epochs x {self.steps_per_epoch:,}"),
             ("optimizer", f"{config.optim.name}, peak {config.optim.peak_lr:g} after {self.warmup_steps:,} steps"),
             ("parameters", f"{self.parameters:,}"),
@@ -143,14 +160,16 @@ class Training:
         if flops:
             cost = f"{flops / 1e9:.3g} G an example forward, {3 * flops * batch / 1e12:.3g} T a training step"
             rows.append(("FLOPs", cost))
-        banner(run_name(config), rows)
+        self.console = Console(quiet=not is_main())
+        banner(run_name(config), rows, self.console)
 
     # ------------------------------------------------------------------ the loop
     def run_loop(self) -> int | None:
         """Trains to the last step; returns None, or the number of the signal that stopped it earlier."""
         loop = self.config.loop
-        batches = self.source.from_step(self.start)
-        with Interrupt() as interrupt, Progress(self.steps, self.start, run_name(self.config)) as self.progress:
+        batches, votes = self.source.from_step(self.start), Votes(self.layout)
+        self.progress = Progress(self.steps, self.start, run_name(self.config), console=self.console)
+        with Interrupt() as interrupt, self.progress:
             while self.step < self.steps:
                 self.state, metrics = self.train_step(self.state, next(batches))
                 self.step += 1
@@ -160,10 +179,10 @@ class Training:
                     self.log()
                 if is_evaluation and self.step < self.steps:
                     self.save(self.evaluate(loop.eval_splits))
-                if interrupt.signal_number and self.step < self.steps:
+                if (signal_number := votes.cast(interrupt.signal_number or 0)) and self.step < self.steps:
                     self.check_finite()
                     self.save(None)
-                    return interrupt.signal_number
+                    return signal_number
             if self.info["final"] is None:
                 self.info["final"] = self.evaluate(loop.final_splits)
                 self.save(self.info["final"])
@@ -182,12 +201,13 @@ class Training:
     def evaluate(self, names: list[str]) -> dict[str, dict[str, float]]:
         """Evaluates whole splits; keeps the metrics, and remembers the best step."""
         batch_size, best = self.config.optim.batch_size, self.config.loop.best_metric
-        found = {name: evaluate(self.predict, self.state.params, self.splits[name], batch_size) for name in names}
+        params, place = self.layout.gather(self.state.params), self.layout.place_rows
+        found = {name: evaluate(self.predict, params, self.splits[name], batch_size, place) for name in names}
         for name, values in found.items():
             self.metrics.write(self.step, self.step / self.steps_per_epoch, name, values)
             self.progress.message(f"step {self.step:,}  {describe(name, values)}")
         logged = {f"{name}/{key}": values[key] for name, values in found.items() for key in ("loss", "accuracy")}
-        statistics = jax.device_get(self.statistics(self.state.params, self.probe))
+        statistics = jax.device_get(self.statistics(self.layout.local(params), self.probe))
         self.tracker.log(logged | {name: float(value) for name, value in statistics.items()}, self.step)
         # The later of two equals, as the checkpoints have it.
         if self.info["best"] is None or found[best]["accuracy"] >= self.info["best"][best]["accuracy"]:
@@ -219,6 +239,9 @@ class Training:
         """Writes the run's record and curve to the results."""
         config, final = self.config, self.info["final"]
         self.checkpoints.wait()  # who finds the record must find the checkpoint
+        params = jax.device_get(self.layout.local(self.state.params))
+        if not is_main():
+            return
         curve = curve_of(self.metrics.path)
         rates = [point.value for point in curve if point.metric == "images_per_second"]
         rates = rates or [self.steps * config.optim.batch_size / self.info["wall_seconds"]]  # a run of one step
@@ -245,7 +268,7 @@ class Training:
         )
         kept = [point for point in curve if point.metric in ("loss", "accuracy")]
         path = write_record(record, kept, Path(config.paths.results))
-        model = nnx.merge(self.graphdef, jax.device_get(self.state.params))
+        model = nnx.merge(self.graphdef, params)
         shown = {split: self.splits[split] for split in config.loop.final_splits}
         for picture in self.task.draw(model, self.predict, shown, self.folder / "figures", record.name):
             self.tracker.image(picture.stem, picture, self.steps)

@@ -29,12 +29,13 @@ class FolderSource(Sequence):
         return {"image": (self._folder / name).read_bytes(), "label": label, "file_name": name}
 
 
-def folder_source(path: str | os.PathLike) -> FolderSource:
+def folder_source(path: str | os.PathLike, known: Sequence[str] | None = None) -> FolderSource:
     """The images under path/<class>/, at any depth, by their suffix.
 
     Labels number the class folders in sorted order. Where all of them have names of ImageNet's 1,000 classes, such as
-    n01440764, they are ImageNet's labels, also where some classes are missing. Hidden files are passed over.
-    Raises UserError where there is no such folder, no class folder or no image.
+    n01440764, they are ImageNet's labels, also where some classes are missing. Where `known` has the names of a model's
+    classes, folders must be named so, or by their numbers, and labels are places in it. Hidden files are passed over.
+    Raises UserError where there is no such folder, no class folder or no image, or a folder's class is not known.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -42,8 +43,14 @@ def folder_source(path: str | os.PathLike) -> FolderSource:
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not names:
         raise UserError(f"{folder}: has no class folders; images must lie in {folder}/<class>/")
-    classes = _classes(names)
+    classes = _classes(names) if known is None else list(known)
     label = {name: number for number, name in enumerate(classes)}
+    if known is not None:
+        label = {str(number): number for number in range(len(classes))} | label
+        for name in names:
+            if name not in label:
+                few = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
+                raise UserError(f"{folder / name}: the model has no such class; it has {few} (or numbers from 0)")
     files = [(str(file.relative_to(folder)), label[name]) for name in names for file in _images(folder / name)]
     if not files:
         raise UserError(f"{folder}: no images in its class folders ({', '.join(SUFFIXES)})")

@@ -41,6 +41,13 @@ def validation_synsets() -> list[str]:
     return _listed("validation_labels.txt")
 
 
+def class_words() -> dict[str, str]:
+    """The words of each WordNet id, such as {"n01440764": "tench, Tinca tinca", ...}."""
+    from tensorflow_datasets.datasets.siscore.labels import IMAGENET_LABELS_LIST  # in the order of the labels
+
+    return dict(zip(synsets(), IMAGENET_LABELS_LIST, strict=True))
+
+
 def _listed(name: str) -> list[str]:
     import tensorflow_datasets as tfds
 

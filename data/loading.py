@@ -29,10 +29,11 @@ def epoch_order(key: jax.Array, epoch: int, images: int, batch_size: int) -> jax
 class DeviceBatches:
     """A whole packed split on the device, shuffled there by index."""
 
-    def __init__(self, split: PackedSplit, batch_size: int, key: jax.Array, put=jnp.asarray):
-        """`put` places an array on the device or devices."""
+    def __init__(self, split: PackedSplit, batch_size: int, key: jax.Array, put=jnp.asarray, layout=None):
+        """`put` places an array on the device, or a copy on each; `layout` is the sharding of the batches."""
         self._bits, self._labels = put(np.asarray(split.bits)), put(split.labels.astype(np.int32))
         self._batch_size, self._key = batch_size, key
+        self._gather = jax.jit(_gather, out_shardings=layout)
 
     def from_step(self, step: int) -> Iterator[dict[str, jax.Array]]:
         """Endless batches {"image": packed bits, "label": int32 [batch]}; `step` 0 is the first of the training."""
@@ -41,7 +42,7 @@ class DeviceBatches:
         while True:
             order = epoch_order(self._key, epoch, images, self._batch_size)
             for n in range(position, len(order)):
-                yield _gather(self._bits, self._labels, order, n)
+                yield self._gather(self._bits, self._labels, order, n)
             epoch, position = epoch + 1, 0
 
 
@@ -49,10 +50,25 @@ class StreamedBatches:
     """Batches read by grain from a random-access source as training goes, for sets that do not fit on the device."""
 
     def __init__(
-        self, source: Sequence[dict[str, Any]], batch_size: int, key: jax.Array, workers: int = 0, put=jnp.asarray
+        self,
+        source: Sequence[dict[str, Any]],
+        batch_size: int,
+        key: jax.Array,
+        workers: int = 0,
+        put=jnp.asarray,
+        process_index: int = 0,
+        process_count: int = 1,
     ):
-        """`source[i]` has "image" uint8 [S, S, 1] of 0 and 255, and "label"; `workers` processes read (0: this one)."""
+        """Nothing is read yet.
+
+        Args:
+          source: `source[i]` has "image" uint8 [S, S, 1] of 0 and 255, and "label".
+          batch_size: over all processes, which must divide it; this one reads its rows only, the process_index-th part.
+          key: of the order. workers: processes that read (0: this one).
+          put: places an array of this process's rows on the device or devices.
+        """
         self._source, self._batch_size, self._key, self._workers, self._put = source, batch_size, key, workers, put
+        self._process = process_index, process_count
 
     def from_step(self, step: int) -> Iterator[dict[str, jax.Array]]:
         """As `DeviceBatches.from_step`."""
@@ -61,8 +77,9 @@ class StreamedBatches:
 
         if not flags.FLAGS.is_parsed():  # grain's workers ask for flags, which programs of Hydra never parse
             flags.FLAGS.mark_as_parsed()
-        ordered = _OrderedSource(self._source, self._batch_size, self._key)
-        dataset = grain.MapDataset.source(ordered)[step * self._batch_size :].batch(self._batch_size).to_iter_dataset()
+        ordered = _OrderedSource(self._source, self._batch_size, self._key, *self._process)
+        rows = ordered.rows
+        dataset = grain.MapDataset.source(ordered)[step * rows :].batch(rows).to_iter_dataset()
         if self._workers:
             options = grain.MultiprocessingOptions(num_workers=self._workers)
             dataset = dataset.mp_prefetch(options, worker_init_fn=_leave_accelerators_alone)
@@ -71,23 +88,27 @@ class StreamedBatches:
 
 
 class _OrderedSource:
-    """The examples in the order of training, as far as anyone trains: item n is the n-th example drawn.
+    """The examples in the order of training, as far as anyone trains: item n is the n-th that this process draws.
 
     Many threads read at once, and not all of them in one epoch, so it has no state of its own.
     """
 
     EPOCHS = 100_000
 
-    def __init__(self, source, batch_size: int, key: jax.Array):
+    def __init__(self, source, batch_size: int, key: jax.Array, process_index: int, process_count: int):
         self._source, self._batch_size = source, batch_size
+        self.rows = batch_size // process_count
+        self._first = process_index * self.rows
         self._key_data = tuple(jax.random.key_data(key).tolist())
 
     def __len__(self) -> int:
-        return self.EPOCHS * (len(self._source) // self._batch_size) * self._batch_size
+        return self.EPOCHS * (len(self._source) // self._batch_size) * self.rows
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         images = len(self._source)
-        epoch, position = divmod(int(index), images // self._batch_size * self._batch_size)
+        step, row = divmod(int(index), self.rows)
+        epoch, step = divmod(step, images // self._batch_size)
+        position = step * self._batch_size + self._first + row
         order = _order_on_host(self._key_data, epoch, images, self._batch_size)
         example = self._source[int(order[position])]
         return {"image": pack(example["image"][..., 0]), "label": np.int32(example["label"])}
@@ -103,6 +124,5 @@ def _leave_accelerators_alone(worker: int, workers: int) -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
-@jax.jit
 def _gather(bits, labels, order, n):
     return {"image": bits[order[n]], "label": labels[order[n]]}

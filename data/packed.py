@@ -14,25 +14,31 @@ class PackedSplit:
     """A whole split of square images, in order.
 
     bits: uint8 [images, ceil(size * size / 8)], row-major pixels, most significant bit first; bit 1 is white (255).
-    labels: uint8 [images]. size: pixels a side.
+    labels: uint8 [images]. size: pixels a side. process_index, process_count: which part of each batch to give.
     """
 
     bits: np.ndarray
     labels: np.ndarray
     size: int
+    process_index: int = 0
+    process_count: int = 1
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def batches(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
-        """Every image once, in order: "image" packed bits, "label" int32, "mask" bool; the last batch padded with 0."""
-        for start in range(0, len(self), batch_size):
-            labels = self.labels[start : start + batch_size]
-            padding = batch_size - len(labels)
+        """Every image once, in order: "image" packed bits, "label" int32, "mask" bool; the last batch padded with 0.
+
+        `batch_size` is over all processes, which must divide it; the arrays are this process's rows of it.
+        """
+        rows = batch_size // self.process_count
+        for start in range(self.process_index * rows, len(self) + self.process_index * rows, batch_size):
+            labels = self.labels[start : start + rows]
+            padding = rows - len(labels)
             yield {
-                "image": np.pad(self.bits[start : start + batch_size], ((0, padding), (0, 0))),
+                "image": np.pad(self.bits[start : start + rows], ((0, padding), (0, 0))),
                 "label": np.pad(labels, (0, padding)).astype(np.int32),
-                "mask": np.arange(batch_size) < batch_size - padding,
+                "mask": np.arange(rows) < rows - padding,
             }
 
 

@@ -18,7 +18,7 @@ from plstm.models.flops import forward_flops
 from plstm.models.vision import VisionConfig
 from plstm.ops.grid import METHODS
 from plstm.tasks.vision import VisionTask
-from plstm.training.meshes import make_mesh, replicated, split_batch
+from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import init_state, make_train_step
 from scripts.measuring import ROOT, compile_step, positive, time_interleaved, write_report
@@ -48,12 +48,12 @@ def build_step(model: VisionConfig, batch: int) -> tuple:
     schedule = lambda step: 1e-4  # noqa: E731
     optimizer = build_optimizer(config.optim, schedule)
     graphdef, state = init_state(task.build_model(0), optimizer)
-    mesh = make_mesh(batch)
-    step = make_train_step(graphdef, optimizer, schedule, task.loss, key=jax.random.key(0), layout=split_batch(mesh))
+    layout = Layout(make_mesh(batch))
+    step = make_train_step(graphdef, optimizer, schedule, task.loss, key=jax.random.key(0), layout=layout)
     rng = np.random.default_rng(0)
     images = rng.integers(256, size=(batch, model.image_size, model.image_size, 3), dtype=np.uint8)
     data = {"image": images, "label": rng.integers(model.classes, size=batch, dtype=np.int32)}
-    return step, *jax.device_put((state, data), replicated(mesh))
+    return step, layout.place_state(state), layout.place_rows(data)
 
 
 class Repeated:

@@ -25,19 +25,22 @@ EXIT_BAD_INPUT = 2
 
 
 def register() -> None:
-    """Makes the schemas and the `run_id` resolver known to Hydra; needed before a config is composed."""
+    """Makes the schemas known to Hydra; needed before a config is composed."""
     store = ConfigStore.instance()
     store.store(name="train_schema", node=Config)
     store.store(name="eval_schema", node=EvalConfig)
     for name, task in TASKS.items():  # the defaults lists of configs/data and configs/model begin with these
         store.store(group="schema/data", name=name, node=task.data_schema)
         store.store(group="schema/model", name=task.model_schema.__name__, node=task.model_schema)
-    OmegaConf.register_new_resolver("run_id", lambda *, _root_: _resolved_id(_root_), replace=True)
 
 
 def _resolved_id(root: DictConfig) -> str:
     plain = OmegaConf.masked_copy(root, [key for key in root if key != "hydra"])
     return run_id(OmegaConf.to_container(plain, resolve=True))
+
+
+# On import, and so also in the processes that a launcher starts, which get the schemas from it.
+OmegaConf.register_new_resolver("run_id", lambda *, _root_: _resolved_id(_root_), replace=True)
 
 
 def task(schema: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[DictConfig], Any]]:
@@ -46,6 +49,8 @@ def task(schema: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[Dict
     def decorate(function: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
         @functools.wraps(function)
         def run(node: DictConfig) -> Any:
+            if jax.config.jax_compilation_cache_dir is None:  # a resumed or repeated run starts without compiling again
+                jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/plstm/jax").expanduser()))
             try:
                 return function(node)
             except UserError as error:
@@ -66,8 +71,6 @@ def run_entry(main: Callable[[], Any], schema: type) -> None:
     """Runs a Hydra main function; a config that cannot be composed ends it with one clear line and exit status 2."""
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through, so that they are worded here
-    if jax.config.jax_compilation_cache_dir is None:  # a resumed or repeated run starts without compiling again
-        jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/plstm/jax").expanduser()))
     try:
         main()
     except (HydraException, OmegaConfBaseException) as error:
@@ -79,8 +82,11 @@ def run_entry(main: Callable[[], Any], schema: type) -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(EXIT_BAD_INPUT)
+    if not jax.distributed.is_initialized():
+        print(f"error: {message}", file=sys.stderr)
+        raise SystemExit(EXIT_BAD_INPUT)
+    print(f"error: process {jax.process_index()}: {message}", file=sys.stderr, flush=True)
+    os._exit(EXIT_BAD_INPUT)  # an orderly end would wait for the other processes, and they for this one
 
 
 def _explain(error: Exception, schema: type) -> str:
@@ -93,6 +99,8 @@ def _explain(error: Exception, schema: type) -> str:
         key = unknown[2] or unknown[1]
         return f"{key}: there is no such key{_nearest(key, _known_keys(schema))}"
     if option := re.search(r"Could not (?:find|load) '([^']+)'", text):
+        if option[1].startswith("hydra/launcher/submitit"):
+            return "hydra/launcher: this one needs the Slurm plugin; install it: make setup EXTRA=slurm"
         group, _, name = option[1].partition("/")
         options = _options(group, text)
         listed = ", ".join(options) or "none"

@@ -15,7 +15,7 @@ from plstm.tasks import TASKS
 from plstm.training import tracking
 
 # Parts of a config that change where a run lives and how it is shown, but not its numbers.
-OUTSIDE_ID = ("logger", "paths", "report", "data.root", "data.generate", "data.placement", "data.workers")
+OUTSIDE_ID = ("logger", "mesh", "paths", "report", "data.root", "data.generate", "data.placement", "data.workers")
 # Keys newer than the first finished runs, with the value that leaves their numbers and ids as they are.
 NEUTRAL = {"task": "arrow"}
 
@@ -59,6 +59,14 @@ class LoggerConfig:
 
 
 @dataclass
+class MeshConfig:
+    """How a run lies on its devices; each has its part of the batch."""
+
+    fsdp: int = 1  # so many devices hold one copy of parameters and optimizer state between them; 1: each has its own
+    timeout: float = 300.0  # seconds that the processes of a run wait for each other at the start
+
+
+@dataclass
 class PathsConfig:
     """Where runs (checkpoints, logs) and results (records, tables, figures) are written."""
 
@@ -86,25 +94,29 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
 
 
 @dataclass
 class EvalDataConfig:
-    """What to evaluate on: one split, or none for all that the end of training evaluates."""
+    """What to evaluate on: one split, or none for all that the end of training evaluates, or a folder."""
 
     split: str | None = None
+    folder: str | None = None  # of class folders of images, named as the model's classes or by their numbers
     root: str | None = None  # where data sets live; none: as the run had it
     generate: bool = True  # make missing images; otherwise missing data is an error
+    workers: int | None = None  # reading processes; none: as the run had it
 
 
 @dataclass
 class EvalConfig:
-    """One evaluation of a run's checkpoint."""
+    """One evaluation of a run's checkpoint, or of weights in a file."""
 
-    run: str = MISSING  # the run's folder or id
-    checkpoint: str = "last"  # or "best"
+    run: str | None = None  # the run's folder or id
+    weights: str | None = None  # or a .safetensors file
+    checkpoint: str = "last"  # or "best", of a run
     data: EvalDataConfig = field(default_factory=EvalDataConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
     figures: bool = False  # also draw samples with predictions, and gating patterns, into results/figures
@@ -122,8 +134,8 @@ def check(config: Config) -> None:
 
 def _check_ranges(config: Config) -> None:
     for words, is_good, keys in (
-        ("at least 1", lambda value: value >= 1, "optim.batch_size loop.log_every loop.eval_every"),
-        ("positive", lambda value: value > 0, "optim.epochs optim.peak_lr optim.eps optim.clip_norm"),
+        ("at least 1", lambda value: value >= 1, "optim.batch_size loop.log_every loop.eval_every mesh.fsdp"),
+        ("positive", lambda value: value > 0, "optim.epochs optim.peak_lr optim.eps optim.clip_norm mesh.timeout"),
         ("at least 0", lambda value: value >= 0, "optim.warmup_epochs optim.weight_decay"),
         ("in [0, 1)", lambda value: 0 <= value < 1, "optim.b1 optim.b2 optim.label_smoothing"),
         ("in [0, 1]", lambda value: 0 <= value <= 1, "optim.end_factor"),

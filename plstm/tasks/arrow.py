@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import jax
 from omegaconf import MISSING
@@ -16,6 +15,7 @@ from plstm.tasks.vision import VisionTask
 
 if TYPE_CHECKING:
     from plstm.experiments.config import Config
+    from plstm.training.meshes import Layout
 
 
 @dataclass
@@ -76,17 +76,19 @@ class ArrowTask(VisionTask):
         """A whole split, packed, generated first where missing; errors: see `data.arrow_pointing.load_packed`."""
         from data.arrow_pointing import load_packed
 
-        return load_packed(self._variant(), name, self.config.data.root, self.config.data.generate)
+        split = load_packed(self._variant(), name, self.config.data.root, self.config.data.generate)
+        return replace(split, process_index=jax.process_index(), process_count=jax.process_count())
 
-    def batches(self, key: jax.Array, put: Callable[[Any], Any]) -> DeviceBatches | StreamedBatches:
+    def batches(self, key: jax.Array, layout: Layout) -> DeviceBatches | StreamedBatches:
         """From the device or streamed, as `data.placement` says; the same batches."""
         data, batch_size = self.config.data, self.config.optim.batch_size
         if data.placement == "device":
-            return DeviceBatches(self.split("train"), batch_size, key, put)
+            return DeviceBatches(self.split("train"), batch_size, key, layout.place_copies, layout.rows)
         from data.arrow_pointing import data_source
 
         source = data_source(self._variant(), "train", data.root, data.generate)
-        return StreamedBatches(source, batch_size, key, data.workers, put)
+        process = jax.process_index(), jax.process_count()
+        return StreamedBatches(source, batch_size, key, data.workers, layout.place_rows, *process)
 
     def _variant(self):
         from data.arrow_pointing import arrow_config

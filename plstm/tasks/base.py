@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import jax
 from flax import nnx
 
+from plstm.errors import UserError
+
 if TYPE_CHECKING:
     from plstm.experiments.config import Config
+    from plstm.tasks.vision import Preprocessing
+    from plstm.training.meshes import Layout
 
 Batch = dict[str, jax.Array]
 
@@ -29,8 +33,11 @@ class Split(Protocol):
         """Its examples."""
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        """Every example exactly once, in order: at least "label" int32 [batch] and "mask" bool [batch], False at the
-        padding that fills the last batch."""
+        """Every example exactly once, in order: at least "label" int32 [rows] and "mask" bool [rows], False at the
+        padding that fills the last batch.
+
+        `batch_size` is over all processes, and rows are this one's part of it: all of them in a run of one process.
+        """
 
 
 class Task:
@@ -39,6 +46,8 @@ class Task:
     data_schema: ClassVar[type]  # the dataclasses of the config's `data` and `model`
     model_schema: ClassVar[type]
     splits: ClassVar[tuple[str, ...]]  # names
+    class_names: Sequence[str] = ()  # what the logits stand for, in order; none where they stand for no classes
+    preprocessing: Preprocessing | None = None  # from a picture to the model's input; none where it takes no pictures
 
     def __init__(self, config: Config):
         self.config = config
@@ -69,8 +78,16 @@ class Task:
         """A whole split to evaluate on."""
         raise NotImplementedError
 
-    def batches(self, key: jax.Array, put: Callable[[Any], Any]) -> Batches:
-        """The training examples, in the order that `key` gives; `put` places arrays on the devices."""
+    def folder(self, path: str) -> Split:
+        """The pictures in the class folders of a folder, to evaluate on."""
+        raise UserError(f"data.folder={path}: task {self.config.task} classifies no pictures; leave it out")
+
+    def batches(self, key: jax.Array, layout: Layout) -> Batches:
+        """The training examples, in the order that `key` gives.
+
+        `layout` places them on the devices: `place_rows` what this process read as its part of a batch,
+        `place_copies` a data set that every process has whole.
+        """
         raise NotImplementedError
 
     def logits(self, model: nnx.Module, batch: Batch) -> jax.Array:

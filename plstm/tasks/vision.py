@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
+from PIL import Image
 
+from data.augment.crops import evaluation_crop
 from data.packed import unpack
 from plstm.models.flops import forward_flops
 from plstm.models.vision import VisionConfig, VisionModel, build_model
@@ -32,11 +36,46 @@ def normalise(images: Any) -> jax.Array:
     return (images.astype(jnp.float32) / 255 - jnp.array(IMAGE_MEAN)) / jnp.array(IMAGE_DEVIATION)
 
 
+@dataclass(frozen=True)
+class Preprocessing:
+    """From a picture to what a model takes.
+
+    size: pixels a side. crop_ratio: of that to the resized picture's shorter side. mean, deviation: of each channel,
+    pixels in [0, 1].
+    """
+
+    size: int
+    crop_ratio: float = 1.0
+    mean: tuple[float, ...] = IMAGE_MEAN
+    deviation: tuple[float, ...] = IMAGE_DEVIATION
+
+    def __call__(self, image: Image.Image) -> np.ndarray:
+        """A picture of any size -> its centre, float32 [size, size, 3]."""
+        pixels = evaluation_crop(image, self.size, self.crop_ratio)
+        return ((pixels.astype(np.float32) / 255 - self.mean) / self.deviation).astype(np.float32)
+
+
 class VisionTask(Task):
     """Batches are {"image": as `normalise` takes it, "label": int32 [batch]}."""
 
     model_schema = VisionConfig
-    class_names: Sequence[str]
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """That of the evaluation."""
+        data = self.config.data
+        return Preprocessing(data.size, getattr(data, "crop_ratio", 1.0))
+
+    def folder(self, path: str) -> Split:
+        """The images of path/<class>/ to evaluate on, class folders named as the task's classes or by their numbers.
+
+        Raises UserError where there are none, or a folder has another name.
+        """
+        from data.folders import folder_source
+        from data.images import ImageSplit
+
+        how = self.preprocessing
+        return ImageSplit(folder_source(path, self.class_names), how.size, how.crop_ratio, self.config.data.workers)
 
     def flops(self) -> int:
         """As `plstm.models.flops.forward_flops` counts, at the training size."""

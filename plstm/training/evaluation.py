@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import optax
 from plstm.tasks.base import Split
 
 
-def evaluate(predict, params: Any, split: Split, batch_size: int) -> dict[str, float]:
+def evaluate(predict, params: Any, split: Split, batch_size: int, place: Callable = lambda b: b) -> dict[str, float]:
     """Mean loss (cross entropy, nats), accuracy, and count over every example of a split, each exactly once.
 
     The last batch is padded to `batch_size` and the padding masked, so that one compiled program serves the split.
@@ -22,8 +23,10 @@ def evaluate(predict, params: Any, split: Split, batch_size: int) -> dict[str, f
         params: the model's parameters.
         split: where the batches come from.
         batch_size: examples a batch; it fixes the order of the floating-point sums.
+        place: puts a batch on the devices, as `plstm.training.meshes.Layout.place_rows`.
     """
-    sums = [_batch_sums(predict(params, batch), batch["label"], batch["mask"]) for batch in split.batches(batch_size)]
+    batches = map(place, split.batches(batch_size))
+    sums = [_batch_sums(predict(params, batch), batch["label"], batch["mask"]) for batch in batches]
     loss, hits, count = np.sum(np.asarray(jax.device_get(sums), np.float64), axis=0)
     return {"loss": loss / count, "accuracy": hits / count, "count": int(count)}
 

@@ -1,26 +1,89 @@
-"""Devices: parameters on all of them, batches split between them (data parallelism)."""
+"""Devices: one mesh with the axes "data" and "fsdp" over all of them, in one process or in many.
+
+A batch is split between all devices. The training state is split over "fsdp", each part with a copy at every place of
+"data": with fsdp=1 each device has all of it (data parallelism), with fsdp=devices nothing is held twice (ZeRO,
+Rajbhandari et al., 2020). What is computed is the same.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from plstm.errors import UserError
 
+MIN_SPLIT = 4096  # numbers; a smaller tensor is held whole: splitting it costs more than it frees
 
-def make_mesh(batch_size: int) -> Mesh:
-    """All devices on one axis, "data". Raises UserError where they do not divide the batch."""
-    devices = jax.devices()
+
+def make_mesh(batch_size: int, fsdp: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The devices, all of them unless given, in the order of their processes, neighbours sharing a state.
+
+    Raises UserError where they do not divide the batch, or `fsdp` does not divide them.
+    """
+    devices = sorted(devices or jax.devices(), key=lambda device: (device.process_index, device.id))
+    if len(devices) % fsdp:
+        raise UserError(f"mesh.fsdp={fsdp}: must divide the number of devices, {len(devices)}")
     if batch_size % len(devices):
         raise UserError(f"optim.batch_size={batch_size}: must be a multiple of the {len(devices)} devices")
-    return Mesh(devices, ("data",))
+    return Mesh(np.reshape(devices, (-1, fsdp)), ("data", "fsdp"))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
-    """The layout of parameters and of data held on the device: a copy on each."""
-    return NamedSharding(mesh, PartitionSpec())
+@dataclass(frozen=True)
+class Layout:
+    """Where the arrays of a run lie on its devices. All of its processes call each method, with arrays of one shape."""
+
+    mesh: Mesh
+
+    @property
+    def copies(self) -> NamedSharding:
+        """A whole copy on each device."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def rows(self) -> NamedSharding:
+        """A batch: axis 0 split between the devices."""
+        return NamedSharding(self.mesh, PartitionSpec(("data", "fsdp")))
+
+    def state(self, tree: Any) -> Any:
+        """The sharding of each tensor of a training state: its largest axis that "fsdp" divides is split."""
+        return jax.tree.map(lambda leaf: NamedSharding(self.mesh, self._spec(leaf.shape)), tree)
+
+    def _spec(self, shape: tuple[int, ...]) -> PartitionSpec:
+        parts = self.mesh.shape["fsdp"]
+        divisible = [axis for axis, size in enumerate(shape) if size % parts == 0]
+        if parts == 1 or not divisible or np.prod(shape) < MIN_SPLIT:
+            return PartitionSpec()
+        largest = max(divisible, key=lambda axis: shape[axis])
+        return PartitionSpec(*("fsdp" if axis == largest else None for axis in range(len(shape))))
+
+    def place_copies(self, tree: Any) -> Any:
+        """Arrays that every process has whole, onto every device."""
+        return jax.tree.map(lambda leaf: _place(leaf, self.copies), tree)
+
+    def place_state(self, tree: Any) -> Any:
+        """A training state that every process has whole, onto the devices as `state` says."""
+        return jax.tree.map(_place, tree, self.state(tree))
+
+    def place_rows(self, batch: Any) -> Any:
+        """A batch of which each process has its own rows, in the order of the processes."""
+        return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self.rows, np.asarray(leaf)), batch)
+
+    def gather(self, tree: Any) -> Any:
+        """A placed state with a copy on each device."""
+        if self.mesh.shape["fsdp"] == 1:
+            return tree
+        return jax.jit(lambda tree: tree, out_shardings=self.copies)(tree)
+
+    def local(self, tree: Any) -> Any:
+        """A placed state, whole, on one device of this process."""
+        return jax.tree.map(lambda leaf: leaf.addressable_data(0), self.gather(tree))
 
 
-def split_batch(mesh: Mesh) -> NamedSharding:
-    """The layout of a batch: axis 0 split between the devices."""
-    return NamedSharding(mesh, PartitionSpec("data"))
+def _place(array: Any, sharding: NamedSharding) -> jax.Array:
+    host = np.asarray(array)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from plstm.training.meshes import Layout
+
 
 class TrainState(NamedTuple):
     """All that changes from step to step, and so all that a checkpoint holds.
@@ -29,21 +31,24 @@ def init_state(model: nnx.Module, optimizer: optax.GradientTransformation) -> tu
     return graphdef, TrainState(jnp.int32(0), params, optimizer.init(params), jnp.int32(-1))
 
 
-def make_train_step(graphdef: nnx.GraphDef, optimizer, schedule, loss, *, key: jax.Array, layout):
-    """The jitted training step; `layout` is the sharding of a batch.
+def make_train_step(graphdef: nnx.GraphDef, optimizer, schedule, loss, *, key: jax.Array, layout: Layout):
+    """The jitted training step.
 
     `loss` is a task's: (model, batch, key) -> (mean loss, accuracy); step n gets fold_in(key, n).
-    Returns a function (state, batch) -> (state, metrics); `state` is donated. metrics: float32 scalars loss, accuracy,
-    learning_rate, gradient_norm (before clipping), parameter_norm, update_norm.
+    Returns a function (state, batch) -> (state, metrics); `state`, placed by `layout`, is donated. metrics: float32
+    scalars loss, accuracy, learning_rate, gradient_norm (before clipping), parameter_norm, update_norm.
     """
+    constrain = jax.lax.with_sharding_constraint
 
     def loss_fn(params, batch, step_key):
         return loss(nnx.merge(graphdef, params), batch, step_key)
 
     def train_step(state: TrainState, batch):
-        batch = jax.lax.with_sharding_constraint(batch, layout)
+        batch = constrain(batch, layout.rows)
         step_key = jax.random.fold_in(key, state.step)
-        (mean_loss, accuracy), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, batch, step_key)
+        params = constrain(state.params, layout.copies)  # gathered: each device runs the whole model on its rows
+        (mean_loss, accuracy), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, batch, step_key)
+        grads = constrain(grads, layout.state(grads))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         gradient_norm = optax.tree.norm(grads)
@@ -57,7 +62,8 @@ def make_train_step(graphdef: nnx.GraphDef, optimizer, schedule, loss, *, key: j
             "update_norm": optax.tree.norm(updates),
         }
         bad_step = jnp.where(is_bad, state.step + 1, state.bad_step)
-        return TrainState(state.step + 1, params, opt_state, bad_step), metrics
+        state = TrainState(state.step + 1, params, opt_state, bad_step)
+        return constrain(state, layout.state(state)), constrain(metrics, layout.copies)
 
     return jax.jit(train_step, donate_argnums=0)
 

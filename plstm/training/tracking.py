@@ -28,13 +28,16 @@ class MetricsWriter:
     {"step": 100, "epoch": 0.26, "split": "train", "loss": 0.61, "accuracy": 0.66}
 
     Values that are not finite are written as null. Every method raises UserError where the file cannot be written.
+    One that is not `enabled` writes nothing.
     """
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
+    def __init__(self, path: str | Path, enabled: bool = True):
+        self.path, self._enabled = Path(path), enabled
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
         """Appends one line; it is with the operating system when this returns."""
+        if not self._enabled:
+            return
         record = {"step": step, "epoch": epoch, "split": split}
         for name, value in values.items():
             record[name] = float(value) if math.isfinite(value) else None
@@ -43,7 +46,7 @@ class MetricsWriter:
 
     def truncate_after(self, step: int) -> None:
         """Drops the lines of later steps, so that a run resumed at `step` writes them once."""
-        if not self.path.exists():
+        if not self._enabled or not self.path.exists():
             return
         kept = [json.dumps(record) + "\n" for record in read_metrics(self.path) if record["step"] <= step]
         temporary = self.path.with_name(self.path.name + ".tmp")
@@ -87,7 +90,7 @@ class Tracker:
 
     The first failure of the client prints one line and ends the tracking; `metrics.jsonl` has every number anyway.
     Uploaded are what the methods are given and the machine's load, never environment variables, the command line,
-    console output, code or git state. On several hosts, start it with mode "disabled" on all but one.
+    console output, code or git state. In a run of several processes, start it with mode "disabled" in all but one.
     """
 
     def __init__(self, run=None):

@@ -50,3 +50,15 @@ def test_what_is_no_tree_of_images_is_named(tmp_path):
             folder_source(path)
     with pytest.raises(UserError, match="no images in its class folders"):
         folder_source(tmp_path / "texts")
+
+
+def test_labels_are_those_of_a_model(tmp_path):
+    write(tmp_path, "past/a.png", "at/b.png", "1/c.png", "0/d.png")
+    source = folder_source(tmp_path, ("past", "at"))
+    assert {example["file_name"]: example["label"] for example in source} == {
+        "past/a.png": 0, "at/b.png": 1, "1/c.png": 1, "0/d.png": 0,
+    }  # fmt: skip
+    assert source.classes == ["past", "at"]
+    write(tmp_path, "2/e.png")
+    with pytest.raises(UserError, match=f"{tmp_path}/2: the model has no such class; it has past, at"):
+        folder_source(tmp_path, ("past", "at"))

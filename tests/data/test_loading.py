@@ -106,6 +106,20 @@ def test_arrays_are_put_where_told():
         assert all(array.sharding == where for array in next(batches.from_step(0)).values())
 
 
+@pytest.mark.parametrize("start", [0, STEPS + 1])
+def test_the_parts_of_processes_make_up_each_batch(start):
+    key, steps = jax.random.key(KEY), 3 * STEPS
+    parts = [
+        take(StreamedBatches(Source(), BATCH, key, process_index=process, process_count=3), steps, start)
+        for process in range(3)
+    ]
+    joined = [
+        {name: np.concatenate([share[name] for share in shares]) for name in shares[0]}
+        for shares in zip(*parts, strict=True)
+    ]
+    assert_same(joined, take(device(), steps, start))
+
+
 @pytest.mark.multiprocess
 def test_reading_processes_change_nothing():
     assert_same(take(streamed(workers=2), STEPS + 2, 1), take(device(), STEPS + 2, 1))

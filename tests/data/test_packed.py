@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from data.packed import pack, unpack
+from data.packed import PackedSplit, pack, unpack
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 13, 48])
@@ -30,3 +30,13 @@ def test_white_is_one_and_the_first_pixel_is_the_highest_bit():
     image = np.zeros((3, 3), np.uint8)
     image[0, 0] = image[2, 2] = 255
     assert pack(image).tolist() == [0b1000_0000, 0b1000_0000]
+
+
+@pytest.mark.parametrize("count", [1, 5, 8, 13])
+def test_the_parts_of_processes_make_up_each_batch(count):
+    bits, labels = np.arange(2 * count, dtype=np.uint8).reshape(count, 2), np.arange(count, dtype=np.uint8)
+    parts = [PackedSplit(bits, labels, 4, process, 4).batches(8) for process in range(4)]
+    for whole, *shares in zip(PackedSplit(bits, labels, 4).batches(8), *parts, strict=True):
+        assert {len(share["label"]) for share in shares} == {2}
+        for name, values in whole.items():
+            np.testing.assert_array_equal(np.concatenate([share[name] for share in shares]), values)

@@ -17,7 +17,7 @@ from plstm.models import VisionConfig
 from plstm.tasks.arrow import ArrowData
 
 # Where a run lives, what reads its images and where it is shown: not what its numbers are.
-OUTSIDE = re.compile(r"(logger|paths|report)\.|data\.(root|generate|placement|workers)$")
+OUTSIDE = re.compile(r"(logger|mesh|paths|report)\.|data\.(root|generate|placement|workers)$")
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +82,7 @@ def test_the_same_values_in_other_words_have_one_id(identify):
         ["data.train_seed=43"],
         ["model.modes=[P,D]"],
         ["data.placement=stream", "data.workers=2", "data.root=/elsewhere", "logger.mode=offline", "paths.runs=/there"],
+        ["mesh.fsdp=8", "mesh.timeout=60"],
     ):
         assert identify("experiment=arrow/plstm", *words) == start, words
     others = [["seed=44"], ["optim.peak_lr=3e-4"], ["data.train_seed=44"], ["model.modes=[D,P]"], ["debug=smoke"]]
@@ -130,6 +131,8 @@ def test_the_defaults_pass():
     [
         *((key, 0, "at least 1") for key in ("optim.batch_size", "loop.log_every", "loop.eval_every")),
         *((key, 0.0, "positive") for key in ("optim.epochs", "optim.peak_lr", "optim.eps", "optim.clip_norm")),
+        ("mesh.fsdp", 0, "at least 1"),
+        ("mesh.timeout", 0.0, "positive"),
         ("optim.peak_lr", float("nan"), "positive"),
         *((key, -1, "at least 0") for key in ("optim.warmup_epochs", "optim.weight_decay", "data.workers")),
         *((key, 1.0, r"in \[0, 1\)") for key in ("optim.b1", "optim.b2", "optim.label_smoothing")),

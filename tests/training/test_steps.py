@@ -1,12 +1,6 @@
-"""The training step against direct computations, its guard against numbers that are not finite, and its layouts."""
+"""The training step against direct computations, and its guard against numbers that are not finite."""
 
 from __future__ import annotations
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +11,12 @@ from flax import nnx
 from data.packed import unpack
 from plstm.experiments.config import Config, OptimConfig
 from plstm.tasks.vision import VisionTask, normalise
-from plstm.training.meshes import make_mesh, replicated, split_batch
+from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import init_state, make_predict, make_train_step
 
-ROOT = Path(__file__).resolve().parents[2]
 LR = 1e-2
+LAYOUT = Layout(make_mesh(8))
 
 
 def make_step(model, *, label_smoothing=0.0, key=0):
@@ -31,14 +25,13 @@ def make_step(model, *, label_smoothing=0.0, key=0):
     optimizer = build_optimizer(OptimConfig(), schedule)
     graphdef, state = init_state(model, optimizer)
     loss = VisionTask(Config(optim=OptimConfig(label_smoothing=label_smoothing))).loss
-    layout = split_batch(make_mesh(8))
-    step = make_train_step(graphdef, optimizer, schedule, loss, key=jax.random.key(key), layout=layout)
+    step = make_train_step(graphdef, optimizer, schedule, loss, key=jax.random.key(key), layout=LAYOUT)
     return jax.device_get(state), step
 
 
 def put(state):
     """A copy on the device, as steps take the memory of their state over."""
-    return jax.device_put(state, replicated(make_mesh(8)))
+    return LAYOUT.place_state(state)
 
 
 @pytest.fixture(scope="module")
@@ -175,58 +168,3 @@ def test_every_step_has_a_key_of_its_own(batch):
 
     losses = [loss(step, 0), loss(step, 1), loss(other_step, 0)]
     assert len(set(losses)) == 3 and loss(step, 0) == losses[0]
-
-
-FOUR_DEVICES = """
-import json
-import jax, numpy as np
-from jax.sharding import Mesh
-from flax import nnx
-from plstm.errors import UserError
-from plstm.experiments.config import Config, OptimConfig
-from plstm.models import VisionConfig, build_model
-from plstm.tasks.vision import VisionTask
-from plstm.training.meshes import make_mesh, replicated, split_batch
-from plstm.training.optimizers import build_optimizer
-from plstm.training.steps import init_state, make_train_step
-
-config = VisionConfig(
-    image_size=16, patch_size=4, dim=16, heads=2, depth=1, modes=["D"], classes=2, dtype="float32", drop_path=0.5
-)
-rng = np.random.default_rng(0)
-model = nnx.eval_shape(lambda: build_model(config, 0))
-fill = lambda leaf: (0.3 * rng.normal(size=leaf.shape)).astype(np.float32)
-model = nnx.merge(nnx.split(model)[0], jax.tree.map(fill, nnx.state(model)))
-batch = {"image": rng.integers(256, size=(8, 32), dtype=np.uint8), "label": rng.integers(2, size=8).astype(np.int32)}
-schedule = lambda step: 1e-2
-optimizer = build_optimizer(OptimConfig(), schedule)
-graphdef, start = init_state(model, optimizer)
-report = {"devices": jax.device_count()}
-for name, mesh in (("one", Mesh(jax.devices()[:1], ("data",))), ("four", make_mesh(8))):
-    step = make_train_step(graphdef, optimizer, schedule, VisionTask(Config()).loss, key=jax.random.key(0),
-                           layout=split_batch(mesh))
-    state = jax.device_put(jax.tree.map(np.asarray, start), replicated(mesh))
-    for _ in range(2):
-        state, metrics = step(state, jax.device_put(batch, replicated(mesh)))
-    report[name] = {key: float(value) for key, value in metrics.items()}
-    report[name]["kernel"] = np.asarray(state.params["head"]["kernel"][...]).tolist()
-    report[name]["replicated"] = all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state.params))
-try:
-    make_mesh(6)
-except UserError as error:
-    report["error"] = str(error)
-print(json.dumps(report))
-"""
-
-
-@pytest.mark.multiprocess
-def test_four_devices_give_the_numbers_of_one():
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", FOUR_DEVICES], env=os.environ | flags, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout.splitlines()[-1])
-    assert report["devices"] == 4 and "optim.batch_size=6" in report["error"] and "4 devices" in report["error"]
-    one, four = report["one"], report["four"]
-    assert one.pop("replicated") and four.pop("replicated")
-    for key, value in one.items():
-        np.testing.assert_allclose(four[key], value, rtol=1e-4, atol=1e-6, err_msg=key)

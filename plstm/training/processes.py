@@ -1,0 +1,122 @@
+"""Runs of several processes, on one host or many: starting them, and what they agree on.
+
+Each process runs the same program. Process 0 prints, logs and writes; all of them read, compute and save checkpoints.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import zlib
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from plstm.errors import UserError
+from plstm.training.meshes import Layout
+
+VARIABLES = ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")  # also with JAX_ before them
+STEPS_LATE = 2  # a vote is counted so many steps later, when its result is there anyway
+
+
+def start_processes(timeout: float, environment: Mapping[str, str] = os.environ) -> None:
+    """Connects this process with the others of its run, where the environment says that there are others.
+
+    It says so by COORDINATOR_ADDRESS (host:port of process 0), NUM_PROCESSES and PROCESS_ID, or is that of a Slurm step
+    (srun) of several tasks. Call this before anything else of JAX.
+
+    Args:
+        timeout: seconds to wait for the others; then the program ends with one line and status 2.
+
+    Raises UserError for variables that are missing or wrong.
+    """
+    arguments = _from_variables(environment) or _from_slurm(environment)
+    if arguments is None or jax.distributed.is_initialized():
+        return
+    number, processes = arguments["process_id"], arguments["num_processes"]
+    where = arguments.get("coordinator_address", "Slurm's first node")
+    if number == 0:
+        print(f"process 0 of {processes}: waiting for the others at {where}", flush=True)
+
+    def give_up() -> None:  # JAX itself would abort the program with a stack trace
+        missing = "not all others came" if number == 0 else "process 0 does not answer"
+        message = f"process {number} of {processes}: {missing} at {where} in {timeout:g} seconds"
+        print(f"error: {message}; start all of them, or raise mesh.timeout", file=sys.stderr, flush=True)
+        os._exit(2)
+
+    watch = threading.Timer(timeout, give_up)
+    watch.daemon = True
+    watch.start()
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
+    jax.distributed.initialize(**arguments, initialization_timeout=int(timeout) + 60)
+    watch.cancel()
+
+
+def _from_variables(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    values = {name: environment.get(name) or environment.get(f"JAX_{name}") for name in VARIABLES}
+    if values["COORDINATOR_ADDRESS"] is None:
+        return None
+    if missing := [name for name, value in values.items() if value is None]:
+        raise UserError(f"{', '.join(missing)}: not set, but COORDINATOR_ADDRESS is; set all three or none")
+    address, processes, number = values.values()
+    if not (processes.isdigit() and number.isdigit() and int(number) < int(processes)):
+        raise UserError(f"PROCESS_ID={number}, NUM_PROCESSES={processes}: must be whole numbers, the first smaller")
+    if not address.rpartition(":")[2].isdigit() or not address.rpartition(":")[0]:
+        raise UserError(f"COORDINATOR_ADDRESS={address}: must be host:port of process 0")
+    return dict(
+        coordinator_address=address,
+        num_processes=int(processes),
+        process_id=int(number),
+        cluster_detection_method="deactivate",
+    )
+
+
+def _from_slurm(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """JAX finds the address; it would give each process one GPU, also where a process has a node to itself."""
+    if "SLURM_STEP_NODELIST" not in environment or int(environment.get("SLURM_NTASKS", 1)) == 1:
+        return None
+    arguments = dict(num_processes=int(environment["SLURM_NTASKS"]), process_id=int(environment["SLURM_PROCID"]))
+    alone = environment.get("SLURM_STEP_NUM_NODES") == environment["SLURM_NTASKS"]
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+    if visible and (alone or "SLURM_GPUS_PER_TASK" in environment):
+        arguments["local_device_ids"] = list(range(len(visible.split(","))))
+    return arguments
+
+
+def is_main() -> bool:
+    """Whether this is process 0, which alone prints and writes."""
+    return jax.process_index() == 0
+
+
+def from_main(value: int) -> int:
+    """Process 0's value, an int32, in every process."""
+    return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if jax.process_count() > 1 else value
+
+
+def check_agreement(what: str) -> None:
+    """Raises UserError where `what`, a text, differs from that of process 0."""
+    own = zlib.crc32(what.encode()) >> 1  # 31 bits
+    if from_main(own) != own:
+        raise UserError(f"process {jax.process_index()} was started with another command or code than process 0")
+
+
+class Votes:
+    """What any of the processes wants, known to all of them at the same step."""
+
+    def __init__(self, layout: Layout):
+        self._layout, self._cast = layout, deque()
+        self._highest = jax.jit(jnp.max, out_shardings=layout.copies)
+
+    def cast(self, value: int) -> int:
+        """Gives this process's value, once a step; returns the highest one of `STEPS_LATE` steps before, 0 at first."""
+        if jax.process_count() == 1:
+            return value
+        values = np.full(jax.local_device_count(), value, np.int32)
+        self._cast.append(self._highest(self._layout.place_rows(values)))
+        return int(self._cast.popleft()) if len(self._cast) > STEPS_LATE else 0

@@ -1,0 +1,48 @@
+"""Write a run's weights to a .safetensors file, with its config, preprocessing and class names.
+
+    python scripts/export.py 1f392a model.safetensors           # a run's folder, or the first digits of its id
+    python scripts/export.py 1f392a model.safetensors --checkpoint best
+
+`plstm.models.from_checkpoint`, `eval.py weights=...` and `scripts/classify.py` read it.
+Exit status: 0, or 2 for bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from absl import logging
+
+from plstm.errors import UserError
+from plstm.experiments.config import run_name
+from plstm.models import from_checkpoint, save_safetensors
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", help="a run's folder or id")
+    parser.add_argument("file", type=Path, help="the file to write, named *.safetensors")
+    parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder that ids are looked up in")
+    arguments = parser.parse_args()
+    logging.set_verbosity(logging.ERROR)
+    if arguments.file.suffix != ".safetensors":
+        raise UserError(f"{arguments.file}: name it *.safetensors")
+    model = from_checkpoint(arguments.run, runs=arguments.runs, checkpoint=arguments.checkpoint)
+    save_safetensors(model, arguments.file)
+    size = arguments.file.stat().st_size / 1e6
+    print(f"{arguments.file}: {run_name(model.info.config)}, step {model.info.step:,}, {size:.1f} MB")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

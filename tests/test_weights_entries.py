@@ -1,0 +1,101 @@
+"""export.py, classify.py and eval.py on weights in a file, as a user calls them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from plstm.models import from_checkpoint
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = ["debug=smoke", "experiment=arrow/plstm", "model.dim=16", "model.heads=2", "optim.epochs=1"]
+TINY += ["loop.eval_splits=[val]", "loop.final_splits=[val,test]"]
+
+
+def call(*arguments: object, status: int = 0) -> list[str]:
+    """The lines on standard output, or the one line on standard error."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == status, done.stderr
+    if status:
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        return [done.stderr]
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A folder with a tiny run of arrow pointing in runs/, its weights in model.safetensors, and val in pictures/."""
+    from data.arrow_pointing import arrow_config, data_source
+
+    folder = tmp_path_factory.mktemp("trained")
+    call("train.py", *TINY, f"paths.runs={folder}/runs", f"paths.results={folder}/results")
+    (run,) = (folder / "runs").iterdir()
+    (line,) = call("scripts/export.py", run.name[:6], folder / "model.safetensors", "--runs", folder / "runs")
+    assert line.startswith(f"{folder}/model.safetensors: arrow-plstm-s43, step 8, ")
+    source = data_source(arrow_config(43, 48, 0.25, 256, 64), "val")
+    for index in range(len(source)):
+        path = folder / "pictures" / ("past", "at")[source[index]["label"]] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(source[index]["image"][..., 0]).save(path)
+    return folder
+
+
+@pytest.mark.slow
+def test_eval_of_a_file_prints_what_eval_of_its_run_prints(trained):
+    (run,) = (trained / "runs").iterdir()
+    header, *numbers = call("eval.py", f"weights={trained}/model.safetensors")
+    assert header == f"arrow-plstm-s43 ({trained}/model.safetensors), step 8"
+    assert numbers == call("eval.py", f"run={run}")[1:]
+    assert len(numbers) == 2
+    assert call("eval.py", f"weights={trained}/model.safetensors", "data.split=test")[1:] == numbers[1:]
+
+
+@pytest.mark.slow
+def test_eval_of_a_folder_of_the_same_images_gives_the_same_accuracy(trained):
+    weights = f"weights={trained}/model.safetensors"
+    (_, line) = call("eval.py", weights, f"data.folder={trained}/pictures", "data.workers=1")
+    (_, expected) = call("eval.py", weights, "data.split=val")
+    assert line.split()[0] == "folder" and "(64 images)" in line
+    assert line.split()[4] == expected.split()[4]
+    assert float(line.split()[2]) == pytest.approx(float(expected.split()[2]), abs=2e-6)
+
+
+@pytest.mark.slow
+def test_classify_prints_the_likeliest_classes(trained):
+    picture = next((trained / "pictures" / "at").iterdir())
+    header, path, *lines = call("scripts/classify.py", picture, "--weights", trained / "model.safetensors")
+    assert header == f"arrow-plstm-s43, step 8 ({trained}/model.safetensors)" and path == str(picture)
+    shares = {name: share for share, name in (line.split() for line in lines)}
+    model = from_checkpoint(trained / "model.safetensors")
+    logits = np.asarray(model(model.info.preprocessing(Image.open(picture))[None])[0], np.float64)
+    expected = np.exp(logits) / np.exp(logits).sum()
+    assert shares == {name: f"{share:.1%}" for name, share in zip(("past", "at"), expected, strict=True)}
+    assert list(shares) == [("past", "at")[n] for n in np.argsort(-expected)]
+    newest = call("scripts/classify.py", picture, "--runs", trained / "runs")
+    assert newest[1:] == [path, *lines]
+
+
+@pytest.mark.slow
+def test_bad_input_is_named(trained, tmp_path):
+    (tmp_path / "text.jpg").write_text("no picture")
+    weights = trained / "model.safetensors"
+    for arguments, words in (
+        (["eval.py", f"weights={tmp_path}/none.safetensors"], "no such file"),
+        (["eval.py", f"weights={weights}", f"data.folder={tmp_path}/none"], "no such folder"),
+        (["eval.py", f"weights={weights}", f"data.folder={trained}/runs"], "the model has no such class"),
+        (["eval.py", f"weights={weights}", "data.folder=x", "data.split=val"], "data.folder: takes the place"),
+        (["eval.py", f"weights={weights}", "run=abc"], "and not both"),
+        (["scripts/classify.py", tmp_path / "text.jpg", "--weights", weights], "text.jpg: not a picture"),
+        (["scripts/classify.py", tmp_path / "none.jpg", "--weights", weights], "none.jpg: No such file"),
+        (["scripts/classify.py", __file__, "--runs", tmp_path], "not a picture"),
+        (["scripts/export.py", "abc", tmp_path / "model.bin"], "name it *.safetensors"),
+        (["scripts/export.py", "abc", tmp_path / "model.safetensors", "--runs", tmp_path], "no such run"),
+    ):
+        (message,) = call(*arguments, status=2)
+        assert words in message, message

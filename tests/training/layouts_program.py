@@ -1,0 +1,109 @@
+"""What the tests of layouts start: alone with simulated devices, or as one of several processes.
+
+    python layouts_program.py MODEL FOLDER LAYOUT ...      LAYOUT: devices x fsdp, such as 8x4
+
+Trains a tiny MODEL, "pLSTM" or "MLP", which compiles fast, for two steps from one start in each layout, evaluates it,
+and saves it in FOLDER/LAYOUT; then restores each of these checkpoints in the layout named after it, the last one in the
+first. Process 0 writes the states to FOLDER/LAYOUT.npy, and prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import nnx
+
+from data.packed import PackedSplit
+from plstm.experiments.config import Config, OptimConfig
+from plstm.models import VisionConfig, build_model
+from plstm.nn.layers import drop_path
+from plstm.tasks.vision import VisionTask
+from plstm.training.checkpoints import Checkpoints
+from plstm.training.evaluation import evaluate
+from plstm.training.meshes import Layout, make_mesh
+from plstm.training.optimizers import build_optimizer
+from plstm.training.processes import Votes, from_main, is_main, start_processes
+from plstm.training.steps import init_state, make_predict, make_train_step
+
+BATCH, EXAMPLES = 8, 19
+CONFIG = VisionConfig(
+    image_size=16, patch_size=4, dim=64, heads=2, depth=1, modes=["D"], classes=2, dtype="float32", drop_path=0.5
+)
+
+
+class MLP(nnx.Module):
+    def __init__(self):
+        self.up, self.down = (nnx.Linear(*sizes, rngs=nnx.Rngs(0)) for sizes in ((768, 64), (64, 2)))
+
+    def __call__(self, images, *, key=None):
+        return self.down(drop_path(jax.nn.gelu(self.up(images.reshape(len(images), -1))), 0.5, key))
+
+
+def start_state(model: str, optimizer):
+    """The model's definition and step 0, every parameter drawn by NumPy."""
+    rng = np.random.default_rng(0)
+    build = {"pLSTM": lambda: build_model(CONFIG, 0), "MLP": MLP}[model]
+    graphdef, params = nnx.split(nnx.eval_shape(build))
+    params = jax.tree.map(lambda leaf: (0.1 * rng.normal(size=leaf.shape)).astype(np.float32), params)
+    graphdef, state = init_state(nnx.merge(graphdef, params), optimizer)
+    return graphdef, jax.tree.map(np.asarray, state)
+
+
+def draw_split() -> PackedSplit:
+    """This process's part of random images."""
+    rng = np.random.default_rng(1)
+    bits = rng.integers(256, size=(EXAMPLES, 32), dtype=np.uint8)
+    labels = rng.integers(2, size=EXAMPLES, dtype=np.uint8)
+    return PackedSplit(bits, labels, 16, jax.process_index(), jax.process_count())
+
+
+def flat(tree) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def main(model: str, folder: Path, names: list[str]) -> None:
+    start_processes(60)
+    task, split = VisionTask(Config(model=CONFIG)), draw_split()
+    optimizer, schedule = build_optimizer(OptimConfig(), lambda step: 1e-2), lambda step: 1e-2
+    graphdef, start = start_state(model, optimizer)
+    predict = make_predict(graphdef, task.logits)
+    report, states = {}, {}
+    for name in names:
+        devices, fsdp = map(int, name.split("x"))
+        layout = Layout(make_mesh(BATCH, fsdp, jax.devices()[:devices]))
+        step = make_train_step(graphdef, optimizer, schedule, task.loss, key=jax.random.key(0), layout=layout)
+        state, losses = layout.place_state(start), []
+        for batch in list(split.batches(BATCH))[:2]:
+            state, metrics = step(state, layout.place_rows({key: batch[key] for key in ("image", "label")}))
+            losses.append({key: float(value) for key, value in metrics.items()})
+        params = layout.gather(state.params)
+        report[name] = {
+            "steps": losses,
+            "evaluation": evaluate(predict, params, split, BATCH, layout.place_rows),
+            "held": sum(leaf.addressable_data(0).size for leaf in jax.tree.leaves(state)),
+        }
+        states[name] = state, flat(layout.local(state)), layout
+        checkpoints = Checkpoints(folder / name)
+        checkpoints.save(2, state, {"from": name}, 0.5)
+        checkpoints.close()
+        if is_main():
+            np.save(folder / f"{name}.npy", states[name][1])
+    for name, other in zip(names, names[1:] + names[:1], strict=True):
+        like, _, layout = states[other]
+        restored, info = Checkpoints(folder / name, read_only=True).restore(2, like)
+        assert info == {"from": name}
+        np.testing.assert_array_equal(flat(layout.local(restored)), states[name][1])
+        jax.tree.map(lambda a, b: np.testing.assert_equal(a.sharding, b.sharding), restored, like)
+    votes, is_last = Votes(layout), jax.process_index() == jax.process_count() - 1
+    report["votes"] = [votes.cast(15 if n == 3 and is_last else 0) for n in range(8)]
+    report["from_main"] = from_main(100 + jax.process_index())
+    if is_main():
+        print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
