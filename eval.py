@@ -18,7 +18,8 @@ from plstm.errors import UserError
 from plstm.experiments.cli import run_entry, task
 from plstm.experiments.config import Config, EvalConfig, run_name, to_eval_config
 from plstm.models.weights import config_of, from_checkpoint
-from plstm.tasks import TASKS, Split, Task
+from plstm.tasks import TASKS, Task
+from plstm.tasks.base import Split
 from plstm.training.evaluation import describe, evaluate
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.steps import make_predict
@@ -34,6 +35,8 @@ def main(node: DictConfig) -> None:
     options = to_eval_config(node)
     source = choose_source(options)
     config = config_of(source, options.paths.runs)
+    if options.checkpoint == "best" and config.loop.best_metric is None:
+        raise UserError("checkpoint=best: this run chose none (loop.best_metric is null); take checkpoint=last")
     task = choose_task(config, options)
     if options.data.split not in (None, *task.splits):
         raise UserError(f"data.split={options.data.split}: choose one of {', '.join(task.splits)}")

@@ -24,6 +24,7 @@ from rich.console import Console
 from plstm.errors import UserError
 from plstm.experiments.cli import run_entry, task
 from plstm.experiments.config import Config, identity, plain_config, portable, run_id, run_name, to_config
+from plstm.experiments.initial import Initial, initial_id
 from plstm.experiments.records import RunRecord, write_record
 from plstm.experiments.runs import curve_of, lock_folder
 from plstm.tasks import TASKS
@@ -50,6 +51,8 @@ def main(node: DictConfig) -> None:
     logging.set_verbosity(logging.ERROR)
     config = to_config(node)
     start_processes(config.mesh.timeout)
+    if (initial := config.init_from) is not None:
+        config.init_from = initial_id(initial, Path(config.paths.runs))
     run = run_id(plain_config(config))
     check_agreement(f"{run} {config.mesh}")
     record = Path(config.paths.results, "runs", f"{run}.json")
@@ -58,7 +61,8 @@ def main(node: DictConfig) -> None:
         return
     folder = Path(config.paths.runs, run)
     with lock_folder(folder) if is_main() else contextlib.nullcontext():
-        training = Training(config, run, folder, overrides=portable(HydraConfig.get().overrides.task))
+        overrides = portable(HydraConfig.get().overrides.task, config.init_from)
+        training = Training(config, run, folder, overrides, initial)
         training.show_banner()
         signal_number = training.run_loop()
         if signal_number is None:
@@ -84,9 +88,12 @@ class Training:
     """
 
     # ------------------------------------------------------------------ what a run is made of
-    def __init__(self, config: Config, run: str, folder: Path, overrides: list[str]):
+    def __init__(self, config: Config, run: str, folder: Path, overrides: list[str], initial: str | None):
+        """`initial` is where the run to fine-tune lies, None where there is none."""
         self.config, self.run, self.folder, self.overrides = config, run, folder, overrides
         self.session_start = time.monotonic()
+        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.initial = Initial(initial, config) if initial and self.checkpoints.last_step() is None else None
         self.environment = describe_environment(ROOT)
         self.layout = Layout(make_mesh(config.optim.batch_size, config.mesh.fsdp))
         init_key, order_key, drop_key = (jax.random.fold_in(jax.random.key(config.seed), n) for n in range(3))
@@ -107,7 +114,7 @@ class Training:
             self.graphdef, optimizer, schedule, self.task.loss, key=drop_key, layout=self.layout
         )
         self.predict = make_predict(self.graphdef, self.task.logits)
-        self.probe = next(self.splits[config.loop.best_metric].batches(PROBE * jax.process_count()))
+        self.probe = next(self.splits[config.loop.eval_splits[0]].batches(PROBE * jax.process_count()))
         self.statistics = make_predict(self.graphdef, self.task.statistics)
 
         self.restore()
@@ -125,13 +132,15 @@ class Training:
         )
 
     def restore(self) -> None:
-        """Goes on from the last checkpoint, if there is one."""
-        self.checkpoints = Checkpoints(self.folder / "checkpoints")
+        """Goes on from the last checkpoint, if there is one, else from the weights of the run to fine-tune."""
         self.info = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "wall_seconds": 0.0}
         self.info |= {"best": None, "final": None, "window": None}
         last = from_main(self.checkpoints.last_step() or 0)  # on network disks some processes may see it later
         if last:
             self.state, self.info = self.checkpoints.restore(last, self.state)
+        elif self.initial:
+            params, self.start_weights = self.initial.load(self.state.params, self.layout.copies)
+            self.state = self.state._replace(params=self.layout.place_state(params))
         self.wall_before = self.info["wall_seconds"]
         self.start = self.step = int(self.state.step)
         self.window = Window(self.info["window"])
@@ -160,6 +169,8 @@ class Training:
         if flops:
             cost = f"{flops / 1e9:.3g} G an example forward, {3 * flops * batch / 1e12:.3g} T a training step"
             rows.append(("FLOPs", cost))
+        if self.initial:
+            rows.append(("start", self.start_weights))
         self.console = Console(quiet=not is_main())
         banner(run_name(config), rows, self.console)
 
@@ -210,7 +221,7 @@ class Training:
         statistics = jax.device_get(self.statistics(self.layout.local(params), self.probe))
         self.tracker.log(logged | {name: float(value) for name, value in statistics.items()}, self.step)
         # The later of two equals, as the checkpoints have it.
-        if self.info["best"] is None or found[best]["accuracy"] >= self.info["best"][best]["accuracy"]:
+        if best and (self.info["best"] is None or found[best]["accuracy"] >= self.info["best"][best]["accuracy"]):
             self.info["best"] = {"step": self.step, **found}
         self.window.restart_clock()
         return found
@@ -219,7 +230,8 @@ class Training:
         """Keeps a checkpoint, ordered by the accuracy of an evaluation; without one it is never the best."""
         self.info["wall_seconds"] = self.wall_before + time.monotonic() - self.session_start
         self.info["window"] = self.window.state()
-        score = found[self.config.loop.best_metric]["accuracy"] if found else -1.0
+        best = self.config.loop.best_metric
+        score = found[best]["accuracy"] if found and best else -1.0
         self.checkpoints.save(self.step, self.state, self.info, score)
         self.window.restart_clock()
 

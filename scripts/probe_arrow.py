@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from flax import nnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -25,13 +26,12 @@ from rich.table import Table
 from data.arrow_law import SPLITS, Arrow, ArrowLaw, base_seed, parameters, render
 from data.arrow_probes import NO_LABEL, PROBES
 from data.packed import PackedSplit, pack
-from eval import build
 from plstm.errors import UserError
 from plstm.experiments.config import run_name
 from plstm.experiments.records import write_file
 from plstm.experiments.runs import find_run, load_config
+from plstm.models import from_checkpoint
 from plstm.tasks import TASKS
-from plstm.training.checkpoints import Checkpoints
 from plstm.training.environment import describe_environment
 from plstm.training.steps import make_predict
 
@@ -99,13 +99,8 @@ def load_answer(run: str, runs: Path):
     config = load_config(folder)
     if config.task != "arrow":
         raise UserError(f"{folder}: this run's task is {config.task}; probes are for arrow pointing")
-    task = TASKS["arrow"](config)
-    graphdef, state = build(task)
-    checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
-    if (step := checkpoints.last_step()) is None:
-        raise UserError(f"{folder}: no checkpoint yet; train the run until its first evaluation")
-    params = checkpoints.restore(step, state)[0].params
-    predict = make_predict(graphdef, task.logits)
+    graphdef, params = nnx.split(from_checkpoint(folder), nnx.Param)
+    predict = make_predict(graphdef, TASKS["arrow"](config).logits)
 
     def answer(split: PackedSplit) -> np.ndarray:
         batches = split.batches(config.optim.batch_size)
@@ -142,7 +137,9 @@ def print_rows(rows: list[dict]) -> None:
             numbers = [part[key] for key in ("accuracy", "balanced_accuracy", "answered_at", "labelled_at")]
             shown = ["-" if number is None else f"{number:.3f}" for number in numbers]
             table.add_row(str(row["canvas_pixels"]), f"{part['images']:,}", *shown, what)
-    Console().print(table)
+    console = Console()
+    console.width = max(console.width, 100)
+    console.print(table)
 
 
 def distance(part: dict) -> str:

@@ -48,6 +48,8 @@ class Task:
     splits: ClassVar[tuple[str, ...]]  # names
     class_names: Sequence[str] = ()  # what the logits stand for, in order; none where they stand for no classes
     preprocessing: Preprocessing | None = None  # from a picture to the model's input; none where it takes no pictures
+    losses: ClassVar[tuple[str, ...]] = ("cross_entropy",)  # what `optim.loss` can be
+    augments: ClassVar[bool] = False  # whether training examples are augmented, as `augment` says
 
     def __init__(self, config: Config):
         self.config = config

@@ -13,7 +13,7 @@ from plstm.experiments.records import read_records
 
 from .conftest import ROOT
 
-has_plugin = importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is not None
+has_plugin = importlib.util.find_spec("submitit") is not None
 needs_plugin = pytest.mark.skipif(not has_plugin, reason="hydra-submitit-launcher is not installed (extra slurm)")
 
 
