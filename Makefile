@@ -69,6 +69,14 @@ lint: $(READY) ## Check the code with ruff
 table-arrow: $(READY) ## Run what is missing of the arrow-pointing table, then write it (ARGS=--dry-run lists the runs)
 	$(PY) scripts/run_table.py arrow $(ARGS)
 
+.PHONY: table-imagenet
+table-imagenet: $(READY) ## Pre-train and fine-tune what is missing of Table 4 (ARGS=--dry-run lists the runs)
+	$(PY) scripts/run_table.py imagenet $(ARGS)
+
+.PHONY: table-ablation
+table-ablation: $(READY) ## Run what is missing of Table 5, the ImageNet ablation (ARGS=--dry-run lists the runs)
+	$(PY) scripts/run_table.py ablation $(ARGS)
+
 .PHONY: tables
 tables: $(READY) ## Write results/tables from the run records
 	$(PY) scripts/make_tables.py $(ARGS)
@@ -93,6 +101,15 @@ baselines: $(READY) ## Measure how far shortcuts get on arrow pointing
 .PHONY: table-reduced
 table-reduced: $(READY) ## Run what is missing of the REDUCED table (seven small models, an hour or two on 2 cores)
 	$(PY) scripts/run_table.py arrow-reduced $(ARGS)
+
+.PHONY: photos
+photos: $(READY) ## Draw the photographs of the REDUCED ImageNet table and prepare them as ImageNet is
+	$(PY) scripts/make_photos.py --classes 10 --train 200 --val 50 --out outputs/photos
+	$(MAKE) data-imagenet MANUAL=outputs/photos DATA=outputs/photos/data
+
+.PHONY: table-imagenet-reduced
+table-imagenet-reduced: $(READY) ## Run what is missing of the REDUCED ImageNet table (needs `make photos`; minutes on 2 cores)
+	$(PY) scripts/run_table.py imagenet-reduced $(ARGS)
 
 .PHONY: lock
 lock: ## Write requirements.lock anew from pyproject.toml (needs uv)

@@ -37,6 +37,8 @@ def main(node: DictConfig) -> None:
     config = load_config(folder)
     config.data.root = options.data.root or config.data.root
     config.data.generate = options.data.generate
+    if options.checkpoint == "best" and config.loop.best_metric is None:
+        raise UserError("checkpoint=best: this run chose none (loop.best_metric is null); take checkpoint=last")
     task = TASKS[config.task](config)
     if options.data.split not in (None, *task.splits):
         raise UserError(f"data.split={options.data.split}: choose one of {', '.join(task.splits)}")

@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from plstm.errors import UserError
 from plstm.experiments.cli import run_entry, task
 from plstm.experiments.config import Config, identity, plain_config, portable, run_id, run_name, to_config
+from plstm.experiments.initial import Initial, initial_id
 from plstm.experiments.records import RunRecord, write_record
 from plstm.experiments.runs import curve_of, lock_folder
 from plstm.tasks import TASKS
@@ -45,6 +46,8 @@ def main(node: DictConfig) -> None:
     """Trains one run to its end, or until SIGTERM or SIGINT."""
     logging.set_verbosity(logging.ERROR)
     config = to_config(node)
+    if initial := config.init_from:
+        config.init_from = initial_id(initial, Path(config.paths.runs))
     run = run_id(plain_config(config))
     record = Path(config.paths.results, "runs", f"{run}.json")
     if record.exists():
@@ -52,7 +55,8 @@ def main(node: DictConfig) -> None:
         return
     folder = Path(config.paths.runs, run)
     with lock_folder(folder):
-        training = Training(config, run, folder, overrides=portable(HydraConfig.get().overrides.task))
+        overrides = portable(HydraConfig.get().overrides.task, config.init_from)
+        training = Training(config, run, folder, overrides, initial)
         training.show_banner()
         signal_number = training.run_loop()
         if signal_number is None:
@@ -69,9 +73,12 @@ class Training:
     """One run in this process: what it is made of, the loop, and its end."""
 
     # ------------------------------------------------------------------ what a run is made of
-    def __init__(self, config: Config, run: str, folder: Path, overrides: list[str]):
+    def __init__(self, config: Config, run: str, folder: Path, overrides: list[str], initial: str | None):
+        """`initial` is where the run to fine-tune lies, None where there is none."""
         self.config, self.run, self.folder, self.overrides = config, run, folder, overrides
         self.session_start = time.monotonic()
+        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.initial = Initial(initial, config) if initial and self.checkpoints.last_step() is None else None
         self.environment = describe_environment(ROOT)
         self.mesh = make_mesh(config.optim.batch_size)
         init_key, order_key, drop_key = (jax.random.fold_in(jax.random.key(config.seed), n) for n in range(3))
@@ -94,7 +101,7 @@ class Training:
             self.graphdef, optimizer, schedule, self.task.loss, key=drop_key, layout=layout
         )
         self.predict = make_predict(self.graphdef, self.task.logits)
-        self.probe = next(self.splits[config.loop.best_metric].batches(PROBE))
+        self.probe = next(self.splits[config.loop.eval_splits[0]].batches(PROBE))
         self.statistics = make_predict(self.graphdef, self.task.statistics)
 
         self.restore()
@@ -112,12 +119,14 @@ class Training:
         )
 
     def restore(self) -> None:
-        """Goes on from the last checkpoint, if there is one."""
-        self.checkpoints = Checkpoints(self.folder / "checkpoints")
+        """Goes on from the last checkpoint, if there is one, else from the weights of the run to fine-tune."""
         self.info = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "wall_seconds": 0.0}
         self.info |= {"best": None, "final": None, "window": None}
         if (last := self.checkpoints.last_step()) is not None:
             self.state, self.info = self.checkpoints.restore(last, self.state)
+        elif self.initial:
+            params, self.start_weights = self.initial.load(self.state.params, replicated(self.mesh))
+            self.state = self.state._replace(params=params)
         self.wall_before = self.info["wall_seconds"]
         self.start = self.step = int(self.state.step)
         self.window = Window(self.info["window"])
@@ -143,6 +152,8 @@ class Training:
         if flops:
             cost = f"{flops / 1e9:.3g} G an example forward, {3 * flops * batch / 1e12:.3g} T a training step"
             rows.append(("FLOPs", cost))
+        if self.initial:
+            rows.append(("start", self.start_weights))
         banner(run_name(config), rows)
 
     # ------------------------------------------------------------------ the loop
@@ -190,7 +201,7 @@ class Training:
         statistics = jax.device_get(self.statistics(self.state.params, self.probe))
         self.tracker.log(logged | {name: float(value) for name, value in statistics.items()}, self.step)
         # The later of two equals, as the checkpoints have it.
-        if self.info["best"] is None or found[best]["accuracy"] >= self.info["best"][best]["accuracy"]:
+        if best and (self.info["best"] is None or found[best]["accuracy"] >= self.info["best"][best]["accuracy"]):
             self.info["best"] = {"step": self.step, **found}
         self.window.restart_clock()
         return found
@@ -199,7 +210,8 @@ class Training:
         """Keeps a checkpoint, ordered by the accuracy of an evaluation; without one it is never the best."""
         self.info["wall_seconds"] = self.wall_before + time.monotonic() - self.session_start
         self.info["window"] = self.window.state()
-        score = found[self.config.loop.best_metric]["accuracy"] if found else -1.0
+        best = self.config.loop.best_metric
+        score = found[best]["accuracy"] if found and best else -1.0
         self.checkpoints.save(self.step, self.state, self.info, score)
         self.window.restart_clock()
 

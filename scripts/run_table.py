@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plstm.errors import UserError
 from plstm.experiments import figures, sweeps, tables
-from plstm.experiments.records import read_records
+from plstm.experiments.records import Hardware, RunRecord, read_records
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,6 +29,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("table", help="a file of configs/tables, without .yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides for every run")
     parser.add_argument("--dry-run", action="store_true", help="list the runs and stop")
+    parser.add_argument(
+        "--images-per-second",
+        type=float,
+        metavar="N",
+        help="throughput of the first row's runs, to estimate by what nobody has measured; others by their operations",
+    )
     parser.add_argument("--max-runs", type=int, help="start at most this many runs")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records, tables and figures")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of unfinished runs")
@@ -55,19 +61,41 @@ def list_runs(table: sweeps.TableDefinition, arguments: argparse.Namespace) -> l
             state, cost = "finished", hours(record.wall_seconds)
         else:
             state = "partial" if run.key in started else "missing"
-            costs.append(sweeps.expected_seconds(run, records, table.name, hardware) if hardware else None)
+            costs.append(estimate(table, run, records, hardware, arguments.images_per_second))
             cost = "unknown cost" if costs[-1] is None else f"about {hours(costs[-1])}"
             unfinished.append(run)
-        command = shlex.join(["python", "train.py", *run.overrides, *arguments.overrides])
+        try:
+            start = sweeps.initial_override(table, run, records)
+        except UserError:
+            start = ["init_from=ID"]
+        command = shlex.join(["python", "train.py", *run.overrides, *start, *arguments.overrides])
         print(f"{state:8}  {cost:>14}  {command}")
     known = [cost for cost in costs if cost is not None]
     total = f"{len(matched)} runs: {len(matched) - len(unfinished)} finished, {len(unfinished)} to run"
     if known:
-        total += f", about {hours(sum(known))} for {len(known)} of them on this hardware"
+        where = f"at {arguments.images_per_second:g} images/s" if arguments.images_per_second else "on this hardware"
+        total += f", about {hours(sum(known))} for {len(known)} of them {where}"
     if len(known) < len(costs):
         total += f", {len(costs) - len(known)} of unknown cost (no finished run to measure from)"
     print(total, flush=True)
     return unfinished
+
+
+def estimate(
+    table: sweeps.TableDefinition,
+    run: sweeps.PlannedRun,
+    records: list[RunRecord],
+    hardware: Hardware | None,
+    images_per_second: float | None,
+) -> float | None:
+    """Seconds, from the table's finished runs on this hardware, else from a throughput; None without either."""
+    measured = sweeps.expected_seconds(run, records, table.name, hardware) if hardware else None
+    if measured is not None or images_per_second is None:
+        return measured
+    from plstm.experiments.costs import experiment_cost
+
+    first, own = experiment_cost(table.rows[0].experiment), experiment_cost(run.row.experiment)
+    return own.total_flops / (3 * first.flops * images_per_second)
 
 
 def main() -> int:
@@ -90,7 +118,10 @@ def main() -> int:
         report()
 
     report()
-    failures = sweeps.execute(unfinished[: arguments.max_runs], arguments.overrides, ROOT, after_run)
+    def overrides(run: sweeps.PlannedRun) -> list[str]:
+        return [*sweeps.initial_override(table, run, read_records(arguments.results)), *arguments.overrides]
+
+    failures = sweeps.execute(unfinished[: arguments.max_runs], overrides, ROOT, after_run)
     text = (arguments.results / "tables" / f"{table.name}.md").read_text()
     print(text.partition("\n## ")[0], f"\npictures of each run: {arguments.runs}/*/figures", flush=True)
     if failures:

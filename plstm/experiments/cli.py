@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from plstm.errors import UserError
 from plstm.experiments.config import Config, EvalConfig, run_id, task_schema
+from plstm.experiments.initial import initial_id
 from plstm.tasks import TASKS
 
 EXIT_BAD_INPUT = 2
@@ -36,8 +37,11 @@ def register() -> None:
 
 
 def _resolved_id(root: DictConfig) -> str:
-    plain = OmegaConf.masked_copy(root, [key for key in root if key != "hydra"])
-    return run_id(OmegaConf.to_container(plain, resolve=True))
+    node = OmegaConf.masked_copy(root, [key for key in root if key != "hydra"])
+    plain = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    if plain["init_from"]:
+        plain["init_from"] = initial_id(plain["init_from"], Path(plain["paths"]["runs"]))
+    return run_id(plain)
 
 
 def task(schema: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[DictConfig], Any]]:
@@ -89,6 +93,8 @@ def _explain(error: Exception, schema: type) -> str:
         chain.append(error)
         error = error.__cause__
     text = "\n".join(str(link) for link in chain)
+    if told := re.search("UserError raised while resolving interpolation: (.*)", text):
+        return told[1]
     if unknown := re.search(r"[Kk]ey '([^']+)' (?:is not in struct|not in '\w+')(?:[\s\S]*?full_key: (\S+))?", text):
         key = unknown[2] or unknown[1]
         return f"{key}: there is no such key{_nearest(key, _known_keys(schema))}"

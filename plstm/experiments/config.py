@@ -10,14 +10,16 @@ from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from data.augment.recipes import AugmentConfig
 from plstm.errors import UserError
 from plstm.tasks import TASKS
 from plstm.training import tracking
 
 # Parts of a config that change where a run lives and how it is shown, but not its numbers.
 OUTSIDE_ID = ("logger", "paths", "report", "data.root", "data.generate", "data.placement", "data.workers")
+OUTSIDE_ID += ("data.max_corrupt",)  # how many before the run ends with an error
 # Keys newer than the first finished runs, with the value that leaves their numbers and ids as they are.
-NEUTRAL = {"task": "arrow"}
+NEUTRAL = {"task": "arrow", "augment": None, "optim.loss": "cross_entropy", "init_from": None, "init_checkpoint": "last"}
 
 
 @dataclass
@@ -35,6 +37,7 @@ class OptimConfig:
     b2: float = 0.999
     eps: float = 1e-8
     clip_norm: float = 1.0  # of the global gradient norm
+    loss: str = "cross_entropy"  # or "binary_cross_entropy" on thresholded labels
     label_smoothing: float = 0.0
 
 
@@ -46,7 +49,7 @@ class LoopConfig:
     eval_every: int = 2000  # steps; a checkpoint is kept at each evaluation
     eval_splits: list[str] = field(default_factory=lambda: ["val", "val_ext"])
     final_splits: list[str] = field(default_factory=lambda: ["val", "val_ext", "test", "test_ext"])
-    best_metric: str = "val"  # the split whose accuracy names the best checkpoint
+    best_metric: str | None = "val"  # the split whose accuracy names the best checkpoint; none: no best one
 
 
 @dataclass
@@ -83,7 +86,10 @@ class Config:
     seed: int = 43
     model: Any = MISSING  # the task's model_schema
     data: Any = MISSING  # the task's data_schema
+    augment: AugmentConfig | None = None  # of the training images; none: they are taken as they are
     optim: OptimConfig = field(default_factory=OptimConfig)
+    init_from: str | None = None  # the finished run to fine-tune: its id, the first digits of it, or its folder
+    init_checkpoint: str = "last"  # or "best"; of that run
     loop: LoopConfig = field(default_factory=LoopConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
@@ -115,6 +121,8 @@ def check(config: Config) -> None:
     _check_ranges(config)
     _check_choices(config)
     config.model.check()
+    if config.augment is not None:
+        config.augment.check()
     TASKS[config.task].check(config)
     if config.optim.warmup_epochs >= config.optim.epochs:
         raise UserError(f"optim.warmup_epochs={config.optim.warmup_epochs}: must be under optim.epochs")
@@ -134,19 +142,27 @@ def _check_ranges(config: Config) -> None:
 
 
 def _check_choices(config: Config) -> None:
-    loop, known = config.loop, TASKS[config.task].splits
+    loop, task = config.loop, TASKS[config.task]
     for key, splits in (("loop.eval_splits", loop.eval_splits), ("loop.final_splits", loop.final_splits)):
+        if not splits:
+            raise UserError(f"{key}: name at least one split of {', '.join(task.splits)}")
         for split in splits:
-            if split not in known:
-                raise UserError(f"{key}: no split {split!r}; choose from {', '.join(known)}")
-        if loop.best_metric not in splits:
+            if split not in task.splits:
+                raise UserError(f"{key}: no split {split!r}; choose from {', '.join(task.splits)}")
+        if loop.best_metric not in (None, *splits):
             raise UserError(f"loop.best_metric={loop.best_metric}: must be one of {key}, {', '.join(splits)}")
-    for key, value, choices in (
-        ("optim.name", config.optim.name, ("adamw", "lamb")),
-        ("logger.mode", config.logger.mode, tracking.MODES),
+    for key, choices in (
+        ("optim.name", ("adamw", "lamb")),
+        ("optim.loss", task.losses),
+        ("init_checkpoint", ("last", "best")),
+        ("logger.mode", tracking.MODES),
     ):
-        if value not in choices:
+        if (value := attrgetter(key)(config)) not in choices:
             raise UserError(f"{key}={value}: choose one of {', '.join(choices)}")
+    if config.augment is not None and not task.augments:
+        raise UserError(f"augment: task {config.task} takes its training examples as they are; set augment=null")
+    if config.init_checkpoint != "last" and config.init_from is None:
+        raise UserError(f"init_checkpoint={config.init_checkpoint}: says which weights of init_from, which is not set")
 
 
 def task_schema(task: str) -> DictConfig:
@@ -194,9 +210,14 @@ def run_id(plain: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity(plain), sort_keys=True).encode()).hexdigest()[:12]
 
 
-def portable(overrides: list[str]) -> list[str]:
-    """The overrides that mean the same on another machine: without those of the keys of `OUTSIDE_ID`."""
-    return [override for override in overrides if not override.lstrip("+").startswith(OUTSIDE_ID)]
+def portable(overrides: list[str], init_from: str | None = None) -> list[str]:
+    """The overrides that mean the same on another machine: without those of the keys of `OUTSIDE_ID`.
+
+    `init_from` is the resolved id of the run to fine-tune, which takes the place of its folder; quoted, for Hydra would
+    take some ids for numbers.
+    """
+    kept = [override for override in overrides if not override.lstrip("+").startswith(OUTSIDE_ID)]
+    return [f'init_from="{init_from}"' if override.startswith("init_from=") else override for override in kept]
 
 
 def run_name(config: Config) -> str:

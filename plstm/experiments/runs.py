@@ -38,23 +38,24 @@ def lock_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def find_run(run: str, runs: Path) -> Path:
+def find_run(run: str, runs: Path, key: str = "run") -> Path:
     """The folder of a run given by its folder or its id (or the first digits of it).
 
-    Raises UserError where there is none, or several.
+    Raises UserError, naming the config's `key`, where there is none, or several.
     """
     if (Path(run) / ".hydra").is_dir():
         return Path(run)
-    found = sorted(path for path in runs.glob(f"{run}*") if (path / ".hydra").is_dir()) if run else []
+    name = run if "/" not in run else ""
+    found = sorted(path for path in runs.glob(f"{name}*") if (path / ".hydra").is_dir()) if name else []
     if len(found) == 1:
         return found[0]
     if found:
         raise UserError(
-            f"run={run}: {len(found)} runs in {runs} begin so: {', '.join(path.name for path in found[:5])}"
+            f"{key}={run}: {len(found)} runs in {runs} begin so: {', '.join(path.name for path in found[:5])}"
         )
     known = sorted(path.name for path in runs.glob("*") if (path / ".hydra").is_dir())
     listed = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
-    raise UserError(f"run={run}: no such run in {runs}; " + (f"there are {listed}" if known else "train one first"))
+    raise UserError(f"{key}={run}: no such run in {runs}; " + (f"there are {listed}" if known else "train one first"))
 
 
 def load_config(folder: Path) -> Config:

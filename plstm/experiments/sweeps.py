@@ -26,12 +26,27 @@ class Row:
     """A model of the table and the experiment that trains it.
 
     `paper` is None where nothing is published, else {last part of `select.over`: the paper's best value, split:
-    [mean, +-]}.
+    [mean, +-]}; in a table of percentages {"parameters", "flops": the paper's words, split: the percentage}.
+    `init_from` is the experiment of an earlier row, whose run of the same swept values this row fine-tunes. `require`
+    adds to the table's.
     """
 
     name: str = MISSING
     experiment: str = MISSING
     paper: dict[str, Any] | None = None
+    init_from: str | None = None
+    require: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Reference:
+    """Another model's published figures, in the words of the paper they are copied from; `accuracy`: split -> percent."""
+
+    name: str = MISSING
+    epochs: str = MISSING
+    parameters: str = MISSING
+    flops: str = MISSING
+    accuracy: dict[str, float] = MISSING
 
 
 @dataclass
@@ -61,7 +76,8 @@ class TableDefinition:
 
     `columns` maps splits to headers; `sweep` maps config keys to the values run for every row; `require` maps config
     keys to the value that every record of the table must have; `baselines` and `figure.paper_curves` are paths below
-    the results folder.
+    the results folder. `digits` are those after the point, of percentages where `percent`. `costs` adds what a row's
+    experiment says of itself: pixels, epochs, parameters and multiply-adds.
     """
 
     name: str = MISSING
@@ -76,6 +92,10 @@ class TableDefinition:
     chance: float | None = None
     notes: list[str] = field(default_factory=list)
     figure: Figure | None = None
+    percent: bool = False
+    digits: int = 3
+    costs: bool = False
+    references: list[Reference] = field(default_factory=list)
 
     @property
     def swept_name(self) -> str | None:
@@ -99,6 +119,11 @@ class PlannedRun:
     def key(self) -> tuple:
         """What a run's record or folder is found by: the experiment and the swept values."""
         return (self.row.experiment, *self.values.values())
+
+    @property
+    def initial_key(self) -> tuple | None:
+        """The key of the run that this one fine-tunes, None where it starts anew."""
+        return (self.row.init_from, *self.values.values()) if self.row.init_from else None
 
 
 def load_table(path: Path) -> TableDefinition:
@@ -126,11 +151,22 @@ def _check_table(table: TableDefinition, path: Path) -> None:
         values = [getattr(row, key) for row in table.rows]
         if len(set(values)) < len(values):
             raise UserError(f"{path}: key rows: two rows have the same {key}")
+    known: set[str] = set()
     for index, row in enumerate(table.rows):
-        for key, value in (row.paper or {}).items():
-            pair = isinstance(value, list) and [type(number) for number in value] == [float, float]
-            if key != table.swept_name and not (key in table.columns and pair):
-                raise UserError(f"{path}: key rows[{index}].paper.{key} must be [mean, +-] for a split of columns")
+        _check_paper(table, row, f"{path}: key rows[{index}].paper")
+        if row.init_from not in {None, *known}:
+            raise UserError(f"{path}: key rows[{index}].init_from is {row.init_from!r}; no earlier row has this experiment")
+        known.add(row.experiment)
+
+
+def _check_paper(table: TableDefinition, row: Row, where: str) -> None:
+    for key, value in (row.paper or {}).items():
+        numbers = [type(number) for number in value] if isinstance(value, list) else type(value)
+        if key == table.swept_name or (table.costs and key in ("parameters", "flops") and numbers is str):
+            continue
+        wanted, words = (float, "a percentage") if table.percent else ([float, float], "[mean, +-]")
+        if key not in table.columns or numbers != wanted:
+            raise UserError(f"{where}.{key} must be {words} for a split of columns")
 
 
 def load_tables(folder: Path, names: Sequence[str] = ()) -> list[TableDefinition]:
@@ -181,8 +217,20 @@ def match_records(
                     f"different {differences or 'ids'}; keep one of them"
                 )
             found[key] = record
-    matched = [(run, found.pop(run.key, None)) for run in planned_runs(table)]
+    runs = planned_runs(table)
+    for run in runs:
+        if run.initial_key and run.key in found:
+            _refuse_other_start(found[run.key], found.get(run.initial_key))
+    matched = [(run, found.pop(run.key, None)) for run in runs]
     return matched, list(found.values())
+
+
+def _refuse_other_start(record: RunRecord, initial: RunRecord | None) -> None:
+    if initial is None or record.config_value("init_from") != initial.id:
+        known = f"is runs/{initial.id}.json" if initial else "has no record"
+        raise UserError(
+            f"runs/{record.id}.json: fine-tunes {record.config_value('init_from')}, but the table's run of that row {known}"
+        )
 
 
 def _refuse_misplaced(table: TableDefinition, record: RunRecord) -> None:
@@ -190,7 +238,8 @@ def _refuse_misplaced(table: TableDefinition, record: RunRecord) -> None:
     rows = {row.experiment: row.name for row in table.rows}
     if rows.get(record.experiment) != record.row:
         raise UserError(f"{where}: table {table.name} has no row {record.row!r} with experiment {record.experiment!r}")
-    for key, value in table.require.items():
+    own = next(row.require for row in table.rows if row.experiment == record.experiment)
+    for key, value in {**table.require, **own}.items():
         if record.config_value(key) != value:
             raise UserError(
                 f"{where}: {key} is {record.config_value(key)!r}, but table {table.name} is for {value!r}; remove the "
@@ -204,6 +253,16 @@ def _differences(a: dict, b: dict, prefix: str = "") -> list[str]:
         both = isinstance(a.get(key), dict) and isinstance(b.get(key), dict)
         keys += _differences(a[key], b[key], f"{prefix}{key}.") if both else [f"{prefix}{key}"]
     return keys
+
+
+def initial_override(table: TableDefinition, run: PlannedRun, records: Sequence[RunRecord]) -> list[str]:
+    """The override that names the run to fine-tune, none for a run that starts anew; UserError where it is missing."""
+    if not run.initial_key:
+        return []
+    for other, record in match_records(table, records)[0]:
+        if record and other.key == run.initial_key:
+            return [f'init_from="{record.id}"']  # quoted, for Hydra would take some ids for numbers
+    raise UserError(f"fine-tunes {run.row.init_from}, which has not finished")
 
 
 def expected_seconds(run: PlannedRun, records: Sequence[RunRecord], table: str, hardware: Hardware) -> float | None:
@@ -244,18 +303,22 @@ def check_overrides(table: TableDefinition, overrides: Sequence[str]) -> None:
         key, equals, _ = override.partition("=")
         if not equals:
             raise UserError(f"override {override!r} must be key=value")
-        if key in {"experiment", "report.table", "report.row", *table.sweep, *table.require}:
+        own = {key for row in table.rows for key in row.require}
+        if key in {"experiment", "init_from", "report.table", "report.row", *table.sweep, *table.require, *own}:
             raise UserError(f"override {override!r}: table {table.name} sets {key} itself; leave it out")
 
 
 def execute(
-    runs: Sequence[PlannedRun], overrides: Sequence[str], root: Path, after_run: Callable[[PlannedRun], None]
+    runs: Sequence[PlannedRun],
+    overrides: Callable[[PlannedRun], list[str]],
+    root: Path,
+    after_run: Callable[[PlannedRun], None],
 ) -> list[str]:
     """Train runs one after another, each a process in `root` with its output on ours.
 
     Args:
         runs: what to run, in order.
-        overrides: key=value added to every command.
+        overrides: key=value to add to a run's command; its UserError counts as that run's failure.
         root: the folder of `train.py`.
         after_run: called after every run that exits with status 0; its UserError counts as that run's failure.
 
@@ -265,11 +328,10 @@ def execute(
     """
     failures = []
     for number, run in enumerate(runs, 1):
-        command = [sys.executable, "train.py", *run.overrides, *overrides]
-        print(f"run {number}/{len(runs)}: {shlex.join(['python', *command[1:]])}", flush=True)
-        status = _train(command, root)
         try:
-            if status:
+            command = [sys.executable, "train.py", *run.overrides, *overrides(run)]
+            print(f"run {number}/{len(runs)}: {shlex.join(['python', *command[1:]])}", flush=True)
+            if status := _train(command, root):
                 raise UserError(f"exit status {status}")
             after_run(run)
         except UserError as error:

@@ -13,14 +13,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plstm.errors import UserError
 from plstm.experiments.records import RunRecord, check_type, write_file
 from plstm.experiments.statistics import Interval, t_interval
 from plstm.experiments.sweeps import Row, TableDefinition, match_records
 
+if TYPE_CHECKING:
+    from plstm.experiments.costs import Cost
+
 DASH = "–"
+COSTS = ("parameters", "flops")
 
 
 @dataclass(frozen=True)
@@ -28,21 +32,25 @@ class TableRow:
     """A row of the definition with its finished runs.
 
     `runs` are all of them, `chosen` those with the value of `select.over` that `select` chooses, `planned` the number
-    that the sweep asks for.
+    that the sweep asks for. Accuracies are in the table's unit, `scale` times a fraction. `cost` is there where the
+    table shows costs.
     """
 
     row: Row
     planned: int
     runs: list[RunRecord]
     chosen: list[RunRecord]
+    scale: int = 1
+    cost: Cost | None = None
 
     def ours(self, split: str) -> Interval | None:
         """Accuracy on a split over the chosen runs' seeds, None before the first."""
-        return t_interval([run.metric(split) for run in self.chosen]) if self.chosen else None
+        return t_interval([self.scale * run.metric(split) for run in self.chosen]) if self.chosen else None
 
     def paper(self, split: str) -> list[float] | None:
-        """The published [mean, +-], None where there is none."""
-        return (self.row.paper or {}).get(split)
+        """The published [mean, +-], or [mean] in a table of percentages; None where there is none."""
+        published = (self.row.paper or {}).get(split)
+        return [published] if isinstance(published, float) else published
 
     def difference(self, split: str) -> float | None:
         """Ours - paper."""
@@ -61,8 +69,19 @@ def table_rows(table: TableDefinition, records: Sequence[RunRecord]) -> tuple[li
     for row in table.rows:
         mine = [record for run, record in matched if run.row is row]
         runs = sorted((r for r in mine if r), key=lambda r: [r.config_value(key) for key in reversed(table.sweep)])
-        rows.append(TableRow(row, len(mine), runs, _choose(table, runs)))
+        cost = _cost(row.experiment) if table.costs else None
+        rows.append(TableRow(row, len(mine), runs, _choose(table, runs), _scale(table), cost))
     return rows, outside
+
+
+def _scale(table: TableDefinition) -> int:
+    return 100 if table.percent else 1
+
+
+def _cost(experiment: str) -> Cost:
+    from plstm.experiments.costs import experiment_cost  # it brings in JAX
+
+    return experiment_cost(experiment)
 
 
 def _choose(table: TableDefinition, runs: list[RunRecord]) -> list[RunRecord]:
@@ -184,40 +203,78 @@ Style = type[_Markdown] | type[_Latex]
 def _grid(
     table: TableDefinition, rows: list[TableRow], baselines: list[dict[str, Any]], style: Style
 ) -> list[list[str]]:
-    """The table as text, headers first: models, their accuracies beside the paper's, their cost, then the baselines."""
-    published = any(row.row.paper for row in rows)
-    header = ["Model"]
+    """The table as text, headers first.
+
+    Models, what they cost to compute, their accuracies beside the paper's, and what the runs took; then the baselines
+    and other models' published figures.
+    """
+    published = bool(table.references) or any(row.row.paper for row in rows)
+    header = ["Model", *_cost_header(table)]
     if table.select:
         header.append(style.escape(table.swept_name))
         header += [style.escape(f"{table.swept_name} (paper)")] * published
+    first = len(header)
     for title in table.columns.values():
         header += [style.escape(title), *["Paper", "Difference"] * published]
-    header += ["Epochs", "Images/s", "Hours a run", "Commit"]
+    header += [*["Epochs"] * (not table.costs), "Images/s", "Hours a run", "Commit"]
     grid = [header]
     for row in rows:
-        cells = [_model(row, style)]
+        cells = [_model(row, style), *_cost_cells(table, row)]
         if table.select:
             cells.append(str(row.chosen[0].config_value(table.select.over)) if row.chosen else DASH)
             cells += [str((row.row.paper or {}).get(table.swept_name, DASH))] * published
         for split in table.columns:
-            cells.append(_ours(row, split, style))
+            cells.append(_ours(table, row, split, style))
             if published:
-                paper = row.paper(split)
-                cells.append(style.math(f"{paper[0]:.3f} {style.pm} {paper[1]:.3f}") if paper else DASH)
-                cells.append(_number(row.difference(split), "+.3f", style))
+                cells.append(_published(table, row.paper(split), style))
+                cells.append(_number(row.difference(split), f"+.{table.digits}f", style))
         seconds = row.mean("wall_seconds")
-        cells.append(_number(row.mean("epochs"), ".4g"))
+        cells += [_number(row.mean("epochs"), ".4g")] * (not table.costs)
         cells.append(_number(row.mean("images_per_second"), ".0f"))
         cells.append(_number(None if seconds is None else seconds / 3600, ".2f"))
         cells.append(", ".join(sorted({style.escape(_commit(run)[:7] + _mark(run)) for run in row.chosen})) or DASH)
         grid.append(cells)
     for entry in baselines:
         cells = [style.escape(entry["name"]), *[DASH] * (len(header) - 1)]
-        first = 1 + bool(table.select) * (1 + published)
         for index, split in enumerate(table.columns):
-            cells[first + index * (1 + 2 * published)] = _number(entry.get(split), ".3f")
+            value = entry.get(split)
+            value = None if value is None else _scale(table) * value
+            cells[first + index * (1 + 2 * published)] = _number(value, f".{table.digits}f")
+        grid.append(cells)
+    for model in table.references:
+        costs = [DASH, model.epochs, DASH, model.parameters, DASH, model.flops]
+        cells = [style.escape(model.name), *map(style.escape, costs), *[DASH] * (len(header) - 7)]
+        for index, split in enumerate(table.columns):
+            cells[first + index * 3 + 1] = _published(table, [model.accuracy[split]], style)
         grid.append(cells)
     return grid
+
+
+def _cost_header(table: TableDefinition) -> list[str]:
+    if not table.costs:
+        return []
+    header = ["Pixels", "Epochs", "Parameters", "Parameters (paper)", "Multiply-adds", "FLOPS (paper)"]
+    return header if _has_paper_costs(table) else [title for title in header if "paper" not in title]
+
+
+def _has_paper_costs(table: TableDefinition) -> bool:
+    return bool(table.references) or any("flops" in (row.paper or {}) for row in table.rows)
+
+
+def _cost_cells(table: TableDefinition, row: TableRow) -> list[str]:
+    """Of the row's experiment; a fine-tuned row's epochs stand behind those of the run that it starts from."""
+    if row.cost is None:
+        return []
+    epochs = f"{row.cost.epochs:g}"
+    if row.row.init_from:
+        epochs = f"{_cost(row.row.init_from).epochs:g}+{epochs}"
+    shown = [f"{row.cost.parameters:,}", f"{row.cost.flops / 2e9:.3g}G"]
+    paper = [[(row.row.paper or {}).get(key, DASH)] * _has_paper_costs(table) for key in COSTS]
+    return [str(row.cost.pixels), epochs, shown[0], *paper[0], shown[1], *paper[1]]
+
+
+def _published(table: TableDefinition, paper: list[float] | None, style: Style) -> str:
+    return style.math(f" {style.pm} ".join(f"{number:.{table.digits}f}" for number in paper)) if paper else DASH
 
 
 def _model(row: TableRow, style: Style) -> str:
@@ -225,13 +282,13 @@ def _model(row: TableRow, style: Style) -> str:
     return f"{name} ({len(row.runs)} of {row.planned} runs)" if len(row.runs) < row.planned else name
 
 
-def _ours(row: TableRow, split: str, style: Style) -> str:
+def _ours(table: TableDefinition, row: TableRow, split: str, style: Style) -> str:
     ours = row.ours(split)
     if ours is None:
         return DASH
-    interval = "" if ours.half_width is None else f" {style.pm} {ours.half_width:.3f}"
+    interval = "" if ours.half_width is None else f" {style.pm} {ours.half_width:.{table.digits}f}"
     mark = style.escape(max(_mark(run) for run in row.chosen))
-    return f"{style.math(f'{ours.mean:.3f}{interval}')}{mark} (n={ours.n}{style.sources(row.chosen)})"
+    return f"{style.math(f'{ours.mean:.{table.digits}f}{interval}')}{mark} (n={ours.n}{style.sources(row.chosen)})"
 
 
 def _commit(run: RunRecord) -> str:
@@ -276,7 +333,7 @@ def _run_list(table: TableDefinition, rows: list[TableRow]) -> list[list[str]]:
             device = f"{hardware['cpu_cores']} cores" if on_cpu else f"{hardware['device_count']}"
             cells = [f"[{run.name}](../runs/{run.id}.json)", _Markdown.escape(row.row.name)]
             cells += [str(run.config_value(key)) for key in table.sweep]
-            cells += [f"{run.metric(split):.4f}" for split in splits]
+            cells += [f"{row.scale * run.metric(split):.{table.digits + 1}f}" for split in splits]
             cells += ["✓" if run in row.chosen else "", f"[csv](../curves/{run.id}.csv)"]
             cells += [f"{run.images_per_second:.0f}", f"{run.wall_seconds / 3600:.2f}"]
             cells += [f"{device} × {hardware['cpu_model'] if on_cpu else hardware['device_kind']}"]
@@ -291,22 +348,33 @@ def _csv_file(table: TableDefinition, rows: list[TableRow], baselines: list[dict
     for row in rows:
         line: dict[str, Any] = {"model": row.row.name, "experiment": row.row.experiment}
         line |= {"runs_finished": len(row.runs), "runs_planned": row.planned}
+        if row.cost:
+            line |= {"init_from": row.row.init_from, "pixels": row.cost.pixels, "steps": row.cost.steps}
+            line |= {"parameters": row.cost.parameters, "multiply_adds": row.cost.flops // 2}
+            line |= {f"{key}_paper": (row.row.paper or {}).get(key) for key in COSTS}
         if table.select:
             line[table.swept_name] = row.chosen[0].config_value(table.select.over) if row.chosen else None
             line[f"{table.swept_name}_paper"] = (row.row.paper or {}).get(table.swept_name)
         line["n"] = len(row.chosen)
         for split in table.columns:
-            ours, paper = row.ours(split) or Interval(None, None, 0), row.paper(split) or (None, None)
+            ours, paper = row.ours(split) or Interval(None, None, 0), [*(row.paper(split) or ()), None, None]
             line |= {split: ours.mean, f"{split}_interval": ours.half_width}
             line |= {f"{split}_paper": paper[0], f"{split}_paper_interval": paper[1]}
             line[f"{split}_difference"] = row.difference(split)
-        line |= {field: row.mean(field) for field in ("epochs", "images_per_second", "wall_seconds")}
+        line |= {"epochs": row.cost.epochs if row.cost else row.mean("epochs")}
+        line |= {field: row.mean(field) for field in ("images_per_second", "wall_seconds")}
         line["seeds"] = " ".join(str(run.seed) for run in row.chosen)
         line["runs"] = " ".join(run.id for run in row.chosen)
         line["commits"] = " ".join(sorted({_commit(run) + _mark(run) for run in row.chosen}))
         lines.append(line)
     fields = list(lines[0])
-    lines += [{"model": entry["name"], **{split: entry.get(split) for split in table.columns}} for entry in baselines]
+    for entry in baselines:
+        known = {split: _scale(table) * entry[split] for split in table.columns if split in entry}
+        lines.append({"model": entry["name"], **known})
+    for model in table.references:
+        known = {f"{key}_paper": getattr(model, key) for key in COSTS}
+        known |= {f"{split}_paper": value for split, value in model.accuracy.items()}
+        lines.append({"model": model.name, "epochs": model.epochs, **known})
     text = io.StringIO()
     writer = csv.DictWriter(text, fields, lineterminator="\n")
     writer.writeheader()

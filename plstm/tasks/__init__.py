@@ -2,7 +2,8 @@
 
 from plstm.tasks.arrow import ArrowTask
 from plstm.tasks.base import Task
+from plstm.tasks.imagenet import ImageNetTask
 
-TASKS: dict[str, type[Task]] = {"arrow": ArrowTask}
+TASKS: dict[str, type[Task]] = {"arrow": ArrowTask, "imagenet": ImageNetTask}
 
 __all__ = ["TASKS", "Task"]

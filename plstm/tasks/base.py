@@ -39,6 +39,8 @@ class Task:
     data_schema: ClassVar[type]  # the dataclasses of the config's `data` and `model`
     model_schema: ClassVar[type]
     splits: ClassVar[tuple[str, ...]]  # names
+    losses: ClassVar[tuple[str, ...]] = ("cross_entropy",)  # what `optim.loss` can be
+    augments: ClassVar[bool] = False  # whether training examples are augmented, as `augment` says
 
     def __init__(self, config: Config):
         self.config = config

@@ -91,6 +91,14 @@ class Checkpoints:
             raise UserError(f"{path}: a checkpoint of another model or optimizer ({difference})")
         return restored["state"], restored["info"]
 
+    def info(self, step: int) -> dict[str, Any]:
+        """The info alone of the checkpoint of `step`. Raises UserError where it is damaged."""
+        try:
+            return self._manager.restore(step, args=ocp.args.Composite(info=ocp.args.JsonRestore()))["info"]
+        except Exception as error:  # as above
+            path = self.folder / str(step)
+            raise UserError(f"{path}: the checkpoint cannot be read ({_first_line(error)}); move it away") from error
+
     def wait(self) -> None:
         """Returns when all that was saved is on disk. Raises UserError where it could not be written."""
         try:

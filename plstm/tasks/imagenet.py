@@ -1,0 +1,173 @@
+"""ImageNet-1k (Appendices G.3 and G.4): photographs of 1,000 classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jax
+import optax
+
+from plstm.errors import UserError
+from plstm.models.vision import VisionModel
+from plstm.tasks.base import Batch
+from plstm.tasks.vision import VisionTask, normalise
+from plstm.training.losses import LOSSES
+from plstm.training.mixing import mix, random_erasing
+
+if TYPE_CHECKING:
+    from data.images import ImageBatches, ImageSplit
+    from plstm.experiments.config import Config
+
+CLASSES = 1000
+
+
+@dataclass
+class ImageNetData:
+    """Which photographs, and how they become batches."""
+
+    name: str = "imagenet2012"  # as `make data-imagenet` prepares it; or "mosaics", drawn as they are read: see data.mosaics
+    classes: int = CLASSES
+    size: int = 224  # pixels a side of what the model sees
+    train_images: int = 1_281_167  # in the prepared data, those held out included
+    held_out: int = 10_000  # of them, for the split `val`; 0: train on all, as the paper did, and have no `val`
+    eval_images: int | None = None  # of each split to evaluate on, the first so many; none: all
+    crop_ratio: float = 1.0  # evaluation: the centre crop's side over the resized image's shorter side
+    root: str | None = None  # where data sets live; none: $PLSTM_DATA or ~/.cache/plstm/data
+    workers: int = 0  # reading processes; 0: threads of this one
+    max_corrupt: float = 0.001  # share of images that may be undecodable before the run ends with an error
+
+
+class ImageNetTask(VisionTask):
+    """`val` is held out of the training images; `test` is the official validation set, as in papers."""
+
+    data_schema = ImageNetData
+    splits = ("train", "val", "test")
+    losses = tuple(LOSSES)
+    augments = True
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Raises UserError naming the key where values do not fit together."""
+        data, model, optim = config.data, config.model, config.optim
+        if data.name not in ("imagenet2012", "mosaics"):
+            raise UserError(f"data.name={data.name}: choose one of imagenet2012, mosaics")
+        if data.classes != CLASSES:
+            raise UserError(f"data.classes={data.classes}: ImageNet has {CLASSES:,} classes")
+        if (model.classes, model.image_size, model.channels) != (data.classes, data.size, 3):
+            raise UserError(
+                "model.classes and model.image_size follow data.classes and data.size, and model.channels is 3"
+            )
+        if config.augment is None:
+            raise UserError("augment: ImageNet needs a recipe; choose one with augment=deit3, or augment=none")
+        _check_data(data)
+        if "val" in {*config.loop.eval_splits, *config.loop.final_splits} and not data.held_out:
+            raise UserError("data.held_out=0: leaves no split val; hold some out, or evaluate on test alone")
+        if optim.batch_size > data.train_images - data.held_out:
+            raise UserError(f"optim.batch_size={optim.batch_size}: more than the training images")
+        if optim.loss == "binary_cross_entropy" and optim.label_smoothing:
+            raise UserError(
+                f"optim.label_smoothing={optim.label_smoothing}: binary_cross_entropy takes every class with a positive "
+                "label as present, after smoothing all of them; set it to 0"
+            )
+
+    @property
+    def train_examples(self) -> int:
+        """Training images, without those held out."""
+        return self.config.data.train_images - self.config.data.held_out
+
+    @cached_property
+    def class_names(self) -> Sequence[str]:
+        """WordNet ids, such as n01440764."""
+        from data.imagenet import synsets
+
+        return synsets()
+
+    def describe_data(self) -> str:
+        """Name, number, size and recipe."""
+        data, augment = self.config.data, self.config.augment
+        views = f", {augment.repeats} views of an image in a batch" if augment.repeats > 1 else ""
+        return f"{data.name}: {self.train_examples:,} images, {data.size} pixels a side{views}"
+
+    def split(self, name: str) -> ImageSplit:
+        """A whole split; errors: see `data.imagenet.load_source`."""
+        from data.images import ImageSplit
+
+        data = self.config.data
+        return ImageSplit(self._source(name), data.size, data.crop_ratio, data.workers, max_corrupt=data.max_corrupt)
+
+    def batches(self, key: jax.Array, put: Callable[[Any], Any]) -> ImageBatches:
+        """Augmented views; order and augmentation follow the run's seed, not `key`, for they are drawn on the host."""
+        from data.images import ImageBatches
+
+        config, data = self.config, self.config.data
+        source = self._source("train")
+        if len(source) != self.train_examples:
+            raise UserError(
+                f"data.train_images={data.train_images}: the prepared data have {len(source) + data.held_out} training "
+                "images; give this number, or another data.root"
+            )
+        return ImageBatches(
+            source,
+            config.optim.batch_size,
+            data.size,
+            config.augment,
+            config.seed,
+            data.workers,
+            put,
+            max_corrupt=data.max_corrupt,
+        )
+
+    def loss(self, model: VisionModel, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Mean loss (nats) of erased and mixed images; the accuracy is against the labels before mixing."""
+        erasing_key, mixing_key, drop_key = jax.random.split(key, 3)
+        augment, optim = self.config.augment, self.config.optim
+        images = random_erasing(normalise(batch["image"]), erasing_key, augment.random_erasing)
+        labels = jax.nn.one_hot(batch["label"], self.config.data.classes)
+        targets = optax.smooth_labels(labels, optim.label_smoothing)
+        images, targets = mix(images, targets, mixing_key, augment.mixup, augment.cutmix)
+        logits = model(images, key=drop_key)
+        hits = logits.argmax(-1) == batch["label"]
+        return LOSSES[optim.loss](logits, targets).mean(), hits.mean()
+
+    def _source(self, split: str) -> Sequence[dict[str, Any]]:
+        data = self.config.data
+        if data.name == "mosaics":
+            from data.mosaics import MosaicSource
+
+            counts = {"train": self.train_examples, "val": data.held_out, "test": data.eval_images or data.train_images}
+            source: Sequence[dict[str, Any]] = MosaicSource(split, counts[split])
+        else:
+            from data.imagenet import load_source
+
+            source = load_source(split, data.root, data.held_out)
+        whole = split == "train" or data.eval_images is None or data.eval_images >= len(source)
+        return source if whole else _First(source, data.eval_images)
+
+
+class _First(Sequence):
+    """The first examples of a source."""
+
+    def __init__(self, source: Sequence[dict[str, Any]], count: int):
+        self._source, self._count = source, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._source[index]
+
+
+def _check_data(data: ImageNetData) -> None:
+    for key, is_good, words in (
+        ("train_images", data.train_images >= 1, "at least 1"),
+        ("held_out", 0 <= data.held_out <= data.train_images // 10, "0 to a tenth of data.train_images"),
+        ("eval_images", data.eval_images is None or data.eval_images >= 1, "at least 1, or null"),
+        ("crop_ratio", 0 < data.crop_ratio <= 1, "over 0, at most 1"),
+        ("workers", data.workers >= 0, "at least 0"),
+        ("max_corrupt", 0 <= data.max_corrupt <= 1, "in [0, 1]"),
+    ):
+        if not is_good:
+            raise UserError(f"data.{key}={getattr(data, key)}: must be {words}")

@@ -1,0 +1,187 @@
+"""Fine-tuning: which run a run starts from, and what becomes of its weights."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hydra import compose
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from plstm.errors import UserError
+from plstm.experiments.cli import _explain
+from plstm.experiments.config import Config, plain_config, portable, run_id, to_config
+from plstm.experiments.initial import Initial, adapt, initial_id
+from plstm.models import VisionConfig, build_model
+from plstm.tasks import TASKS
+from plstm.training.checkpoints import Checkpoints
+from plstm.training.optimizers import build_optimizer
+from plstm.training.steps import init_state
+
+SMALL = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.name=adamw"]
+HERE = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
+
+
+def start_run(runs, node, finals):
+    """A folder as train.py leaves it, with a checkpoint for each of `finals`, the last of them the worse."""
+    config = to_config(node)
+    folder = runs / run_id(plain_config(config))
+    (folder / ".hydra").mkdir(parents=True)
+    OmegaConf.save(node, folder / ".hydra/config.yaml")
+    checkpoints = Checkpoints(folder / "checkpoints")
+    for number, final in enumerate(finals):
+        model = TASKS[config.task](config).build_model(number)
+        _, state = init_state(model, build_optimizer(config.optim, lambda step: 0.0))
+        state = state._replace(step=jnp.int32(8 * number + 8))
+        checkpoints.save(8 * number + 8, state, {"final": final}, score=1 - number)
+    checkpoints.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def trained(composed, runs):
+    """A finished pre-training with its best checkpoint before its last."""
+    node = composed("experiment=reduced/imagenet_plstm", *SMALL)
+    return start_run(runs, node, [None, {"val": {"accuracy": 0.0}}])
+
+
+@pytest.fixture(scope="module")
+def finetuning(composed, runs, trained):
+    """Function of more arguments: the config of a fine-tuning run at 64 pixels."""
+
+    def make(*arguments) -> Config:
+        start = [f"init_from={trained.name}", "data.size=64", f"paths.runs={runs}"]
+        return to_config(composed("experiment=reduced/imagenet_plstm_finetune", *SMALL, *start, *arguments))
+
+    return make
+
+
+def leaves(params):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
+
+
+def test_a_run_is_named_by_its_id_its_first_digits_or_its_folder(trained, runs, tmp_path):
+    elsewhere = shutil.copytree(trained, tmp_path / "my best run")
+    for name in (trained.name, trained.name[:5], str(trained), str(elsewhere)):
+        assert initial_id(name, runs) == trained.name
+    assert initial_id("0123456789ab", runs) == "0123456789ab"  # its folder need not be here
+    for name in ("no-such", "/no/such"):
+        with pytest.raises(UserError, match=f"init_from={name}: no such run.*{trained.name}"):
+            initial_id(name, runs)
+
+
+def test_the_id_follows_the_start_and_not_its_place(trained, runs, tmp_path, composed):
+    elsewhere = shutil.copytree(trained, tmp_path / "moved")
+    experiment = ["experiment=reduced/imagenet_plstm_finetune", *SMALL, f"paths.runs={runs}"]
+
+    def folder(start, *more):
+        arguments = [*experiment, f"init_from='{start}'", *more]
+        return compose("train", overrides=arguments, return_hydra_config=True).hydra.run.dir
+
+    here = folder(trained.name)
+    assert here == folder(trained) == folder(elsewhere) == folder(trained.name[:6])
+    assert here != folder("0123456789ab") and here != folder(trained.name, "init_checkpoint=best")
+    with pytest.raises(Exception) as caught:
+        folder("no-such-run")
+    assert _explain(caught.value, Config).startswith("init_from=no-such-run: no such run in")
+    with pytest.raises(Exception) as caught:
+        compose("train", overrides=experiment, return_hydra_config=True).hydra.run.dir  # noqa: B018
+    assert not isinstance(caught.value, HydraException)
+    assert _explain(caught.value, Config) == "init_from: give a value, init_from=..."
+
+
+def test_records_name_the_start_by_its_id():
+    overrides = ["experiment=x", "init_from=/scratch/run", "paths.runs=/scratch"]
+    assert portable(overrides, "12345e678901") == ["experiment=x", 'init_from="12345e678901"']
+    assert portable(overrides[:1]) == overrides[:1]
+
+
+@pytest.mark.parametrize(("checkpoint", "step", "number"), [("last", 16, 1), ("best", 8, 0)])
+def test_weights_are_those_of_the_checkpoint(trained, finetuning, checkpoint, step, number):
+    config = finetuning("data.size=48", f"init_checkpoint={checkpoint}")
+    fresh = nnx.state(build_model(config.model, 99), nnx.Param)
+    params, line = Initial(config.init_from, config).load(fresh, HERE)
+    assert line == f"the weights of {trained}, step {step}"
+    theirs = nnx.state(build_model(config.model, number), nnx.Param)
+    for ours, wanted in zip(leaves(params), leaves(theirs), strict=True):
+        np.testing.assert_array_equal(ours, wanted)
+    assert jax.tree.structure(params) == jax.tree.structure(fresh)
+
+
+def test_a_larger_image_gives_what_the_trained_model_gives(finetuning):
+    config = finetuning()
+    fresh = build_model(config.model, 99)
+    params, line = Initial(config.init_from, config).load(nnx.state(fresh, nnx.Param), HERE)
+    assert line.endswith("step 16; position embedding 3 x 3 -> 4 x 4")
+    nnx.update(fresh, params)
+    trained = build_model(replace(config.model, image_size=48), 1)
+    images = jax.random.normal(jax.random.key(0), (2, 64, 64, 3))
+    np.testing.assert_array_equal(fresh(images), trained(images))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["model.gates=printed"], "model.gates=printed: the run .* has released"),
+        (["model.dim=32"], "model.dim=32: the run .* has 16"),
+        (["model.patch_size=8"], "model.patch_size"),
+    ],
+)
+def test_another_model_is_refused(finetuning, arguments, words):
+    config = finetuning(*arguments)
+    with pytest.raises(UserError, match=words):
+        Initial(config.init_from, config)
+
+
+def test_an_unfinished_run_is_refused(composed, runs, finetuning):
+    node = composed("experiment=reduced/imagenet_plstm", *SMALL, "seed=44")
+    config = finetuning()
+    folder = start_run(runs, node, [None])
+    with pytest.raises(UserError, match=r"has not finished \(stopped at step 8\)"):
+        Initial(folder.name, config)
+
+
+def test_best_of_a_run_that_chose_none_is_refused(composed, runs, finetuning):
+    arguments = ["seed=45", "loop.best_metric=null"]
+    folder = start_run(runs, composed("experiment=reduced/imagenet_plstm", *SMALL, *arguments), [{}])
+    with pytest.raises(UserError, match="init_checkpoint=best"):
+        Initial(folder.name, finetuning("init_checkpoint=best"))
+
+
+def params_of(**changes):
+    settings = {"image_size": 32, "dim": 16, "depth": 2, "heads": 2, "classes": 3} | changes
+    return nnx.state(build_model(VisionConfig(**settings), 0), nnx.Param)
+
+
+def test_only_other_classes_make_a_new_head():
+    fresh = params_of(classes=5)
+    params, changes = adapt(params_of(), fresh)
+    assert changes == ["a new head, 3 -> 5 classes"]
+    np.testing.assert_array_equal(params["head"]["kernel"][...], fresh["head"]["kernel"][...])
+    assert adapt(params_of(), params_of())[1] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"dim": 32}, "embedding.project.bias"),
+        ({"position_embedding": False}, "position is in the trained one only"),
+        ({"layer_scale": 0.1}, r"groups.blocks.0.mixer_scale\S* is in the new model only"),
+        ({"depth": 4}, r"groups.blocks.0.\S+ is \(1, .* there and \(2, .* here"),
+        ({"dim": 32, "classes": 5}, "embedding.project.bias"),
+    ],
+)
+def test_any_other_difference_names_its_parameter(changes, name):
+    with pytest.raises(UserError, match=name):
+        adapt(params_of(), params_of(**changes))

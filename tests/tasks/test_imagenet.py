@@ -1,0 +1,176 @@
+"""ImageNet as a task: what its config may say, its loss, and its data from end to end where nothing is prepared."""
+
+from __future__ import annotations
+
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.augment.recipes import AugmentConfig
+from data.mosaics import MosaicSource
+from plstm.errors import UserError
+from plstm.experiments.config import Config, LoopConfig, OptimConfig, check
+from plstm.models import VisionConfig
+from plstm.tasks.imagenet import LOSSES, ImageNetData, ImageNetTask
+from plstm.tasks.vision import normalise
+from plstm.training.mixing import mix
+
+MIXED = dict(mixup=0.8, cutmix=1.0)
+
+
+def config_of(augment=None, loss="cross_entropy", smoothing=0.0, **data) -> Config:
+    data = {"name": "mosaics", "size": 32, "train_images": 100, "held_out": 10, "eval_images": 7} | data
+    return Config(
+        task="imagenet",
+        model=VisionConfig(classes=1000, image_size=data["size"]),
+        data=ImageNetData(**data),
+        augment=augment or AugmentConfig(),
+        optim=OptimConfig(batch_size=8, loss=loss, label_smoothing=smoothing),
+        loop=LoopConfig(eval_splits=["val"], final_splits=["val", "test"]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value", "words"),
+    [
+        ("data", "name", "cifar", "imagenet2012, mosaics"),
+        ("data", "classes", 10, "1,000 classes"),
+        ("data", "size", 64, "follow data.classes and data.size"),
+        ("data", "train_images", 0, "at least 1"),
+        ("data", "held_out", 11, "a tenth of data.train_images"),
+        ("data", "held_out", 0, "no split val"),
+        ("data", "eval_images", 0, "at least 1, or null"),
+        ("data", "crop_ratio", 0.0, "over 0"),
+        ("data", "crop_ratio", 1.1, "at most 1"),
+        ("data", "workers", -1, "at least 0"),
+        ("data", "max_corrupt", 1.5, r"in \[0, 1\]"),
+        ("optim", "batch_size", 91, "more than the training images"),
+        ("optim", "loss", "hinge", "cross_entropy, binary_cross_entropy"),
+        ("loop", "eval_splits", ["val_ext"], "train, val, test"),
+        ("loop", "final_splits", [], "at least one"),
+        ("augment", "mixup", -1.0, "at least 0"),
+    ],
+)
+def test_bad_values_are_named(group, key, value, words):
+    config = config_of()
+    check(config)
+    setattr(getattr(config, group), key, value)
+    with pytest.raises(UserError, match=words) as caught:
+        check(config)
+    assert f"{group}.{key}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_recipe_is_asked_for():
+    config = config_of()
+    config.augment = None
+    with pytest.raises(UserError, match="augment=deit3"):
+        check(config)
+
+
+def test_smoothing_would_make_every_class_present():
+    check(config_of(loss="binary_cross_entropy"))
+    with pytest.raises(UserError, match="optim.label_smoothing=0.1"):
+        check(config_of(loss="binary_cross_entropy", smoothing=0.1))
+
+
+@pytest.fixture
+def batch():
+    images = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), dtype=np.uint8)
+    return {"image": jnp.asarray(images), "label": jnp.arange(8) * 100}
+
+
+class Listener:
+    """In place of a model: knows the right labels, and keeps what it was called with."""
+
+    def __init__(self, labels):
+        self.logits = 3.0 * jax.nn.one_hot(labels, 1000)
+
+    def __call__(self, images, *, key):
+        self.images, self.key = images, key
+        return self.logits
+
+
+def test_the_loss_without_mixing_is_the_definition(batch):
+    model = Listener(batch["label"])
+    loss, accuracy = ImageNetTask(config_of(smoothing=0.1)).loss(model, batch, jax.random.key(1))
+    log_normaliser = np.log(np.exp(3.0) + 999)
+    assert float(loss) == pytest.approx(log_normaliser - 3.0 * (0.9 + 0.1 / 1000), rel=1e-5)
+    assert float(accuracy) == 1.0
+    assert model.key is not None, "stochastic depth needs a key"
+    np.testing.assert_array_equal(model.images, normalise(batch["image"]))
+    loss, _ = ImageNetTask(config_of(loss="binary_cross_entropy")).loss(model, batch, jax.random.key(1))
+    assert float(loss) == pytest.approx((np.log1p(np.exp(-3.0)) + 999 * np.log(2)) / 1000, rel=1e-5)
+
+
+def test_labels_are_smoothed_before_they_are_mixed_and_accuracy_is_of_the_unmixed(batch, monkeypatch):
+    seen = {}
+
+    def listen(logits, targets):
+        seen["targets"] = targets
+        return jnp.zeros(len(logits))
+
+    monkeypatch.setitem(LOSSES, "cross_entropy", listen)
+    model = Listener(batch["label"])
+    task = ImageNetTask(config_of(AugmentConfig(**MIXED), smoothing=0.1))
+    for seed in range(3):  # mixup and cutmix
+        _, accuracy = task.loss(model, batch, jax.random.key(seed))
+        assert float(accuracy) == 1.0
+        targets = np.asarray(seen["targets"])
+        np.testing.assert_allclose(targets.sum(1), 1, rtol=1e-5)
+        np.testing.assert_allclose(targets.min(1), 0.1 / 1000, rtol=1e-4)
+        assert ((targets > 2e-4).sum(1) <= 2).all() and ((targets > 2e-4).sum(1) == 2).any()
+        share = (targets[:, ::100].max(1) - 1e-4) / 0.9  # of the image itself, or of its partner
+        images, mixed = np.asarray(model.images), np.asarray(normalise(batch["image"]))
+        assert (images != mixed).any() and (share >= 0.5 - 1e-5).all()
+
+
+def test_erasing_comes_before_mixing(batch):
+    model, plain = Listener(batch["label"]), normalise(batch["image"])
+    ImageNetTask(config_of(AugmentConfig(random_erasing=1.0))).loss(model, batch, jax.random.key(0))
+    changed = np.asarray(model.images != plain).any(-1)
+    for image in changed:  # one box each
+        rows, columns = np.flatnonzero(image.any(1)), np.flatnonzero(image.any(0))
+        assert image[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all() and 0 < image.mean() < 0.4
+    erased = model.images
+    ImageNetTask(config_of(AugmentConfig(random_erasing=1.0, mixup=0.8))).loss(model, batch, jax.random.key(0))
+    _, mixing_key, _ = jax.random.split(jax.random.key(0), 3)
+    labels = jax.nn.one_hot(batch["label"], 1000)
+    np.testing.assert_allclose(model.images, mix(erased, labels, mixing_key, 0.8, 0.0)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_it_trains_and_evaluates_on_pictures_drawn_in_memory():
+    config = config_of(AugmentConfig(repeats=2, **MIXED))
+    task = ImageNetTask(config)
+    assert task.train_examples == 90 and "90 images" in task.describe_data()
+    first = next(task.batches(jax.random.key(0), np.asarray).from_step(0))
+    assert first["image"].shape == (8, 32, 32, 3) and first["image"].dtype == np.uint8
+    assert first["label"].tolist()[::2] == first["label"].tolist()[1::2]  # two views an image
+    again = next(ImageNetTask(config).batches(jax.random.key(5), np.asarray).from_step(0))
+    np.testing.assert_array_equal(first["image"], again["image"])
+    splits = {name: task.split(name) for name in ("val", "test")}
+    assert {name: len(split) for name, split in splits.items()} == {"val": 7, "test": 7}
+    batches = list(splits["val"].batches(5))
+    assert [batch["mask"].sum() for batch in batches] == [5, 2]
+    assert batches[0]["label"].tolist() == [0, 100, 200, 300, 400]
+
+
+def test_another_number_of_images_than_the_config_s_is_refused(monkeypatch):
+    monkeypatch.setattr("data.imagenet.load_source", lambda split, root, held_out: MosaicSource(split, 50))
+    task = ImageNetTask(config_of(name="imagenet2012", eval_images=None))
+    with pytest.raises(UserError, match="data.train_images=100: the prepared data have 60"):
+        task.batches(jax.random.key(0), np.asarray)
+    assert len(task.split("test")) == 50
+
+
+def test_mosaics_are_pictures_that_classes_tell_apart():
+    train, test = MosaicSource("train", 40), MosaicSource("test", 40)
+    assert train[3] == MosaicSource("train", 40)[3] and train[3]["image"] != test[3]["image"]
+    pictures = [np.asarray(Image.open(io.BytesIO(train[n]["image"])), float) for n in range(40)]
+    assert {picture.shape for picture in pictures} == {(64, 80, 3)}
+    assert [train[n]["label"] for n in (0, 9, 10)] == [0, 900, 0]
+    within = abs(pictures[0] - pictures[10]).mean()
+    assert all(abs(pictures[0] - other).mean() > within for other in pictures[1:10])
