@@ -46,7 +46,7 @@ def main(node: DictConfig) -> None:
     """Trains one run to its end, or until SIGTERM or SIGINT."""
     logging.set_verbosity(logging.ERROR)
     config = to_config(node)
-    if initial := config.init_from:
+    if (initial := config.init_from) is not None:
         config.init_from = initial_id(initial, Path(config.paths.runs))
     run = run_id(plain_config(config))
     record = Path(config.paths.results, "runs", f"{run}.json")

@@ -30,7 +30,7 @@ class MosaicSource(Sequence):
         number = index % CLASSES
         rng = np.random.default_rng((SPLITS.index(self._split), index))
         colours = np.random.default_rng(number).uniform(40, 215, (4, 4, 3)) + rng.normal(0, 15, (4, 4, 3))
-        picture = Image.fromarray(colours.clip(0, 255).astype(np.uint8)).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
+        mosaic = Image.fromarray(colours.clip(0, 255).astype(np.uint8))
         file = io.BytesIO()
-        picture.save(file, "JPEG")
+        mosaic.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC).save(file, "JPEG")
         return {"image": file.getvalue(), "label": number * 100, "file_name": f"{self._split}-{index}.jpg"}

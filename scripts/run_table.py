@@ -73,7 +73,8 @@ def list_runs(table: sweeps.TableDefinition, arguments: argparse.Namespace) -> l
     known = [cost for cost in costs if cost is not None]
     total = f"{len(matched)} runs: {len(matched) - len(unfinished)} finished, {len(unfinished)} to run"
     if known:
-        where = f"at {arguments.images_per_second:g} images/s" if arguments.images_per_second else "on this hardware"
+        throughput = arguments.images_per_second
+        where = f"at {throughput:g} images/s of the first row's model" if throughput else "on this hardware"
         total += f", about {hours(sum(known))} for {len(known)} of them {where}"
     if len(known) < len(costs):
         total += f", {len(costs) - len(known)} of unknown cost (no finished run to measure from)"

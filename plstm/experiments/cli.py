@@ -38,8 +38,8 @@ def register() -> None:
 
 def _resolved_id(root: DictConfig) -> str:
     node = OmegaConf.masked_copy(root, [key for key in root if key != "hydra"])
-    plain = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
-    if plain["init_from"]:
+    plain = OmegaConf.to_container(node, resolve=True)
+    if plain["init_from"] is not None:
         plain["init_from"] = initial_id(plain["init_from"], Path(plain["paths"]["runs"]))
     return run_id(plain)
 

@@ -19,7 +19,8 @@ from plstm.training import tracking
 OUTSIDE_ID = ("logger", "paths", "report", "data.root", "data.generate", "data.placement", "data.workers")
 OUTSIDE_ID += ("data.max_corrupt",)  # how many before the run ends with an error
 # Keys newer than the first finished runs, with the value that leaves their numbers and ids as they are.
-NEUTRAL = {"task": "arrow", "augment": None, "optim.loss": "cross_entropy", "init_from": None, "init_checkpoint": "last"}
+NEUTRAL = {"task": "arrow", "augment": None, "init_from": None, "init_checkpoint": "last"}
+NEUTRAL |= {"optim.loss": "cross_entropy"}
 
 
 @dataclass

@@ -28,10 +28,12 @@ def initial_id(init_from: str, runs: Path) -> str:
 
     So a fine-tuned run's own id follows from what it starts from, and not from where that lies. Raises UserError.
     """
+    if not init_from:  # as experiments that fine-tune have it
+        raise UserError("init_from: name the run to fine-tune, init_from=<its id or folder>")
     if re.fullmatch(r"[0-9a-f]{12}", init_from):
         return init_from
     config = load_config(find_run(init_from, runs, "init_from"))
-    if config.init_from:
+    if config.init_from is not None:
         config.init_from = initial_id(config.init_from, runs)
     return run_id(plain_config(config))
 

@@ -40,7 +40,7 @@ class Row:
 
 @dataclass
 class Reference:
-    """Another model's published figures, in the words of the paper they are copied from; `accuracy`: split -> percent."""
+    """Another model's published figures, as the paper prints them; `accuracy` maps splits to percentages."""
 
     name: str = MISSING
     epochs: str = MISSING
@@ -155,7 +155,7 @@ def _check_table(table: TableDefinition, path: Path) -> None:
     for index, row in enumerate(table.rows):
         _check_paper(table, row, f"{path}: key rows[{index}].paper")
         if row.init_from not in {None, *known}:
-            raise UserError(f"{path}: key rows[{index}].init_from is {row.init_from!r}; no earlier row has this experiment")
+            raise UserError(f"{path}: key rows[{index}].init_from: no earlier row has experiment {row.init_from!r}")
         known.add(row.experiment)
 
 
@@ -228,9 +228,8 @@ def match_records(
 def _refuse_other_start(record: RunRecord, initial: RunRecord | None) -> None:
     if initial is None or record.config_value("init_from") != initial.id:
         known = f"is runs/{initial.id}.json" if initial else "has no record"
-        raise UserError(
-            f"runs/{record.id}.json: fine-tunes {record.config_value('init_from')}, but the table's run of that row {known}"
-        )
+        start = record.config_value("init_from")
+        raise UserError(f"runs/{record.id}.json: fine-tunes {start}, but the table's run of that row {known}")
 
 
 def _refuse_misplaced(table: TableDefinition, record: RunRecord) -> None:

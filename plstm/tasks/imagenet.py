@@ -28,7 +28,7 @@ CLASSES = 1000
 class ImageNetData:
     """Which photographs, and how they become batches."""
 
-    name: str = "imagenet2012"  # as `make data-imagenet` prepares it; or "mosaics", drawn as they are read: see data.mosaics
+    name: str = "imagenet2012"  # as `make data-imagenet` prepares it; or "mosaics", drawn as they are read
     classes: int = CLASSES
     size: int = 224  # pixels a side of what the model sees
     train_images: int = 1_281_167  # in the prepared data, those held out included
@@ -69,8 +69,8 @@ class ImageNetTask(VisionTask):
             raise UserError(f"optim.batch_size={optim.batch_size}: more than the training images")
         if optim.loss == "binary_cross_entropy" and optim.label_smoothing:
             raise UserError(
-                f"optim.label_smoothing={optim.label_smoothing}: binary_cross_entropy takes every class with a positive "
-                "label as present, after smoothing all of them; set it to 0"
+                f"optim.label_smoothing={optim.label_smoothing}: binary_cross_entropy takes a class with any label "
+                "as present, and smoothing gives one to all; set it to 0"
             )
 
     @property

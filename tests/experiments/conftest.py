@@ -26,10 +26,12 @@ def example_record(
     test=0.97,
     test_ext=0.78,
     table="arrow",
+    init_from=None,
     **changes,
 ):
     """A record as its table asks for it, of the paper's size without one; `changes` replace whole fields."""
-    config = OmegaConf.create({"experiment": experiment, "seed": seed, "optim": {"peak_lr": lr}})
+    config = {"experiment": experiment, "seed": seed, "optim": {"peak_lr": lr}, "init_from": init_from}
+    config = OmegaConf.create(config)
     for key, value in load_table(ROOT / "configs/tables" / f"{table or 'arrow'}.yaml").require.items():
         OmegaConf.update(config, key, value)
     splits = {"val": val, "val_ext": 0.77, "test": test, "test_ext": test_ext}

@@ -10,6 +10,7 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
+from data.augment.recipes import AugmentConfig
 from plstm.errors import UserError
 from plstm.experiments.config import Config, check, plain_config, run_id, run_name, to_config
 from plstm.experiments.runs import load_config
@@ -145,6 +146,11 @@ def test_the_defaults_pass():
         ("model.classes", 3, "follow data.classes and data.size"),
         ("model.heads", 5, "model.dim=192"),
         ("data.train_images", 127, "optim.batch_size=128"),
+        ("augment", AugmentConfig(), "takes its training examples as they are"),
+        ("optim.loss", "binary_cross_entropy", "choose one of cross_entropy"),
+        ("init_checkpoint", "first", "last, best"),
+        ("init_checkpoint", "best", "init_from, which is not set"),
+        ("loop.eval_splits", [], "at least one split"),
         ("loop.eval_splits", ["val", "tset"], "'tset'.*test_ext"),
         ("loop.final_splits", ["val", "tset"], "'tset'.*test_ext"),
         ("loop.best_metric", "train", "loop.eval_splits"),
@@ -153,8 +159,8 @@ def test_the_defaults_pass():
 )
 def test_bad_values_are_named(key, value, words):
     config = valid()
-    group, _, leaf = key.partition(".")
-    setattr(attrgetter(group)(config), leaf, value)
+    *groups, leaf = key.split(".")
+    setattr(attrgetter(*groups)(config) if groups else config, leaf, value)
     with pytest.raises(UserError, match=words) as caught:
         check(config)
     assert key in str(caught.value) and "\n" not in str(caught.value)

@@ -9,6 +9,7 @@ import pytest
 
 from plstm.errors import UserError
 from plstm.experiments import sweeps
+from plstm.experiments.costs import experiment_cost
 from plstm.experiments.sweeps import load_table, load_tables, planned_runs
 
 from .conftest import HARDWARE, ROOT, example_record
@@ -170,6 +171,77 @@ def test_runs_what_is_missing_and_goes_on_after_a_failure(tmp_path):
     assert "training experiment=demo/plstm" in done.stdout and "training experiment=demo/vit" not in done.stdout
     done = subprocess.run(**project, capture_output=True)
     assert (done.returncode, "training experiment=" in done.stdout) == (0, False)
+
+
+WRITE_BOTH_STAGES = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tests.experiments.conftest import example_curve, example_record
+from plstm.experiments.records import write_record
+from plstm.experiments.sweeps import load_table
+given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+print("training", *sys.argv[1:])
+if given["experiment"] == "reduced/imagenet_vit":
+    sys.exit(3)
+rows = load_table(Path("configs/tables/imagenet-reduced.yaml")).rows
+row = next(row.name for row in rows if row.experiment == given["experiment"])
+start = given.get("init_from", "").strip('"') or None
+record = example_record(given["experiment"], row, table="imagenet-reduced", init_from=start)
+write_record(record, example_curve(0.9), "results")
+"""
+
+
+def test_fine_tuning_starts_from_the_table_s_pretraining(tmp_path):
+    project = fake_project(tmp_path, WRITE_BOTH_STAGES.format(root=str(ROOT)))
+    project["args"][2:] = ["imagenet-reduced"]
+    done = subprocess.run(**project, capture_output=True)
+    assert done.returncode == 1, done.stderr
+    first, second = "reduced/imagenet_plstm", "reduced/imagenet_plstm_finetune"
+    start = example_record(first).id
+    assert [line for line in done.stdout.splitlines() if line.startswith("training")] == [
+        f"training experiment={first} seed=43",
+        f'training experiment={second} seed=43 init_from="{start}"',
+        "training experiment=reduced/imagenet_vit seed=43",
+    ]
+    assert done.stdout.splitlines()[-2:] == [
+        "experiment=reduced/imagenet_vit seed=43: exit status 3",
+        "experiment=reduced/imagenet_vit_finetune seed=43: fine-tunes reduced/imagenet_vit, which has not finished",
+    ]
+
+
+def test_dry_run_of_two_stages_at_a_given_throughput(tmp_path):
+    done = run_table("imagenet-reduced", "--dry-run", "--results", tmp_path, "--images-per-second", "10")
+    *lines, total = done.stdout.splitlines()
+    seconds = [3600 * float(line.split()[2]) for line in lines]
+    views = [64 * 1_120, 64 * 140] * 2
+    flops = [experiment_cost(row.experiment).flops for row in load_table(TABLES / "imagenet-reduced.yaml").rows]
+    assert seconds == pytest.approx([n / 10 * own / flops[0] for n, own in zip(views, flops, strict=True)], abs=20)
+    assert [line.partition(f" paths.results={tmp_path}")[0].partition("train.py ")[2] for line in lines[:2]] == [
+        "experiment=reduced/imagenet_plstm seed=43",
+        "experiment=reduced/imagenet_plstm_finetune seed=43 init_from=ID",
+    ]
+    assert total.startswith("4 runs: 0 finished, 4 to run, about ")
+    assert total.endswith("at 10 images/s of the first row's model")
+
+
+def test_imagenet_has_the_figures_of_tables_4_and_5():
+    table = load_table(TABLES / "imagenet.yaml")
+    keys = ("parameters", "flops", "test")
+    ours = {row.name: tuple(row.paper[key] for key in keys) for row in table.rows if row.paper}
+    assert ours == {
+        "pLSTM-Vis-T": ("6M", "1.4G", 75.2),
+        "pLSTM-Vis-S": ("23M", "4.9G", 80.7),
+        "pLSTM-Vis-B": ("89M", "18.2G", 82.5),
+        "ViT-T": ("6M", "1.1G", 75.4),  # DeiT-III (reimpl.), which the paper quotes
+        "ViT-S": ("22M", "4.6G", 80.3),
+        "ViT-B": ("87M", "16.8G", 83.5),
+    }
+    for pretraining, finetuning in zip(table.rows[::2], table.rows[1::2], strict=True):
+        assert (pretraining.init_from, finetuning.init_from) == (None, pretraining.experiment)
+    assert len(table.references) == 22
+    ablation = [row.paper and row.paper["test"] for row in load_table(TABLES / "ablation.yaml").rows]
+    assert ablation == [75.51, 75.22, 74.86, 75.13, 75.10, 74.66, None]
 
 
 def test_a_run_without_a_record_is_a_failure(tmp_path):

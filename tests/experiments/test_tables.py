@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from plstm.errors import UserError
+from plstm.experiments.costs import experiment_cost
 from plstm.experiments.records import read_records, write_record
 from plstm.experiments.statistics import t_interval
-from plstm.experiments.sweeps import load_table
+from plstm.experiments.sweeps import Reference, load_table
 from plstm.experiments.tables import DASH, render_table, stale_files, table_rows, write_table
 
 from .conftest import ROOT, example_record
@@ -165,6 +166,61 @@ def test_dirty_records_are_marked(arrow, add, tmp_path, dirty):
     assert "\\*" not in clean and "may differ from the commit" not in clean
 
 
+@pytest.fixture
+def reduced():
+    """The first model's two rows, with a published figure, and another model."""
+    table = load_table(ROOT / "configs/tables/imagenet-reduced.yaml")
+    pretraining, finetuning = table.rows[:2]
+    finetuning = replace(finetuning, paper={"parameters": "6M", "flops": "1.4G", "test": 75.2})
+    other = Reference("DeiT & Co", "300", "7M", "–", {"test": 72.25})
+    return replace(table, rows=[pretraining, finetuning], references=[other])
+
+
+def test_percentages_costs_and_the_epochs_of_both_stages(reduced, add, tmp_path):
+    pretraining, finetuning = reduced.rows
+    start = add(experiment=pretraining.experiment, row=pretraining.name, table=reduced.name, test=0.5)
+    run = add(
+        experiment=finetuning.experiment, row=finetuning.name, table=reduced.name, test=0.7123, init_from=start.id
+    )
+    text = rendered(reduced, tmp_path)
+    header = next(line for line in text["md"].splitlines() if line.startswith("| Model"))
+    titles = ["Parameters", "Parameters (paper)", "Multiply-adds", "FLOPS (paper)", "Test acc.", "Paper", "Difference"]
+    assert header.startswith(f"| Model | Pixels | Epochs | {' | '.join(titles)} | Images/s")
+    cost, initial = (experiment_cost(row.experiment) for row in (finetuning, pretraining))
+    assert (initial.pixels, cost.pixels) == (64, 80)
+    assert markdown_cells(text["md"], finetuning.name + "]")[1:10] == [
+        *["80", f"{initial.epochs:g}+{cost.epochs:g}"],
+        *[f"{cost.parameters:,}", "6M", f"{cost.flops / 2e9:.3g}G", "1.4G"],
+        *[f"71.2 (n=1: [43](../runs/{run.id}.json))", "75.2", "-4.0"],
+    ]
+    assert markdown_cells(text["md"], "DeiT & Co")[1:10] == [DASH, "300", DASH, "7M", DASH, "–", DASH, "72.2", DASH]
+    assert markdown_cells(text["md"], "chance")[7] == "10.0"
+    lines = {line["model"]: line for line in csv.DictReader(io.StringIO(text["csv"]))}
+    line = lines[finetuning.name]
+    assert float(line["test"]) == pytest.approx(71.23) and float(line["test_difference"]) == pytest.approx(-3.97)
+    assert int(line["multiply_adds"]) == cost.flops / 2 and line["init_from"] == pretraining.experiment
+    assert float(lines["chance"]["test"]) == 10 and float(lines["DeiT & Co"]["test_paper"]) == 72.25
+    body = [line for line in text["tex"].splitlines() if line.endswith(r"\\")]
+    assert len({line.count(" & ") for line in body}) == 1 and r"DeiT \& Co" in text["tex"]
+
+
+@pytest.mark.parametrize("start", ["0123456789ab", None])
+def test_a_run_fine_tuned_from_another_run_than_the_table_s_is_refused(reduced, add, tmp_path, start):
+    pretraining, finetuning = reduced.rows
+    if start:
+        add(experiment=pretraining.experiment, row=pretraining.name, table=reduced.name)
+    add(experiment=finetuning.experiment, row=finetuning.name, table=reduced.name, init_from="0123456789ab")
+    with pytest.raises(UserError, match=f"fine-tunes 0123456789ab, but .* {'is runs/' if start else 'has no record'}"):
+        rendered(reduced, tmp_path)
+
+
+def test_a_row_s_own_requirements_are_asked_of_its_records(reduced, add, tmp_path):
+    row = replace(reduced.rows[0], require={"optim.epochs": 400})
+    add(experiment=row.experiment, row=row.name, table=reduced.name)
+    with pytest.raises(UserError, match="field config has no key 'optim.epochs'"):
+        rendered(replace(reduced, rows=[row]), tmp_path)
+
+
 def test_latex_is_escaped(tmp_path, arrow):
     tex = rendered(replace(arrow, caption="50% of_it & {all} ± 1 #2 ~ ^ \\"), tmp_path)["tex"]
     escaped = r"50\% of\_it \& \{all\} $\pm$ 1 \#2 \textasciitilde{} \textasciicircum{} \textbackslash{}"
@@ -197,11 +253,11 @@ def test_check_finds_a_changed_digit_and_a_missing_file(arrow, add, tmp_path):
 
 def test_script_writes_what_check_accepts(add, tmp_path):
     add()
-    assert make_tables("--results", tmp_path).returncode == 0
-    done = make_tables("--results", tmp_path, "--check")
+    assert make_tables("--results", tmp_path, "arrow", "arrow-demo").returncode == 0
+    done = make_tables("--results", tmp_path, "--check", "arrow", "arrow-demo")
     assert (done.returncode, "up to date" in done.stdout) == (0, True)
     add(test=0.98)
-    assert make_tables("--results", tmp_path, "--check").returncode == 1
+    assert make_tables("--results", tmp_path, "--check", "arrow").returncode == 1
 
 
 def test_script_reports_bad_input_in_one_line(add, tmp_path):

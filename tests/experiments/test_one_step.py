@@ -1,0 +1,72 @@
+"""One training step of every experiment on tiny data: what its recipe, model and optimizer compose does train."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from plstm.experiments.config import plain_config, to_config
+from plstm.tasks import TASKS
+from plstm.training.meshes import make_mesh, split_batch
+from plstm.training.optimizers import build_optimizer, learning_rate_schedule
+from plstm.training.steps import init_state, make_train_step
+
+from .test_experiments import EXPERIMENTS, start_of
+
+SMALL = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.batch_size=8"]
+# LAMB, binary cross entropy, mixing, stochastic depth, P- and D-mode.
+QUICK = ["imagenet/plstm_s"]
+# What makes no other program.
+ALIKE = ("experiment", "seed", "init_from", "init_checkpoint", "loop", "logger", "paths", "report", "data")
+SETTINGS = ("peak_lr", "end_factor", "warmup_epochs", "epochs", "weight_decay", "batch_size")
+
+
+def program_of(config) -> str:
+    plain = {key: value for key, value in plain_config(config).items() if key not in ALIKE}
+    plain["optim"] = {key: value for key, value in plain["optim"].items() if key not in SETTINGS}
+    return json.dumps(plain, sort_keys=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def stepped():
+    """program -> its loss, so that experiments with one program share it."""
+    return {}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EXPERIMENTS]
+)
+def test_one_step_changes_every_parameter_that_it_should(composed, folder, stepped, name):
+    config = to_config(composed(f"experiment={name}", *SMALL, *start_of(name), f"data.root={folder}"))
+    program = program_of(config)
+    if program not in stepped:
+        stepped[program] = take_step(config)
+    loss, unmoved, grown = stepped[program]
+    chance = np.log(2) if config.optim.loss == "binary_cross_entropy" else np.log(config.data.classes)
+    assert loss == pytest.approx(chance, rel=0.25)
+    assert not unmoved and not grown
+
+
+def take_step(config) -> tuple[float, list[str], list[str]]:
+    """The loss of a batch, the parameters that have no gradient, and those that are not finite after the step."""
+    task = TASKS[config.task](config)
+    optimizer = build_optimizer(config.optim, learning_rate_schedule(config.optim, 20, 0))
+    graphdef, state = init_state(task.build_model(config.seed), optimizer)
+    mesh, key = make_mesh(config.optim.batch_size), jax.random.key(0)
+    step = make_train_step(graphdef, optimizer, lambda n: 0.0, task.loss, key=key, layout=split_batch(mesh))
+    before = jax.tree.map(np.asarray, state.params)
+    batch = next(task.batches(key, jax.device_put).from_step(0))
+    state, metrics = step(state, batch)
+    after = jax.tree.map(np.asarray, state.params)
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(before)]
+    pairs = list(zip(names, jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
+    unmoved = [name for name, old, new in pairs if (old == new).all()]
+    return float(metrics["loss"]), unmoved, [name for name, _, new in pairs if not np.isfinite(new).all()]
