@@ -161,7 +161,7 @@ def _check_choices(config: Config) -> None:
         if (value := attrgetter(key)(config)) not in choices:
             raise UserError(f"{key}={value}: choose one of {', '.join(choices)}")
     if config.augment is not None and not task.augments:
-        raise UserError(f"augment: task {config.task} takes its training examples as they are; set augment=null")
+        raise UserError(f"augment: task {config.task} takes its training examples as they are; leave it out")
     if config.init_checkpoint != "last" and config.init_from is None:
         raise UserError(f"init_checkpoint={config.init_checkpoint}: says which weights of init_from, which is not set")
 
