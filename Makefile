@@ -105,6 +105,7 @@ table-reduced: $(READY) ## Run what is missing of the REDUCED table (seven small
 .PHONY: photos
 photos: $(READY) ## Draw the photographs of the REDUCED ImageNet table and prepare them as ImageNet is
 	$(PY) scripts/make_photos.py --classes 10 --train 200 --val 50 --out outputs/photos
+	mkdir -p outputs/photos/data
 	$(MAKE) data-imagenet MANUAL=outputs/photos DATA=outputs/photos/data
 
 .PHONY: table-imagenet-reduced

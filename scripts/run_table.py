@@ -119,6 +119,7 @@ def main() -> int:
         report()
 
     report()
+
     def overrides(run: sweeps.PlannedRun) -> list[str]:
         return [*sweeps.initial_override(table, run, read_records(arguments.results)), *arguments.overrides]
 

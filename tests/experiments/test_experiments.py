@@ -56,7 +56,7 @@ IMAGENET_DATA = dict(name="imagenet2012", classes=1000, train_images=1_281_167, 
 IMAGENET_MODEL = dict(
     channels=3, classes=1000, patch_size=16, depth=12, mlp_ratio=4, gates="released", stm_bias_only=False,
     position_embedding=True, norm="rmsnorm", dtype="bfloat16",
-)
+)  # fmt: skip
 PLSTM = dict(modes=["P", "D"], pooling="corners", layer_scale=None)
 VIT = dict(modes=["attention"], pooling="class_token", layer_scale=1e-4)
 SIZES = {
