@@ -1,4 +1,4 @@
-"""pLSTM on a grid as the paper defines it: Equations 1 and 2, node by node (arXiv 2506.11997, Section 3).
+"""pLSTM on grids and DAGs as the paper defines it: Equations 1 and 2, node by node (arXiv 2506.11997, Section 3).
 
 Slow and plain on purpose: this is the definition that every fast form is tested against. Under ``jax.enable_x64`` it
 runs in float64; it can be jitted and differentiated.
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 if TYPE_CHECKING:
+    from plstm.ops.dag import Dag, DagGates
     from plstm.ops.grid import GridGates
 
 # Axes of [..., Y, X] to reverse so that each direction reads as right-down: right-down, left-down, right-up, left-up.
@@ -87,3 +89,39 @@ def gating_matrix_oracle(gates: GridGates) -> jax.Array:
     )
     received = received.reshape(*lead, height, width, height, width)  # target, then source
     return jnp.moveaxis(received, (-2, -1), (-4, -3))
+
+
+def plstm_dag_oracle(
+    q: jax.Array, k: jax.Array, v: jax.Array, gates: DagGates, direct: jax.Array, dag: Dag, scale: float | None = None
+) -> jax.Array:
+    """The recurrence of Equations 1 and 2 on any DAG, its nodes visited in topological order.
+
+    Args:
+        q, k: [..., N, d_k]; q is scaled by `scale`, or d_k ** -0.5.
+        v: [..., N, d_v].
+        gates: source and mark [..., E], transition [..., L].
+        direct: [..., N], the weight of a node's own key and value.
+        dag: the graph.
+
+    Returns:
+        [..., N, d_v] in the widest dtype among the arguments.
+    """
+    q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
+    nodes = np.argsort(dag.rank)
+    into, out_of = dag.head == nodes[:, None], dag.tail == nodes[:, None]  # [N, E]
+    transition = jnp.zeros((*gates.source.shape, dag.num_edges), gates.transition.dtype)  # from, then to
+    transition = transition.at[..., dag.line_from, dag.line_to].set(gates.transition)
+    source, mark = (gate[..., None, None] for gate in (gates.source, gates.mark))
+    outer = k[..., :, None] * v[..., None, :]
+    cells = jnp.zeros((*gates.source.shape, k.shape[-1], v.shape[-1]), jnp.result_type(outer, gates.source))
+
+    def visit(cells, step):
+        n, into, out_of = step
+        arrived = jnp.where(into[:, None, None], cells, 0)
+        hidden = jnp.einsum("...k,...ekv->...v", q[..., n, :], mark * arrived)  # Equation 2
+        leaving = jnp.einsum("...fe,...fkv->...ekv", transition, arrived) + source * outer[..., n, None, :, :]  # 1
+        return jnp.where(out_of[:, None, None], leaving, cells), hidden
+
+    _, hidden = jax.lax.scan(visit, cells, (nodes, into, out_of))
+    hidden = jnp.moveaxis(hidden, 0, -2)[..., dag.rank, :]
+    return hidden + (direct * (q * k).sum(-1))[..., None] * v
