@@ -16,7 +16,7 @@ from plstm.experiments.records import read_records
 from plstm.training.tracking import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
-TINY = ["debug=smoke", "experiment=arrow/plstm", "model.dim=64", "model.heads=2", "optim.epochs=2"]
+TINY = ["debug=smoke", "experiment=arrow/vit", "model.dim=64", "model.heads=2", "optim.epochs=2"]
 TINY += ["loop.eval_splits=[val]", "loop.eval_every=4", "loop.log_every=1"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
