@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 from pathlib import Path
 
@@ -168,7 +167,8 @@ def main() -> int:
     rows = probe(answer, ArrowLaw(config.data.size, config.data.scale), options.canvases, options.count)
     print_rows(rows)
     report = {
-        "command": shlex.join(["python", "scripts/probe_arrow.py", folder.name, *sys.argv[2:]]),
+        "command": f"python scripts/probe_arrow.py {folder.name}",
+        "settings": {"canvases": options.canvases, "count": options.count},
         "run": folder.name,
         "name": run_name(config),
         **describe_environment(ROOT),
