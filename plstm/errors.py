@@ -1,8 +1,23 @@
 """The one exception that means: the user can fix this, and the message says how."""
 
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
 
 class UserError(Exception):
     """Bad input or a bad environment; its text is one line that names the key or path and what to do.
 
     The command-line entries print it without a traceback and exit with status 2.
     """
+
+
+def run_script(main: Callable[[], int | None]) -> NoReturn:
+    """Ends the process with the status that a script's `main` returns; a UserError ends it with one line and 2."""
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from absl import logging
 
-from plstm.errors import UserError
+from plstm.errors import UserError, run_script
 from plstm.experiments.config import run_name
 from plstm.models import from_checkpoint, save_safetensors
 
@@ -41,8 +41,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_script(main)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from plstm.errors import UserError
+from plstm.errors import run_script
 from plstm.experiments.figures import draw_curves
 from plstm.experiments.records import read_records
 from plstm.experiments.sweeps import load_tables
@@ -34,8 +34,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_script(main)

@@ -23,7 +23,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from data.imagenet import TRAIN_TAR, VAL_TAR, synsets, validation_synsets
-from plstm.errors import UserError
+from plstm.errors import UserError, run_script
 
 TEXTURES = ("stripes", "checks", "dots", "rings", "clouds")
 SHAPES = ("disc", "square", "triangle", "ring", "cross", "star", "bar")
@@ -169,8 +169,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_script(main)

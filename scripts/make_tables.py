@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from plstm.errors import UserError
+from plstm.errors import run_script
 from plstm.experiments.records import read_records
 from plstm.experiments.sweeps import load_tables
 from plstm.experiments.tables import stale_files, write_table
@@ -40,8 +40,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_script(main)

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tqdm import tqdm
 
 from data.imagenet import NAME, TRAIN_TAR, VAL_TAR, load_source, prepare
-from plstm.errors import UserError
+from plstm.errors import UserError, run_script
 
 PAGE = "https://image-net.org/download-images"
 OFFICIAL = {  # bytes, md5
@@ -106,8 +106,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_script(main)

@@ -25,7 +25,7 @@ from rich.table import Table
 from data.arrow_law import SPLITS, Arrow, ArrowLaw, base_seed, parameters, render
 from data.arrow_probes import NO_LABEL, PROBES
 from data.packed import PackedSplit, pack
-from plstm.errors import UserError
+from plstm.errors import UserError, run_script
 from plstm.experiments.config import run_name
 from plstm.experiments.records import write_file
 from plstm.experiments.runs import find_run, load_config
@@ -157,13 +157,9 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
+def main() -> None:
     options = parse_arguments()
-    try:
-        config, folder, answer = load_answer(options.run, options.runs)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    config, folder, answer = load_answer(options.run, options.runs)
     rows = probe(answer, ArrowLaw(config.data.size, config.data.scale), options.canvases, options.count)
     print_rows(rows)
     report = {
@@ -177,8 +173,7 @@ def main() -> int:
     path = options.out or ROOT / "results" / "probes" / f"{folder.name}.json"
     write_file(path, (json.dumps(report, indent=2) + "\n").encode())
     print(f"Written to {path}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

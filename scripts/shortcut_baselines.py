@@ -25,7 +25,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.arrow_law import KAPPA, SPLITS, Arrow, ArrowLaw, sample_parameters, split_geometry, split_law, strokes
-from plstm.errors import UserError
+from plstm.errors import UserError, run_script
 
 ROOT = Path(__file__).resolve().parents[1]
 SHORTCUTS = {  # name: the quantities seen and their bins
@@ -160,8 +160,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    run_script(main)
