@@ -1,0 +1,288 @@
+"""Graph classification sets of TUDataset (Morris et al., 2020) in their original text format, and folds over them.
+
+A set NAME is a folder of text files, one line an item: NAME_A.txt ("node, node" of a directed edge, numbered from 1
+over the whole set), NAME_graph_indicator.txt (a node's graph), NAME_graph_labels.txt, and where the set has them
+NAME_node_labels.txt, NAME_node_attributes.txt, NAME_edge_labels.txt, NAME_edge_attributes.txt.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from plstm.errors import UserError
+
+URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
+TIMEOUT = 60  # seconds without an answer
+# What `fingerprint` gives for the sets of the results here; a set that is not listed is taken as it is.
+FINGERPRINTS = {
+    "MUTAG": "f90eb0d7297e7112939f36834d3c741ce359dffa3b6d3db44cdd69bfbcb9ff7b",
+    "PTC_FM": "5e57eb2a22149ecce410b3e37d1ab9bde69bc281dcaa91a7b03a37621e0e670f",
+    "PROTEINS": "354bee8c22b3b7f5801fd779b7c06988f8ca92149965cac2a05586d93153a5a7",
+    "NCI1": "9f21951c083822f6315433c0a090b26e1859211e2d561adaebffa8c6d99d8e9e",
+}
+
+
+class GraphSet(NamedTuple):
+    """Undirected graphs with a class each, nodes and edges of all graphs one after another.
+
+    labels: int32 [G], 0 to classes - 1 in the order of the file's labels.
+    node_start, edge_start: int64 [G + 1]; graph g has the nodes node_start[g] to node_start[g + 1] - 1, in file order.
+    features: float32 [nodes, F], attributes as they are, then one-hot labels; a one where a set has neither.
+    edges: int32 [edges, 2], pairs (lower, higher) of node numbers within the graph, each once, sorted; no loops.
+    edge_features: float32 [edges, K], as `features`, K = 0 where a set has none.
+    """
+
+    name: str
+    labels: np.ndarray
+    node_start: np.ndarray
+    features: np.ndarray
+    edge_start: np.ndarray
+    edges: np.ndarray
+    edge_features: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return int(self.labels.max()) + 1
+
+    def graph(self, g: int) -> tuple[int, np.ndarray]:
+        """The number of nodes of graph g, and its edges."""
+        nodes = int(self.node_start[g + 1] - self.node_start[g])
+        return nodes, self.edges[self.edge_start[g] : self.edge_start[g + 1]]
+
+
+class Fold(NamedTuple):
+    """Graph numbers of one fold, int64 each."""
+
+    train: np.ndarray
+    val: np.ndarray
+    test: np.ndarray
+
+
+def load_tudataset(name: str, root: str | None = None, *, download: bool = True, verify: bool = True) -> GraphSet:
+    """Reads a set, after fetching it where it is missing.
+
+    Args:
+        name: of the set, such as "MUTAG".
+        root: where data sets live, or a folder with a copy in <name>/ or <name>/raw/; none: see
+            `data.arrow_pointing.data_root`.
+        download: fetch a missing set into <root>/tudataset/<name>/; otherwise it is an error.
+        verify: compare what is read with the known fingerprint, if there is one.
+
+    Raises UserError for a set that is not there, and for files that are missing, damaged or not the known ones.
+    """
+    from data.arrow_pointing import data_root
+
+    folder = data_root(root)
+    places = [folder / "tudataset" / name, folder / name, folder / name / "raw"]
+    found = next((place for place in places if (place / f"{name}_A.txt").is_file()), None)
+    if found is None:
+        if not download:
+            raise UserError(f"{places[0]}: no {name}_A.txt there; data.download=true fetches it, or see data.root")
+        found = _download(name, places[0])
+    graphs = read_tudataset(name, found)
+    known = FINGERPRINTS.get(name)
+    if verify and known not in (None, fingerprint(graphs)):
+        raise UserError(
+            f"{found}: not the {name} that results here come from (fingerprint {fingerprint(graphs)}, not {known}); "
+            "delete that folder to fetch it again, or take it as it is with data.verify=false"
+        )
+    return graphs
+
+
+def read_tudataset(name: str, folder: Path) -> GraphSet:
+    """The set `name` from the text files in `folder`. Raises UserError naming a file that is missing or damaged."""
+    graph_of, labels = _column(folder, name, "graph_indicator"), _column(folder, name, "graph_labels")
+    count, nodes = len(labels), len(graph_of)
+    if nodes == 0 or count == 0 or graph_of[0] != 1 or graph_of[-1] != count or not (np.diff(graph_of) >= 0).all():
+        raise _damaged(folder, name, "graph_indicator", f"must count up from 1 to the {count} graphs of graph_labels")
+    node_start = np.searchsorted(graph_of, np.arange(1, count + 2))
+    pairs = _table(folder, name, "A")
+    if pairs.shape[1] != 2 or pairs.min(initial=1) < 1 or pairs.max(initial=1) > nodes:
+        raise _damaged(folder, name, "A", f"must hold pairs of node numbers from 1 to {nodes}")
+    pairs = pairs - 1
+    crossing = np.flatnonzero(graph_of[pairs[:, 0]] != graph_of[pairs[:, 1]])
+    if len(crossing):
+        raise _damaged(folder, name, "A", f"line {crossing[0] + 1} joins nodes of two graphs")
+    edge_columns = _features(folder, name, "edge", len(pairs))
+    edges, rows = np.unique(np.sort(pairs, axis=1), axis=0, return_index=True)
+    no_loop = edges[:, 0] != edges[:, 1]
+    edges, rows = edges[no_loop], rows[no_loop]
+    graph = graph_of[edges[:, 0]] - 1
+    features = _features(folder, name, "node", nodes)
+    return GraphSet(
+        name=name,
+        labels=np.unique(labels, return_inverse=True)[1].astype(np.int32),
+        node_start=node_start,
+        features=features if features.shape[1] else np.ones((nodes, 1), np.float32),
+        edge_start=np.searchsorted(graph, np.arange(count + 1)),
+        edges=(edges - node_start[graph][:, None]).astype(np.int32),
+        edge_features=edge_columns[rows],
+    )
+
+
+def fingerprint(graphs: GraphSet) -> str:
+    """SHA-256 of labels, structure and node features, whatever the order and the spaces in the text files."""
+    digest = hashlib.sha256()
+    for array, dtype in (
+        (graphs.labels, "<i4"),
+        (graphs.node_start, "<i8"),
+        (graphs.edge_start, "<i8"),
+        (graphs.edges, "<i4"),
+        (graphs.features, "<f4"),
+    ):
+        digest.update(np.ascontiguousarray(array, dtype).tobytes())
+    return digest.hexdigest()
+
+
+def make_folds(labels: np.ndarray, folds: int = 10, seed: int = 42) -> list[Fold]:
+    """Stratified folds: each is the test set once; the rest is split, stratified, into 8/9 training and 1/9 validation.
+
+    The numbers are those of scikit-learn's StratifiedKFold(folds, shuffle=True, random_state=seed) and
+    train_test_split(test_size=1 / (folds - 1), stratify=labels, random_state=seed), drawn in the same order.
+
+    Raises UserError where a class has fewer graphs than there are folds.
+    """
+    counts = np.bincount(labels)
+    if counts.min() < folds:
+        raise UserError(f"data.folds={folds}: more than the {counts.min()} graphs of the smallest class")
+    test_fold = _test_folds(labels, folds, np.random.RandomState(seed))
+    result = []
+    for fold in range(folds):
+        rest = np.flatnonzero(test_fold != fold)
+        train, val = _stratified_split(labels[rest], 1 / (folds - 1), np.random.RandomState(seed))
+        result.append(Fold(rest[train], rest[val], np.flatnonzero(test_fold == fold)))
+    return result
+
+
+def _test_folds(labels: np.ndarray, folds: int, rng: np.random.RandomState) -> np.ndarray:
+    """The fold that tests each graph: classes are dealt out in turn, then shuffled within each class."""
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    by_appearance = np.argsort(np.argsort(first))[inverse]  # classes are drawn in the order in which they appear
+    dealt = np.sort(by_appearance)
+    test_fold = np.empty(len(labels), np.int64)
+    for number in range(len(first)):
+        of_class = np.repeat(np.arange(folds), [np.sum(dealt[fold::folds] == number) for fold in range(folds)])
+        rng.shuffle(of_class)
+        test_fold[by_appearance == number] = of_class
+    return test_fold
+
+
+def _stratified_split(labels: np.ndarray, share: float, rng: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+    """Indices into `labels` of the larger and the smaller part; the smaller has ceil(share x all)."""
+    small = int(np.ceil(share * len(labels)))
+    counts = np.bincount(labels)
+    large_counts = _apportion(counts, len(labels) - small, rng)
+    small_counts = _apportion(counts - large_counts, small, rng)
+    large_part, small_part = [], []
+    for number, count in enumerate(counts):
+        drawn = np.flatnonzero(labels == number)[rng.permutation(count)]
+        large_part.append(drawn[: large_counts[number]])
+        small_part.append(drawn[large_counts[number] :][: small_counts[number]])
+    return rng.permutation(np.concatenate(large_part)), rng.permutation(np.concatenate(small_part))
+
+
+def _apportion(counts: np.ndarray, draws: int, rng: np.random.RandomState) -> np.ndarray:
+    """How many of `draws` fall to each class: in proportion, the rest by largest remainder, ties at random."""
+    exact = counts / counts.sum() * draws
+    parts = np.floor(exact)
+    left = int(draws - parts.sum())
+    for remainder in np.unique(exact - parts)[::-1]:
+        if left <= 0:
+            break
+        tied = np.flatnonzero(exact - np.floor(exact) == remainder)
+        chosen = rng.choice(tied, size=min(len(tied), left), replace=False)
+        parts[chosen] += 1
+        left -= len(chosen)
+    return parts.astype(int)
+
+
+def _table(folder: Path, name: str, kind: str, dtype=np.int64) -> np.ndarray:
+    """All numbers of a file, [lines, columns]."""
+    path = folder / f"{name}_{kind}.txt"
+    try:
+        return np.loadtxt(path, dtype, delimiter=",", ndmin=2)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or 'missing or unreadable'}; {_remedy(folder)}") from error
+    except ValueError as error:
+        raise _damaged(folder, name, kind, str(error)) from error
+
+
+def _column(folder: Path, name: str, kind: str) -> np.ndarray:
+    table = _table(folder, name, kind)
+    if table.shape[1] != 1:
+        raise _damaged(folder, name, kind, f"must have one number a line, not {table.shape[1]}")
+    return table[:, 0]
+
+
+def _features(folder: Path, name: str, item: str, count: int) -> np.ndarray:
+    """Attributes, then each column of labels one-hot, of the nodes or edges: float32 [count, any width, also 0]."""
+    parts = [np.zeros((count, 0), np.float32)]
+    for kind, dtype in ((f"{item}_attributes", np.float64), (f"{item}_labels", np.int64)):
+        if not (folder / f"{name}_{kind}.txt").exists():
+            continue
+        table = _table(folder, name, kind, dtype)
+        if len(table) != count:
+            raise _damaged(folder, name, kind, f"has {len(table)} lines for {count} {item}s")
+        if dtype is np.float64:
+            parts.append(table.astype(np.float32))
+        else:
+            parts += [(column[:, None] == np.unique(column)).astype(np.float32) for column in table.T]
+    return np.concatenate(parts, axis=1)
+
+
+def _damaged(folder: Path, name: str, kind: str, why: str) -> UserError:
+    return UserError(f"{folder / f'{name}_{kind}.txt'}: damaged ({why}); {_remedy(folder)}")
+
+
+def _remedy(folder: Path) -> str:
+    return f"delete {folder} to fetch the set again, or name another data.root"
+
+
+def _download(name: str, folder: Path) -> Path:
+    """Fetches and unpacks a set into `folder`; a second process that asks for it waits for the first."""
+    url = URL.format(name=name)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with open(folder.parent / f".{name}.lock", "w") as lock, tempfile.TemporaryDirectory(dir=folder.parent) as new:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if (folder / f"{name}_A.txt").is_file():
+                return folder
+            print(f"TUDataset: fetching {url}", file=sys.stderr)
+            archive, unpacked = Path(new, "archive.zip"), Path(new, name)
+            _fetch(url, archive)
+            unpacked.mkdir()
+            with zipfile.ZipFile(archive) as content:  # checks every file's CRC
+                for entry in content.infolist():
+                    if Path(entry.filename).name.startswith(f"{name}_"):
+                        (unpacked / Path(entry.filename).name).write_bytes(content.read(entry))
+            if not (unpacked / f"{name}_A.txt").is_file():
+                raise UserError(f"{url}: has no {name}_A.txt in it")
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(unpacked, folder)
+    except (OSError, zipfile.BadZipFile, EOFError) as error:
+        why = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else error
+        raise UserError(
+            f"data.name={name}: cannot fetch {url} ({why}); if there is such a set, put its text files into {folder}"
+        ) from error
+    return folder
+
+
+def _fetch(url: str, path: Path) -> None:
+    from urllib.request import urlopen
+
+    with urlopen(url, timeout=TIMEOUT) as answer, open(path, "wb") as file:
+        shutil.copyfileobj(answer, file)
