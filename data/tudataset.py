@@ -7,6 +7,7 @@ NAME_node_labels.txt, NAME_node_attributes.txt, NAME_edge_labels.txt, NAME_edge_
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import hashlib
 import os
@@ -32,7 +33,8 @@ FINGERPRINTS = {
 }
 
 
-class GraphSet(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class GraphSet:
     """Undirected graphs with a class each, nodes and edges of all graphs one after another.
 
     labels: int32 [G], 0 to classes - 1 in the order of the file's labels.

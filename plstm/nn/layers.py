@@ -45,15 +45,16 @@ class PatchEmbedding(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """Two linear layers with a tanh-approximated GELU between them."""
+    """Two linear layers with a GELU between them, by its tanh approximation or exact."""
 
-    def __init__(self, dim: int, ratio: int, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, dim: int, ratio: int, *, dtype, rngs: nnx.Rngs, approximate: bool = True):
+        self.approximate = approximate
         self.up = linear(dim, ratio * dim, dtype=dtype, rngs=rngs)
         self.down = linear(ratio * dim, dim, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., dim] -> [..., dim]."""
-        return self.down(jax.nn.gelu(self.up(x), approximate=True))
+        return self.down(jax.nn.gelu(self.up(x), approximate=self.approximate))
 
 
 class LayerScale(nnx.Module):

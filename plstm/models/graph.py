@@ -1,0 +1,191 @@
+"""Graph classifiers: pLSTM, and the graph neural networks that the paper's Table 1 compares it with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from plstm.errors import UserError
+from plstm.models.graph_baselines import LAYERS, LSTMCell, Neighbours, Nodes, dense
+from plstm.nn.graph import TRANSITION_NODES, GraphMixer, degree_encoding
+from plstm.nn.layers import MLP, norm
+from plstm.ops.dag import METHODS, NORMS, PackedDags
+
+KINDS = ("plstm", "lstm", *LAYERS)
+PLSTM_ONLY = ("heads", "mlp_ratio", "p_norm", "reverse_p", "transition_node", "method")
+
+Batch = Mapping[str, Any]
+
+
+@dataclass
+class GraphConfig:
+    """The whole architecture; `configs/model/graphs/*.yaml` hold the sizes of the paper's Table 1."""
+
+    kind: str = "plstm"  # or gat, gcn, gin, mpnn, lstm
+    dim: int = 96
+    depth: int = 4
+    heads: int = 4  # this and all that follow: pLSTM only
+    mlp_ratio: int = 4
+    p_norm: str = "l1"  # "l1": Equation 4, over the edges that leave; "linf": over those that enter, as released
+    reverse_p: str = "full"  # on the reversed graph the P-mode uses all line edges, or, as released, the "pruned" ones
+    transition_node: str = "shared"  # what a transition reads: the node where two edges meet, or, as released, "tail"
+    method: str = "auto"  # of plstm.ops.dag.plstm_dag
+
+    def check(self) -> None:
+        """Raises UserError naming the key where the parts do not fit together."""
+        for key, choices in (
+            ("kind", KINDS),
+            ("p_norm", NORMS),
+            ("reverse_p", ("full", "pruned")),
+            ("transition_node", TRANSITION_NODES),
+            ("method", METHODS),
+        ):
+            if getattr(self, key) not in choices:
+                raise UserError(f"model.{key}={getattr(self, key)}: choose one of {', '.join(choices)}")
+        for key in ("dim", "depth", "heads", "mlp_ratio"):
+            if getattr(self, key) < 1:
+                raise UserError(f"model.{key}={getattr(self, key)}: must be at least 1")
+        if self.kind == "plstm" and (self.dim % self.heads or self.dim % 2):
+            raise UserError(f"model.dim={self.dim}: must be even and a multiple of model.heads={self.heads}")
+        for field in fields(self):
+            if field.name in PLSTM_ONLY and self.kind != "plstm" and getattr(self, field.name) != field.default:
+                raise UserError(f"model.{field.name}={getattr(self, field.name)}: only model.kind=plstm has it")
+
+
+class Block(nnx.Module):
+    """A pre-norm residual block: pLSTM, then MLP."""
+
+    def __init__(self, config: GraphConfig, mode: str, *, reverse: bool, rngs: nnx.Rngs):
+        self.reverse = reverse
+        self.mixer_norm = norm("rmsnorm", config.dim, rngs)
+        self.mixer = GraphMixer(
+            config.dim,
+            config.heads,
+            mode,
+            p_norm=config.p_norm,
+            pruned=reverse and config.reverse_p == "pruned",
+            transition_node=config.transition_node,
+            method=config.method,
+            rngs=rngs,
+        )
+        self.mlp_norm = norm("rmsnorm", config.dim, rngs)
+        self.mlp = MLP(config.dim, config.mlp_ratio, dtype=jnp.float32, rngs=rngs, approximate=False)
+
+    def __call__(self, x: jax.Array, edges: list[jax.Array], dags: tuple[PackedDags, ...]) -> jax.Array:
+        """Nodes [N, dim] and the edge features of each part -> nodes."""
+        h = self.mixer_norm(x)
+        mixed, start = [], 0
+        for e, dag in zip(edges, dags, strict=True):
+            part = h[start : start + dag.num_nodes]
+            mixed.append(self.mixer(part, e, dag.reverse() if self.reverse else dag))
+            start += dag.num_nodes
+        x = x + jnp.concatenate(mixed)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class GraphPLSTM(nnx.Module):
+    """P- and D-mode layers in turn, two on the graph's DAG, then two on its reverse; mean over the nodes; MLP."""
+
+    def __init__(self, config: GraphConfig, features: int, classes: int, rngs: nnx.Rngs):
+        self.encoder = dense(features, config.dim, rngs)
+        self.blocks = nnx.List(
+            [Block(config, "PD"[n % 2], reverse=n // 2 % 2 == 1, rngs=rngs) for n in range(config.depth)]
+        )
+        self.readout = Readout(config.dim, classes, rngs)
+
+    def __call__(self, batch: Batch, *, train: bool = False) -> jax.Array:
+        """A batch as `data.graph_batches` makes it -> float32 logits [graphs, classes]."""
+        x = self.encoder(batch["features"])
+        edges, start = [], 0
+        for dag in batch["dags"]:
+            part = x[start : start + dag.num_nodes]
+            edges.append((part[dag.tail] + part[dag.head]) / 2)
+            start += dag.num_nodes
+        x = x + degree_encoding(batch["degree"], x.shape[-1])
+        for block in self.blocks:
+            x = block(x, edges, batch["dags"])
+        return self.readout(pool(x, batch) / jnp.maximum(batch["nodes"], 1)[:, None])
+
+
+class GNN(nnx.Module):
+    """GAT, GCN, MPNN or LSTM GNN: layers, sum over the nodes, MLP."""
+
+    def __init__(self, config: GraphConfig, features: int, classes: int, rngs: nnx.Rngs):
+        self.encoder = dense(features, config.dim, rngs)
+        self.depth = config.depth
+        self.cell = LSTMCell(config.dim, rngs) if config.kind == "lstm" else None
+        make = LAYERS.get(config.kind)
+        self.layers = nnx.List([make(config.dim, rngs) for _ in range(config.depth)] if make else [])
+        self.readout = Readout(config.dim, classes, rngs)
+
+    def __call__(self, batch: Batch, *, train: bool = False) -> jax.Array:
+        """As `GraphPLSTM.__call__`."""
+        h, nodes = self.encoder(batch["features"]), neighbourhood(batch)
+        for layer in self.layers:
+            h = layer(h, nodes, train)
+        if self.cell is not None:
+            h, c = jnp.zeros_like(h), h
+            for _ in range(self.depth):
+                h, c = self.cell(h, c, nodes.neighbours)
+        return self.readout(pool(h, batch))
+
+
+class GINModel(nnx.Module):
+    """GIN, whose readout adds up a linear map of the sum over the nodes at every depth, input included."""
+
+    def __init__(self, config: GraphConfig, features: int, classes: int, rngs: nnx.Rngs):
+        self.encoder = dense(features, config.dim, rngs)
+        self.layers = nnx.List([LAYERS["gin"](config.dim, rngs) for _ in range(config.depth)])
+        self.readouts = nnx.List([dense(config.dim, classes, rngs) for _ in range(config.depth + 1)])
+
+    def __call__(self, batch: Batch, *, train: bool = False) -> jax.Array:
+        """As `GraphPLSTM.__call__`; `train` normalises by the batch and updates the running statistics."""
+        h, nodes = self.encoder(batch["features"]), neighbourhood(batch)
+        logits = self.readouts[0](pool(h, batch))
+        for layer, readout in zip(self.layers, self.readouts[1:], strict=True):
+            h = layer(h, nodes, train)
+            logits = logits + readout(pool(h, batch))
+        return logits
+
+
+class Readout(nnx.Module):
+    """Linear, ReLU, linear."""
+
+    def __init__(self, dim: int, classes: int, rngs: nnx.Rngs):
+        self.hidden, self.out = dense(dim, dim, rngs), dense(dim, classes, rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[graphs, dim] -> logits [graphs, classes]."""
+        return self.out(jax.nn.relu(self.hidden(x)))
+
+
+def pool(x: jax.Array, batch: Batch) -> jax.Array:
+    """Sums the nodes of each graph: [N, dim] -> [graphs, dim]. Padding belongs to graph number `graphs`."""
+    graphs = len(batch["label"])
+    return jnp.zeros((graphs + 1, x.shape[-1]), x.dtype).at[batch["graph"]].add(x)[:graphs]
+
+
+def neighbourhood(batch: Batch) -> Nodes:
+    """The undirected graphs of a batch, for layers that pass messages."""
+    ends, start = [], 0
+    for dag in batch["dags"]:
+        ends.append((start + dag.tail, start + dag.head, dag.edge_mask))
+        start += dag.num_nodes
+    tail, head, real = (jnp.concatenate(parts) for parts in zip(*ends, strict=True))
+    both = (jnp.concatenate([tail, head]), jnp.concatenate([head, tail]), jnp.concatenate([real, real]))
+    return Nodes(Neighbours(*both, batch["degree"]), batch["graph"] < len(batch["label"]))
+
+
+def build_graph_model(config: GraphConfig, features: int, classes: int, seed: int | jax.Array) -> nnx.Module:
+    """The model of a config for nodes of `features` numbers, parameters drawn from `seed` (or a jax.random key).
+
+    Raises UserError naming the key where the config does not fit together.
+    """
+    config.check()
+    make = {"plstm": GraphPLSTM, "gin": GINModel}.get(config.kind, GNN)
+    return make(config, features, classes, nnx.Rngs(seed))

@@ -1,0 +1,78 @@
+"""pLSTM as a layer on graphs (arXiv 2506.11997, Section 4.2): gates from node and edge features, then the operator."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from plstm.nn.layers import NORM_EPSILON, linear
+from plstm.ops.dag import DagGates, PackedDags, normalise_transitions, plstm_dag
+
+GATE_BIAS = -5.0  # of source, mark and direct
+TRANSITION_DEVIATION = 10.0
+TRANSITION_NODES = ("shared", "tail")
+
+
+class GraphMixer(nnx.Module):
+    """pLSTM on packed DAGs in P- or D-mode, a multi-head RMSNorm and the output projection.
+
+    p_norm: see `plstm.ops.dag.normalise_transitions`. pruned: the P-mode, too, keeps to the multitree.
+    transition_node: the node that a transition reads: "shared", where the two edges meet, or "tail", where the first
+    begins.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, mode: str, *, p_norm: str, pruned: bool, transition_node: str, method: str, rngs
+    ):
+        self.heads, self.mode, self.p_norm, self.pruned = heads, mode, p_norm, pruned or mode == "D"
+        self.transition_node, self.method = transition_node, method
+        self.qkv = linear(dim, 3 * dim, dtype=jnp.float32, rngs=rngs)
+        # Of source, mark, transition (of an edge: to it, and from it, the last two) and, of a node, direct.
+        self.node_weight = nnx.Param(jnp.zeros((dim, 4 * heads), jnp.float32))
+        self.edge_weight = nnx.Param(jnp.zeros((dim, 4 * heads), jnp.float32))
+        self.bias = nnx.Param(jnp.full((3, heads), GATE_BIAS, jnp.float32))  # of source, mark, direct
+        self.transition_bias = nnx.Param(TRANSITION_DEVIATION * jax.random.normal(rngs.params(), (heads,), jnp.float32))
+        self.norm_scale = nnx.Param(jnp.ones((dim,), jnp.float32))
+        self.out = linear(dim, dim, dtype=jnp.float32, rngs=rngs)
+
+    def __call__(self, h: jax.Array, e: jax.Array, dag: PackedDags) -> jax.Array:
+        """Nodes h [N, dim] and edge features e [E, dim] of packed DAGs -> [N, dim]."""
+        q, k, v = (
+            jnp.moveaxis(part.reshape(len(h), self.heads, -1), 0, 1) for part in jnp.split(self.qkv(h), 3, axis=-1)
+        )
+        gates, direct = self.gates(h, e, dag)
+        hidden = plstm_dag(q, k, v, gates, direct, dag, scale=1.0, method=self.method)
+        hidden = jnp.moveaxis(hidden, 0, -2)
+        hidden = hidden * jax.lax.rsqrt(jnp.mean(jnp.square(hidden), axis=-1, keepdims=True) + NORM_EPSILON)
+        return self.out(hidden.reshape(h.shape) * self.norm_scale[...])
+
+    def gates(self, h: jax.Array, e: jax.Array, dag: PackedDags) -> tuple[DagGates, jax.Array]:
+        """Source and mark [heads, E], transition [heads, L]; direct [heads, N].
+
+        Every gate is a linear map of the features it reads side by side, each multiplied first and gathered then.
+        P-mode: |t| normalised (Equation 4); D-mode: tanh(t), on the multitree.
+        """
+        of_source, of_mark, of_transition, of_direct = jnp.split((h @ self.node_weight[...]).T, 4)
+        to_source, to_mark, to_first, to_second = jnp.split((e @ self.edge_weight[...]).T, 4)
+        source_bias, mark_bias, direct_bias = self.bias[..., None]
+        tail = jnp.asarray(dag.tail)
+        source = jax.nn.sigmoid(of_source[:, tail] + to_source + source_bias)
+        mark = jax.nn.sigmoid(of_mark[:, dag.head] + to_mark + mark_bias)
+        node = tail[dag.line_to if self.transition_node == "shared" else dag.line_from]
+        t = to_first[:, dag.line_from] + to_second[:, dag.line_to] + of_transition[:, node]
+        t = t + self.transition_bias[..., None]
+        t = jnp.abs(t) if self.mode == "P" else jnp.tanh(t)
+        if self.pruned:
+            t = jnp.where(dag.multitree, t, 0)
+        t = normalise_transitions(t, dag, self.p_norm) if self.mode == "P" else t
+        return DagGates(source, t, mark), jax.nn.sigmoid(of_direct + direct_bias)
+
+
+def degree_encoding(degree: jax.Array, dim: int) -> jax.Array:
+    """Sines and cosines of a node's degree: int [N] -> float32 [N, dim], wave lengths 2 pi 10000^(2i / dim)."""
+    frequency = jnp.exp(-math.log(10_000.0) * jnp.arange(0, dim, 2) / dim)
+    angle = degree[:, None] * frequency
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)

@@ -1,0 +1,207 @@
+"""Graph models: sizes, layers against dense formulas, and what must not change a graph's logits."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from data.graph_batches import GraphBatches
+from data.tudataset import read_tudataset
+from plstm.errors import UserError
+from plstm.models.graph import KINDS, GraphConfig, build_graph_model, neighbourhood
+from plstm.models.graph_baselines import GAT, GCN, GIN, MPNN, LSTMCell
+
+TOY = read_tudataset("TOY", Path(__file__).parents[1] / "data" / "tudataset" / "TOY")
+FEATURES = TOY.features.shape[1]
+SOURCE = GraphBatches(TOY, 8)
+
+
+def small(kind: str, **options) -> nnx.Module:
+    """A small model, every parameter and running statistic drawn at random."""
+    sizes = {"depth": 4, "heads": 2, "mlp_ratio": 2} if kind == "plstm" else {"depth": 2}
+    config = GraphConfig(kind=kind, dim=8, **(sizes | options))
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: build_graph_model(config, FEATURES, 2, 0)))
+    rng = np.random.default_rng(0)
+    drawn = jax.tree.map(lambda leaf: jnp.asarray(rng.uniform(-0.6, 0.6, leaf.shape), leaf.dtype), state)
+    model = nnx.merge(graphdef, drawn)
+    for norm in (module for _, module in nnx.iter_graph(model) if isinstance(module, nnx.BatchNorm)):
+        norm.var[...] = jnp.abs(norm.var[...]) + 0.5
+    return model
+
+
+def run(module: nnx.Module, *arguments, **options):
+    """Its result, and its state after that, in one compiled program."""
+    graphdef, state = nnx.split(module)
+
+    def call(state, arguments):
+        module = nnx.merge(graphdef, state, copy=True)
+        return module(*arguments, **options), nnx.state(module, nnx.BatchStat)
+
+    return jax.jit(call)(state, arguments)
+
+
+def logits(model: nnx.Module, batch) -> np.ndarray:
+    """Of the real graphs of a batch."""
+    return np.asarray(run(model, batch)[0])[batch["mask"]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "depth", "parameters"),
+    [
+        ("plstm", 4, 469_602),
+        ("gat", 4, 84_866),
+        ("gat", 8, 151_938),
+        ("gcn", 4, 83_842),
+        ("gcn", 8, 149_890),
+        ("gin", 4, 136_458),
+        ("gin", 8, 271_634),
+        ("mpnn", 4, 149_378),
+        ("mpnn", 8, 280_962),
+        ("lstm", 4, 149_378),
+        ("lstm", 8, 149_378),
+    ],
+)
+def test_parameters_on_mutag(kind, depth, parameters):
+    config = GraphConfig(kind=kind, dim=96 if kind == "plstm" else 128, depth=depth)
+    params = nnx.state(nnx.eval_shape(lambda: build_graph_model(config, 7, 2, 0)), nnx.Param)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == parameters
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_company_and_padding_change_no_logits(kind):
+    model = small(kind)
+    indices = np.arange(5, 13)
+    together = logits(model, SOURCE.batch(indices))
+    assert np.abs(together - together.mean(0)).max() > 1e-3
+    for place in (0, 6):
+        alone = logits(model, SOURCE.batch(indices[place : place + 1]))
+        np.testing.assert_allclose(alone[0], together[place], rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(logits(model, SOURCE.batch(indices[::-1])), together[::-1], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["gat", "gin", "lstm"])
+def test_numbering_of_nodes_changes_no_logits(kind):
+    g = int(np.diff(TOY.edge_start).argmax())
+    nodes, edges = TOY.graph(g)
+    name = np.random.default_rng(0).permutation(nodes)
+    rows = slice(TOY.node_start[g], TOY.node_start[g + 1])
+    features, pairs = TOY.features.copy(), TOY.edges.copy()
+    features[rows] = TOY.features[rows][np.argsort(name)]
+    pairs[TOY.edge_start[g] : TOY.edge_start[g + 1]] = np.sort(name[edges], axis=1)
+    other = GraphBatches(dataclasses.replace(TOY, features=features, edges=pairs), 8)
+    model = small(kind)
+    np.testing.assert_allclose(logits(model, other.batch([g])), logits(model, SOURCE.batch([g])), rtol=1e-4, atol=1e-5)
+
+
+def dense_graph(batch):
+    """The adjacency matrix of a batch's rows, and which rows are nodes."""
+    (dag,) = batch["dags"]
+    adjacency = np.zeros((dag.num_nodes, dag.num_nodes), np.float32)
+    for tail, head in zip(dag.tail[dag.edge_mask], dag.head[dag.edge_mask], strict=True):
+        adjacency[tail, head] = adjacency[head, tail] = 1
+    return adjacency, batch["graph"] < len(batch["label"])
+
+
+def softmax_rows(x):
+    weights = np.exp(x - x.max(1, keepdims=True))
+    return weights / weights.sum(1, keepdims=True)
+
+
+def by_formula(layer, h, adjacency, real):
+    """A layer's output as its paper writes it, with the whole adjacency matrix."""
+    weight = lambda linear: np.asarray(linear.kernel[...])  # noqa: E731
+    degree = adjacency.sum(1)
+    if isinstance(layer, GCN):
+        own = adjacency + np.eye(len(h))
+        scale = 1 / np.sqrt(own.sum(1))
+        return np.maximum((scale[:, None] * own * scale) @ h @ weight(layer.linear) + layer.bias[...], 0)
+    if isinstance(layer, GAT):
+        z = h @ weight(layer.linear)
+        sender, receiver = (z @ np.asarray(layer.weight[...])).T
+        scores = receiver[:, None] + sender[None]
+        scores = np.where(scores > 0, scores, 0.2 * scores)
+        scores = np.where((adjacency + np.eye(len(h))) > 0, scores, -np.inf)
+        return np.maximum(softmax_rows(scores) @ z + layer.bias[...], 0)
+    if isinstance(layer, MPNN):
+        mean = adjacency @ h / np.maximum(degree, 1)[:, None]
+        return np.maximum(h @ weight(layer.own) + layer.own.bias[...] + mean @ weight(layer.neighbour), 0)
+    normal = lambda x, norm: (x - x[real].mean(0)) / np.sqrt(x[real].var(0) + 1e-5) * norm.scale[...] + norm.bias[...]  # noqa: E731
+    z = (h + adjacency @ h) @ weight(layer.up) + layer.up.bias[...]
+    z = np.maximum(normal(z, layer.inner_norm), 0) @ weight(layer.down) + layer.down.bias[...]
+    return np.maximum(normal(z, layer.norm), 0)
+
+
+@pytest.mark.parametrize("make", [GAT, GCN, GIN, MPNN])
+def test_layers_are_their_formulas(make):
+    batch = SOURCE.batch(np.arange(6))
+    adjacency, real = dense_graph(batch)
+    layer = make(5, nnx.Rngs(0))
+    h = np.random.default_rng(0).normal(size=(len(real), 5)).astype(np.float32)
+    actual, _ = run(layer, h, neighbourhood(batch), train=True)
+    np.testing.assert_allclose(np.asarray(actual)[real], by_formula(layer, h, adjacency, real)[real], atol=2e-5)
+
+
+def test_the_lstm_cell_is_its_formula():
+    batch = SOURCE.batch(np.arange(6))
+    adjacency, real = dense_graph(batch)
+    cell = LSTMCell(5, nnx.Rngs(0))
+    h, c = np.random.default_rng(0).normal(size=(2, len(real), 5)).astype(np.float32)
+    mean = adjacency @ h / np.maximum(adjacency.sum(1), 1)[:, None]
+    gates = h @ np.asarray(cell.own.kernel[...]) + cell.own.bias[...] + mean @ np.asarray(cell.neighbour.kernel[...])
+    enter, keep, new, read = np.split(np.asarray(gates), 4, axis=1)
+    sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
+    expected = sigmoid(keep) * c + sigmoid(enter) * np.tanh(new)
+    actual, _ = run(cell, h, c, neighbourhood(batch).neighbours)
+    np.testing.assert_allclose(actual[1], expected, atol=1e-5)
+    np.testing.assert_allclose(actual[0], sigmoid(read) * np.tanh(expected), atol=1e-5)
+
+
+def test_gin_normalises_by_the_real_nodes_and_remembers():
+    wide, model = GraphBatches(TOY, 32), small("gin")
+    indices, found = np.arange(7), []
+    for source in (SOURCE, wide):
+        result, statistics = run(model, source.batch(indices), train=True)
+        assert not np.allclose(statistics.layers[0].norm.mean[...], model.layers[0].norm.mean[...])
+        found.append((np.asarray(result)[:7], statistics.layers[1].norm.mean[...]))
+    assert len(wide.batch(indices)["graph"]) > len(SOURCE.batch(indices)["graph"])
+    for narrow, broad in zip(*found, strict=True):
+        np.testing.assert_allclose(narrow, broad, rtol=1e-3, atol=1e-4)
+
+
+def test_layers_alternate_modes_and_directions():
+    blocks = small("plstm", depth=6).blocks
+    assert [(block.mixer.mode, block.reverse) for block in blocks] == [
+        ("P", False),
+        ("D", False),
+        ("P", True),
+        ("D", True),
+        ("P", False),
+        ("D", False),
+    ]
+    pruned = small("plstm", depth=4, reverse_p="pruned").blocks
+    assert [block.mixer.pruned for block in pruned] == [False, True, True, True]
+    assert [block.mixer.pruned for block in blocks[:4]] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "gtn"}, "model.kind=gtn: choose one of plstm, lstm, gat, gcn, gin, mpnn"),
+        ({"p_norm": "l2"}, "model.p_norm=l2: choose one of l1, linf"),
+        ({"reverse_p": "half"}, "model.reverse_p=half"),
+        ({"transition_node": "head"}, "model.transition_node=head"),
+        ({"method": "fast"}, "model.method=fast"),
+        ({"depth": 0}, "model.depth=0: must be at least 1"),
+        ({"heads": 5}, "model.dim=96: must be even and a multiple of model.heads=5"),
+        ({"kind": "gin", "p_norm": "linf"}, "model.p_norm=linf: only model.kind=plstm"),
+    ],
+)
+def test_wrong_configs_are_named(changes, message):
+    with pytest.raises(UserError, match=message):
+        GraphConfig(**changes).check()
