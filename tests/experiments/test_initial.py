@@ -22,7 +22,7 @@ from plstm.training.checkpoints import Checkpoints
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import TrainState
 
-SMALL = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.name=adamw"]
+SMALL = ["debug=smoke", "model.dim=16", "model.heads=2", "model.depth=1", "optim.name=adamw"]
 HERE = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
 
 
@@ -45,7 +45,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pretraining(composed):
-    return composed("experiment=reduced/imagenet_plstm", *SMALL)
+    return composed("experiment=reduced/imagenet_vit", *SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def finetuning(composed, runs, trained):
 
     def make(*arguments) -> Config:
         start = [f"init_from={trained.name}", "data.size=64", f"paths.runs={runs}"]
-        return to_config(composed("experiment=reduced/imagenet_plstm_finetune", *SMALL, *start, *arguments))
+        return to_config(composed("experiment=reduced/imagenet_vit_finetune", *SMALL, *start, *arguments))
 
     return make
 
@@ -89,7 +89,7 @@ def test_a_run_is_named_by_its_id_its_first_digits_or_its_folder(trained, runs, 
 
 def test_the_id_follows_the_start_and_not_its_place(trained, runs, tmp_path, composed):
     elsewhere = shutil.copytree(trained, tmp_path / "moved")
-    experiment = ["experiment=reduced/imagenet_plstm_finetune", *SMALL, f"paths.runs={runs}"]
+    experiment = ["experiment=reduced/imagenet_vit_finetune", *SMALL, f"paths.runs={runs}"]
 
     def folder(start, *more):
         arguments = [*experiment, f"init_from='{start}'", *more]
@@ -150,14 +150,14 @@ def test_another_model_is_refused(finetuning, arguments, words):
 
 
 def test_an_unfinished_run_is_refused(composed, runs, finetuning):
-    node = composed("experiment=reduced/imagenet_plstm", *SMALL, "seed=44")
+    node = composed("experiment=reduced/imagenet_vit", *SMALL, "seed=44")
     folder = start_run(runs, node, [(8, {"step": jnp.int32(8)}, None)])
     with pytest.raises(UserError, match=r"has not finished \(stopped at step 8\)"):
         Initial(folder.name, finetuning())
 
 
 def test_best_of_a_run_that_chose_none_is_refused(composed, runs, finetuning):
-    node = composed("experiment=reduced/imagenet_plstm", *SMALL, "seed=45", "loop.best_metric=null")
+    node = composed("experiment=reduced/imagenet_vit", *SMALL, "seed=45", "loop.best_metric=null")
     folder = start_run(runs, node, [(8, {"step": jnp.int32(8)}, {})])
     with pytest.raises(UserError, match="init_checkpoint=best"):
         Initial(folder.name, finetuning("init_checkpoint=best"))

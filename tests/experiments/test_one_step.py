@@ -17,8 +17,8 @@ from plstm.training.steps import init_state, make_train_step
 from .test_experiments import EXPERIMENTS, start_of
 
 SMALL = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.batch_size=8"]
-# LAMB, binary cross entropy, mixing, stochastic depth, P- and D-mode.
-QUICK = ["imagenet/plstm_s"]
+# LAMB, binary cross entropy, mixing, stochastic depth, LayerScale; other tests train pLSTM.
+QUICK = ["imagenet/vit_s"]
 # What makes no other program.
 ALIKE = ("experiment", "seed", "init_from", "init_checkpoint", "loop", "logger", "paths", "report", "data")
 SETTINGS = ("peak_lr", "end_factor", "warmup_epochs", "epochs", "weight_decay", "batch_size")
