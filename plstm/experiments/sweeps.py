@@ -157,6 +157,11 @@ def _check_table(table: TableDefinition, path: Path) -> None:
         if row.init_from not in {None, *known}:
             raise UserError(f"{path}: key rows[{index}].init_from: no earlier row has experiment {row.init_from!r}")
         known.add(row.experiment)
+    for index, model in enumerate(table.references):
+        if not (table.percent and table.costs) or set(model.accuracy) != set(table.columns):
+            raise UserError(
+                f"{path}: key references[{index}] needs the table's percent and costs, and the accuracy of every column"
+            )
 
 
 def _check_paper(table: TableDefinition, row: Row, where: str) -> None:

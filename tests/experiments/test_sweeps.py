@@ -67,6 +67,26 @@ def test_a_wrong_definition_names_file_and_key(tmp_path, change, words):
     assert str(path) in str(error.value) and words in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("init_from: imagenet/plstm_t\n", "init_from: imagenet/vit_t\n"), "rows[1].init_from"),
+        (("test: 75.2}", "test: [75.2, 0.1]}"), "rows[1].paper.test must be a percentage"),
+        (("flops: 1.4G", "flop: 1.4G"), "rows[1].paper.flop"),
+        (("accuracy: {test: 77.1}", "accuracy: {val: 77.1}"), "references[0]"),
+        (("costs: true", "costs: false"), "rows[1].paper.parameters"),
+    ],
+)
+def test_a_wrong_table_of_percentages_names_file_and_key(tmp_path, change, words):
+    text = (TABLES / "imagenet.yaml").read_text()
+    path = tmp_path / "imagenet.yaml"
+    assert change[0] in text
+    path.write_text(text.replace(*change, 1))
+    with pytest.raises(UserError) as error:
+        load_table(path)
+    assert str(path) in str(error.value) and words in str(error.value) and "\n" not in str(error.value)
+
+
 def test_order_fills_every_row_at_the_papers_best_value_first():
     table = load_table(TABLES / "arrow.yaml")
     runs = planned_runs(table)
