@@ -82,12 +82,15 @@ def save_safetensors(model: Any, path: str | os.PathLike) -> None:
     from plstm.experiments.config import identity, plain_config
 
     info, path = model.info, Path(path)
+    config = identity(plain_config(info.config))
+    if "init_from" in config:
+        config["init_from"] = Path(config["init_from"]).name  # the run's id, and not where it lay
     metadata = {
         "format": FORMAT,
         "format_version": VERSION,
         "run": info.run,
         "step": str(info.step),
-        "config": json.dumps(identity(plain_config(info.config))),
+        "config": json.dumps(config),
         "class_names": json.dumps(info.class_names),
         "preprocessing": json.dumps(info.preprocessing and asdict(info.preprocessing)),
     }
