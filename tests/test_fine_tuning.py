@@ -12,7 +12,14 @@ import pytest
 from plstm.experiments.records import read_records
 
 ROOT = Path(__file__).resolve().parents[1]
-TINY = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.epochs=1", "optim.warmup_epochs=0.5", "loop.eval_every=4"]
+TINY = [
+    "debug=smoke",
+    "model.dim=16",
+    "model.heads=2",
+    "optim.epochs=1",
+    "optim.warmup_epochs=0.5",
+    "loop.eval_every=4",
+]
 
 pytestmark = pytest.mark.slow
 
