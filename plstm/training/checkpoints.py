@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class Checkpoints:
             raise UserError(f"{self.folder}: no checkpoints there; train the run first")
         latest = checkpoint_managers.LatestN(2)
         best = checkpoint_managers.BestN(get_metric_fn=lambda metrics: metrics["score"], n=1)
+        sys.unraisablehook = _without_closed_loops
         try:
             self._manager = ocp.CheckpointManager(
                 self.folder,
@@ -114,6 +116,12 @@ class Checkpoints:
     def _write_error(self, error: Exception) -> UserError:
         reason = f"cannot write the checkpoint in {self.folder}: {_first_line(error)}"
         return UserError(f"{reason}; make room there, then type the same command to go on from the last one")
+
+
+def _without_closed_loops(unraisable) -> None:
+    """Leaves out what TensorStore's threads print of a write that failed; the failure itself is raised as ours."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
