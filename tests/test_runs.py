@@ -22,7 +22,9 @@ TINY = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.epochs=2", "loop.
 
 def start(folder: Path, *overrides: str) -> subprocess.Popen:
     paths = [f"paths.runs={folder}/runs", f"paths.results={folder}/results"]
-    command = [sys.executable, "-u", str(ROOT / "train.py"), *TINY, *overrides, *paths]
+    flags = [override for override in overrides if override.startswith("-")]  # Hydra takes them before overrides only
+    rest = [override for override in overrides if not override.startswith("-")]
+    command = [sys.executable, "-u", str(ROOT / "train.py"), *flags, *TINY, *rest, *paths]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

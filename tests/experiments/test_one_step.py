@@ -51,7 +51,8 @@ def test_one_step_changes_every_parameter_that_it_should(composed, folder, stepp
         stepped[program] = take_step(config)
     loss, unmoved, grown = stepped[program]
     chance = np.log(2) if config.optim.loss == "binary_cross_entropy" else np.log(config.data.classes)
-    assert loss == pytest.approx(chance, rel=0.25)
+    # Relative for many classes; in nats for two, as an untrained model so narrow has logits that differ by about one.
+    assert loss == pytest.approx(chance, rel=0.25, abs=0.6)
     assert not unmoved and not grown
 
 
