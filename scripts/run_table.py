@@ -1,6 +1,7 @@
 """Run what is missing of a results table, most telling runs first, and keep its tables and figure up to date.
 
     python scripts/run_table.py arrow --dry-run             # what is finished, what is not, and what it should cost
+    python scripts/run_table.py imagenet --dry-run --measure 256        # costs by the speed of this machine's devices
     python scripts/run_table.py arrow --max-runs 2 logger.mode=disabled
 
 Typing the same command again goes on where the last one stopped.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import signal
+import statistics
 import sys
 from pathlib import Path
 
@@ -20,8 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from plstm.errors import UserError
 from plstm.experiments import figures, sweeps, tables
 from plstm.experiments.records import Hardware, RunRecord, read_records
+from scripts.measuring import positive, time_interleaved
 
 ROOT = Path(__file__).resolve().parents[1]
+STEPS = 5  # measured
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -29,16 +33,25 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("table", help="a file of configs/tables, without .yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides for every run")
     parser.add_argument("--dry-run", action="store_true", help="list the runs and stop")
-    parser.add_argument(
+    throughput = parser.add_mutually_exclusive_group()
+    throughput.add_argument(
         "--images-per-second",
         type=float,
         metavar="N",
         help="throughput of the first row's runs, to estimate by what nobody has measured; others by their operations",
     )
+    throughput.add_argument(
+        "--measure",
+        type=positive,
+        metavar="BATCH",
+        help="with --dry-run: time training steps of the first row's model on BATCH images, and estimate by that",
+    )
     parser.add_argument("--max-runs", type=int, help="start at most this many runs")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records, tables and figures")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of unfinished runs")
     arguments = parser.parse_intermixed_args()
+    if arguments.measure and not arguments.dry_run:
+        parser.error("--measure goes with --dry-run: this process would hold on to the devices")
     for key, path in (("results", arguments.results), ("runs", arguments.runs)):
         if path != ROOT / key:
             arguments.overrides.append(f"paths.{key}={path.resolve()}")
@@ -99,10 +112,23 @@ def estimate(
     return own.total_flops / (3 * first.flops * images_per_second)
 
 
+def measure(experiment: str, batch: int) -> float:
+    """Images a second in training steps of an experiment's model on this machine's devices."""
+    from plstm.experiments.costs import compose_experiment
+    from scripts.benchmark_model import Repeated
+
+    step = Repeated(compose_experiment(experiment).model, batch)
+    seconds = statistics.median(time_interleaved({"step": step}, (), STEPS)["step"])
+    print(f"measured: {batch / seconds:.1f} images/s of {experiment}, data not counted", flush=True)
+    return batch / seconds
+
+
 def main() -> int:
     arguments = parse_arguments()
     table = sweeps.load_table(ROOT / "configs/tables" / f"{arguments.table}.yaml")
     sweeps.check_overrides(table, arguments.overrides)
+    if arguments.measure:
+        arguments.images_per_second = measure(table.rows[0].experiment, arguments.measure)
     unfinished = list_runs(table, arguments)
     if arguments.dry_run:
         return 0

@@ -245,6 +245,20 @@ def test_dry_run_of_two_stages_at_a_given_throughput(tmp_path):
     assert total.endswith("at 10 images/s of the first row's model")
 
 
+@pytest.mark.slow
+def test_dry_run_measures_the_throughput_it_estimates_by(tmp_path):
+    done = run_table("imagenet-reduced", "--dry-run", "--results", tmp_path, "--measure", "2")
+    first, *_, total = done.stdout.splitlines()
+    rate = float(re.fullmatch(r"measured: (\S+) images/s of reduced/imagenet_plstm, data not counted", first)[1])
+    assert rate > 0 and float(total.split(" images/s of the first row")[0].split()[-1]) == pytest.approx(rate, abs=0.1)
+    assert "4 runs: 0 finished, 4 to run, about " in total
+
+
+def test_measuring_is_refused_before_a_run(tmp_path):
+    done = run_table("imagenet-reduced", "--results", tmp_path, "--measure", "2")
+    assert done.returncode == 2 and "--measure goes with --dry-run" in done.stderr
+
+
 def test_imagenet_has_the_figures_of_tables_4_and_5():
     table = load_table(TABLES / "imagenet.yaml")
     keys = ("parameters", "flops", "test")
