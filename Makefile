@@ -85,6 +85,10 @@ tables: $(READY) ## Write results/tables from the run records
 tables-check: $(READY) ## Fail if results/tables does not match the run records
 	$(PY) scripts/make_tables.py --check
 
+.PHONY: verify
+verify: $(READY) ## Recompute every number that is shown (ARGS="--checkpoints runs" also evaluates those runs again)
+	$(PY) scripts/verify.py $(ARGS)
+
 .PHONY: figures
 figures: $(READY) ## Write results/figures from the run records
 	$(PY) scripts/make_figures.py $(ARGS)

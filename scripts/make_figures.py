@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from plstm.errors import run_script
 from plstm.experiments.figures import draw_curves
 from plstm.experiments.records import read_records
+from plstm.experiments.sums import refresh_sums
 from plstm.experiments.sweeps import load_tables
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +32,7 @@ def main() -> None:
     for table in load_tables(ROOT / "configs/tables", arguments.names):
         paths = draw_curves(table, records, arguments.results)
         print(f"{table.name}: {' '.join(map(str, paths)) or 'no finished run, or no figure asked for; nothing drawn'}")
+    refresh_sums(arguments.results)
 
 
 if __name__ == "__main__":

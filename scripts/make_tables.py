@@ -1,4 +1,4 @@
-"""Write results/tables from the run records; with --check, only name the files that are missing or stale.
+"""Write results/tables from the run records, then results/SHA256SUMS; --check only names files missing or stale.
 
     python scripts/make_tables.py                  # every table of configs/tables
     python scripts/make_tables.py --check arrow
@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plstm.errors import run_script
 from plstm.experiments.records import read_records
+from plstm.experiments.sums import write_sums
 from plstm.experiments.sweeps import load_tables
 from plstm.experiments.tables import stale_files, write_table
 
@@ -33,6 +34,7 @@ def main() -> int:
     if not arguments.check:
         for table in tables:
             print("wrote", *write_table(table, records, arguments.results))
+        print("wrote", write_sums(arguments.results))
         return 0
     stale = [line for table in tables for line in stale_files(table, records, arguments.results)]
     print("\n".join([*stale, "run: make tables"]) if stale else f"{len(tables)} tables are up to date")

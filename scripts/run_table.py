@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plstm.errors import UserError
-from plstm.experiments import figures, sweeps, tables
+from plstm.experiments import figures, sums, sweeps, tables
 from plstm.experiments.records import Hardware, RunRecord, read_records
 from scripts.measuring import positive, time_interleaved
 
@@ -137,6 +137,7 @@ def main() -> int:
         records = read_records(arguments.results)
         paths = tables.write_table(table, records, arguments.results)
         print("wrote", *paths, *figures.draw_curves(table, records, arguments.results), flush=True)
+        sums.refresh_sums(arguments.results)
 
     def after_run(run: sweeps.PlannedRun) -> None:
         matched, _ = sweeps.match_records(table, read_records(arguments.results))

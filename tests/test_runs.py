@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from plstm.experiments.records import read_curve, read_records
+from plstm.experiments.verify import record_problems, rerun_problems
 from plstm.training.tracking import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -179,6 +180,17 @@ def test_streaming_trains_to_the_same_numbers_as_the_device(finished, tmp_path):
     train(tmp_path, "experiment=arrow/plstm", "data.placement=stream")
     assert run_folder(tmp_path).name == run_folder(finished).name
     assert last_lines(tmp_path) == last_lines(finished)
+
+
+@pytest.mark.slow
+def test_verify_evaluates_a_run_again_and_sees_a_changed_digit(finished):
+    record = read_records(finished / "results")[0]
+    problems, line = rerun_problems(record, run_folder(finished))
+    assert not problems and line.endswith("evaluated again (last and best checkpoint): the same digits")
+    record.metrics["last"]["test"]["loss"] += 1e-9
+    (problem,) = rerun_problems(record, run_folder(finished))[0]
+    assert "last checkpoint: test loss" in problem
+    assert not record_problems(read_records(finished / "results")[0], finished / "results")
 
 
 @pytest.mark.slow
