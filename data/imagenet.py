@@ -23,6 +23,7 @@ from unittest import mock
 
 import numpy as np
 
+from data.roots import data_root
 from plstm.errors import UserError
 
 NAME = "imagenet2012"
@@ -59,7 +60,7 @@ def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT) -
 
     Args:
       split: "train", "val" or "test", see above.
-      root: the folder of all data sets, see `data.arrow_pointing.data_root`.
+      root: the folder of all data sets, see `data.roots.data_root`.
       held_out: images of `val`; of a small set at most a tenth, but one. They are the first of
         `numpy.random.RandomState(2012).permutation(training images)`, places in TFDS's stored order, which depends on
         the file names alone. 0 trains on everything, as the paper did, and leaves no `val`.
@@ -71,7 +72,6 @@ def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT) -
     """
     import tensorflow_datasets as tfds
 
-    from data.arrow_pointing import data_root
 
     if split not in SPLITS:
         raise UserError(f"data.split={split}: no such split; choose from {', '.join(SPLITS)}")
@@ -143,7 +143,7 @@ def prepare(tars: Path, root: str | None = None) -> Path:
     """
     import tensorflow_datasets as tfds
 
-    from data.arrow_pointing import data_root, quiet
+    from data.arrow_pointing import quiet
 
     allow_many_files()
     builder = tfds.builder(NAME, data_dir=data_root(root), file_format="array_record")

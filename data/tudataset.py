@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data.roots import data_root
 from plstm.errors import UserError
 
 URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
@@ -80,14 +81,12 @@ def load_tudataset(name: str, root: str | None = None, *, download: bool = True,
     Args:
         name: of the set, such as "MUTAG".
         root: where data sets live, or a folder with a copy in <name>/ or <name>/raw/; none: see
-            `data.arrow_pointing.data_root`.
+            `data.roots.data_root`.
         download: fetch a missing set into <root>/tudataset/<name>/; otherwise it is an error.
         verify: compare what is read with the known fingerprint, if there is one.
 
     Raises UserError for a set that is not there, and for files that are missing, damaged or not the known ones.
     """
-    from data.arrow_pointing import data_root
-
     folder = data_root(root)
     places = [folder / "tudataset" / name, folder / name, folder / name / "raw"]
     found = next((place for place in places if (place / f"{name}_A.txt").is_file()), None)

@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tqdm import tqdm
 
 from data.imagenet import NAME, TRAIN_TAR, VAL_TAR, load_source, prepare
+from data.roots import data_root
 from plstm.errors import UserError, run_script
 
 PAGE = "https://image-net.org/download-images"
@@ -88,7 +89,6 @@ def main() -> None:
     if not options.manual:
         raise UserError("MANUAL: name the folder with the official tars, MANUAL=/path/to/tars")
 
-    from data.arrow_pointing import data_root
 
     folder = data_root(options.data)
     if not list(folder.glob(f"{NAME}/[0-9]*/dataset_info.json")):

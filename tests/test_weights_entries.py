@@ -31,14 +31,15 @@ def call(*arguments: object, status: int = 0) -> list[str]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """A folder with a tiny run of arrow pointing in runs/, its weights in model.safetensors, and val in pictures/."""
-    from data.arrow_pointing import arrow_config, data_source
+    from data.arrow_pointing import data_source
+    from data.arrow_variant import ArrowVariant
 
     folder = tmp_path_factory.mktemp("trained")
     call("train.py", *TINY, f"paths.runs={folder}/runs", f"paths.results={folder}/results")
     (run,) = (folder / "runs").iterdir()
     (line,) = call("scripts/export.py", run.name[:6], folder / "model.safetensors", "--runs", folder / "runs")
     assert line.startswith(f"{folder}/model.safetensors: arrow-plstm-s43, step 8, ")
-    source = data_source(arrow_config(43, 48, 0.25, 256, 64), "val")
+    source = data_source(ArrowVariant(43, 48, 0.25, 256, 64), "val")
     for index in range(len(source)):
         path = folder / "pictures" / ("past", "at")[source[index]["label"]] / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -73,8 +73,8 @@ class ArrowTask(VisionTask):
         return f"{data.name}: {data.train_images:,} images, {data.size} pixels a side"
 
     def split(self, name: str) -> PackedSplit:
-        """A whole split, packed, generated first where missing; errors: see `data.arrow_pointing.load_packed`."""
-        from data.arrow_pointing import load_packed
+        """A whole split, packed, generated first where missing; errors: see `data.arrow_packed.load_packed`."""
+        from data.arrow_packed import load_packed
 
         split = load_packed(self._variant(), name, self.config.data.root, self.config.data.generate)
         return replace(split, process_index=jax.process_index(), process_count=jax.process_count())
@@ -91,7 +91,7 @@ class ArrowTask(VisionTask):
         return StreamedBatches(source, batch_size, key, data.workers, layout.place_rows, *process)
 
     def _variant(self):
-        from data.arrow_pointing import arrow_config
+        from data.arrow_variant import ArrowVariant
 
         data = self.config.data
-        return arrow_config(data.train_seed, data.size, data.scale, data.train_images, data.eval_images)
+        return ArrowVariant(data.train_seed, data.size, data.scale, data.train_images, data.eval_images)

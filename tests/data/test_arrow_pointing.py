@@ -14,20 +14,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import arrow_pointing
+from data import arrow_packed
 from data.arrow_law import SPLITS, render, split_geometry, split_law
-from data.arrow_pointing import ArrowPointing, arrow_config, data_source, load_packed, prepare
+from data.arrow_packed import load_packed
+from data.arrow_pointing import ArrowPointing, arrow_config, data_source, prepare
+from data.arrow_variant import ArrowVariant
 from data.packed import unpack
+from data.roots import data_root
 from plstm.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIG = arrow_config(train_seed=7, size=45, scale=0.25, train_images=40, eval_images=9)  # 45 * 45 is no multiple of 8
+NAMED = arrow_config(ArrowVariant(44))
+VARIANT = ArrowVariant(train_seed=7, size=45, scale=0.25, train_images=40, eval_images=9)  # 45 * 45 is no multiple of 8
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     root = tmp_path_factory.mktemp("prepared")
-    prepare(CONFIG, str(root))
+    prepare(VARIANT, str(root))
     return root
 
 
@@ -38,7 +42,11 @@ def root(prepared, tmp_path):
 
 
 def folder(root: Path) -> Path:
-    return root / "arrow_pointing" / CONFIG.name / "1.0.0"
+    return root / "arrow_pointing" / VARIANT.name / "1.0.0"
+
+
+def packed_folder(root: Path) -> Path:
+    return root / "arrow_pointing_packed" / VARIANT.name / "1.0.0"
 
 
 def run(*arguments: str, **options) -> subprocess.CompletedProcess:
@@ -48,9 +56,9 @@ def run(*arguments: str, **options) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_stored_examples_are_the_laws_in_order(prepared, split):
-    source = data_source(CONFIG, split, str(prepared), generate=False)
-    law = split_law(split, CONFIG.law)
-    expected = list(split_geometry(split, CONFIG.law, 7, 40 if split == "train" else 9))
+    source = data_source(VARIANT, split, str(prepared), generate=False)
+    law = split_law(split, VARIANT.law)
+    expected = list(split_geometry(split, VARIANT.law, 7, 40 if split == "train" else 9))
     assert len(source) == len(expected)
     for index, arrow in enumerate(expected):
         example = source[index]
@@ -60,18 +68,18 @@ def test_stored_examples_are_the_laws_in_order(prepared, split):
 
 
 def test_source_travels_to_reading_processes(prepared):
-    source = data_source(CONFIG, "train", str(prepared))
+    source = data_source(VARIANT, "train", str(prepared))
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(source))[3]["image"], source[3]["image"])
-    assert pickle.loads(pickle.dumps(arrow_config(44))) is arrow_config(44)  # TFDS refuses a copy of a named variant
+    assert pickle.loads(pickle.dumps(NAMED)) is NAMED  # TFDS refuses a copy of a named variant
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_packed_split_is_the_same_first_and_from_its_file(root, split, monkeypatch):
-    first = load_packed(CONFIG, split, str(root))
-    monkeypatch.setattr(arrow_pointing, "_pack_source", None)
-    again = load_packed(CONFIG, split, str(root))
-    law = split_law(split, CONFIG.law)
-    expected = list(split_geometry(split, CONFIG.law, 7, CONFIG.images(split)))
+    first = load_packed(VARIANT, split, str(root))
+    monkeypatch.setattr(arrow_packed, "_pack_images", None)
+    again = load_packed(VARIANT, split, str(root))
+    law = split_law(split, VARIANT.law)
+    expected = list(split_geometry(split, VARIANT.law, 7, VARIANT.images(split)))
     for packed in (first, again):
         assert packed.size == law.size and packed.labels.tolist() == [arrow.label for arrow in expected]
         assert packed.bits.dtype == packed.labels.dtype == np.uint8
@@ -99,81 +107,95 @@ def another_shape(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut, flip, empty, another_shape])
 def test_damaged_packed_file_is_packed_again(root, damage):
-    before = load_packed(CONFIG, "train", str(root))
-    file = folder(root) / "packed" / "train.npy"
+    before = load_packed(VARIANT, "train", str(root))
+    file = packed_folder(root) / "train.npy"
     sound = file.read_bytes()
     damage(file)
-    after = load_packed(CONFIG, "train", str(root))
+    after = load_packed(VARIANT, "train", str(root))
     np.testing.assert_array_equal(after.bits, before.bits)
     assert file.read_bytes() == sound and os.listdir(file.parent) == ["train.npy"]
 
 
 def test_packed_file_that_cannot_be_kept_is_only_a_warning(root):
-    (folder(root) / "packed").write_text("a file where the folder should be")
+    packed_folder(root).parent.mkdir(parents=True)
+    packed_folder(root).write_text("a file where the folder should be")
     with pytest.warns(UserWarning, match="packed"):
-        packed = load_packed(CONFIG, "val", str(root))
+        packed = load_packed(VARIANT, "val", str(root))
     assert packed.bits.shape == (9, 254)
+
+
+def test_without_tfds_the_same_images_are_drawn(root, tmp_path, monkeypatch):
+    stored = load_packed(VARIANT, "train", str(root))
+    monkeypatch.setitem(sys.modules, "data.arrow_pointing", None)
+    monkeypatch.setattr(arrow_packed.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="train.npy.*data.generate"):
+        load_packed(VARIANT, "train", str(tmp_path), generate=False)
+    drawn = load_packed(VARIANT, "train", str(tmp_path))
+    np.testing.assert_array_equal(drawn.bits, stored.bits)
+    np.testing.assert_array_equal(drawn.labels, stored.labels)
+    assert len(load_packed(VARIANT, "train", str(tmp_path), generate=False)) == 40
 
 
 def test_damaged_data_set_is_named(root):
     shard = next(folder(root).glob("*train.array_record*"))
     os.truncate(shard, shard.stat().st_size // 2)
-    with pytest.raises(UserError, match=f"{CONFIG.name}.*delete that folder"):
-        load_packed(CONFIG, "train", str(root))
+    with pytest.raises(UserError, match=f"{VARIANT.name}.*delete that folder"):
+        load_packed(VARIANT, "train", str(root))
     (folder(root) / "dataset_info.json").unlink()
-    with pytest.raises(UserError, match=f"{CONFIG.name}.*delete that folder"):
-        load_packed(CONFIG, "val", str(root))
+    with pytest.raises(UserError, match=f"{VARIANT.name}.*delete that folder"):
+        load_packed(VARIANT, "val", str(root))
 
 
 def test_missing_folder_names_the_key_that_asked_for_it(tmp_path, monkeypatch):
     missing = tmp_path / "not there"
     with pytest.raises(UserError, match=r"data\.root=.*not there.*mkdir"):
-        load_packed(CONFIG, "train", str(missing))
+        load_packed(VARIANT, "train", str(missing))
     monkeypatch.setenv("PLSTM_DATA", str(missing))
     with pytest.raises(UserError, match=r"PLSTM_DATA=.*not there.*mkdir"):
-        load_packed(CONFIG, "train")
+        load_packed(VARIANT, "train")
     assert not missing.exists()
 
 
 def test_folder_comes_from_the_environment_and_else_from_the_home(prepared, tmp_path, monkeypatch):
     monkeypatch.setenv("PLSTM_DATA", str(prepared))
-    assert len(data_source(CONFIG, "val", generate=False)) == 9
+    assert len(data_source(VARIANT, "val", generate=False)) == 9
     monkeypatch.setenv("PLSTM_DATA", "")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert arrow_pointing.data_root(None) == tmp_path / ".cache/plstm/data"
+    assert data_root(None) == tmp_path / ".cache/plstm/data"
     assert (tmp_path / ".cache/plstm/data").is_dir()
 
 
 def test_missing_data_names_the_command_that_builds_it(tmp_path):
-    with pytest.raises(UserError, match=CONFIG.name) as caught:
-        load_packed(CONFIG, "train", str(tmp_path), generate=False)
+    with pytest.raises(UserError, match=VARIANT.name) as caught:
+        load_packed(VARIANT, "train", str(tmp_path), generate=False)
     command = str(caught.value).split("python -m data.arrow_pointing ")[1]
     built = run(*command.split())
     assert built.returncode == 0 and built.stdout.strip() == str(folder(tmp_path)), built.stderr
-    assert len(load_packed(CONFIG, "train", str(tmp_path), generate=False).labels) == 40
+    assert len(load_packed(VARIANT, "train", str(tmp_path), generate=False).labels) == 40
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_read_only_folder_is_named(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(UserError, match=str(tmp_path)):
-        load_packed(CONFIG, "train", str(tmp_path))
+        load_packed(VARIANT, "train", str(tmp_path))
 
 
 def test_unwritable_folder_is_named(tmp_path):
     (tmp_path / "arrow_pointing").write_text("a file where the folder should be")
     with pytest.raises(UserError, match=str(tmp_path / "arrow_pointing")):
-        load_packed(CONFIG, "train", str(tmp_path))
+        load_packed(VARIANT, "train", str(tmp_path))
 
 
 FULL_DISK = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-from data.arrow_pointing import arrow_config, prepare
+from data.arrow_pointing import prepare
+from data.arrow_variant import ArrowVariant
 from plstm.errors import UserError
 try:
-    prepare(arrow_config(size=48, scale=0.25, train_images=200, eval_images=1), sys.argv[1])
+    prepare(ArrowVariant(size=48, scale=0.25, train_images=200, eval_images=1), sys.argv[1])
 except UserError as error:
     print(error)
 """
@@ -194,13 +216,13 @@ def test_two_processes_at_once_share_one_preparation(tmp_path):
     notes = [process.communicate(timeout=120)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], notes
     assert sum("preparing" in note for note in notes) == 1, notes
-    config = arrow_config(size=48, scale=0.25, train_images=300, eval_images=5)
+    config = ArrowVariant(size=48, scale=0.25, train_images=300, eval_images=5)
     assert len(load_packed(config, "train", str(tmp_path), generate=False).labels) == 300
 
 
 def test_unknown_split_names_the_known_ones(prepared):
     with pytest.raises(UserError, match="data.split=validation.*val_ext"):
-        data_source(CONFIG, "validation", str(prepared))
+        data_source(VARIANT, "validation", str(prepared))
 
 
 def test_no_two_variants_share_a_folder():
@@ -211,16 +233,16 @@ def test_no_two_variants_share_a_folder():
         "train_images": [100_000, 50_000, 9],
         "eval_images": [None, 2_048, 9],
     }
-    variants = [arrow_config(*values) for values in itertools.product(*fields.values())]
+    variants = [ArrowVariant(*values) for values in itertools.product(*fields.values())]
     assert len({config.name for config in variants}) == len(variants)
-    assert dataclasses.replace(CONFIG, size=48).name != CONFIG.name
+    assert dataclasses.replace(VARIANT, size=48).name != VARIANT.name
 
 
 def test_named_variants():
-    assert arrow_config(44) is ArrowPointing.BUILDER_CONFIGS[1] and arrow_config(44).name == "seed44"
-    small = arrow_config(45, 48, 0.25, 50_000, 2_048)
-    assert small in ArrowPointing.BUILDER_CONFIGS and small.name == "small_seed45"
-    assert [arrow_config().images(split) for split in SPLITS] == [100_000, 5_120, 5_120, 10_240, 10_240]
+    assert NAMED is ArrowPointing.BUILDER_CONFIGS[1] and NAMED.name == "seed44"
+    small = ArrowVariant(45, 48, 0.25, 50_000, 2_048)
+    assert arrow_config(small) in ArrowPointing.BUILDER_CONFIGS and small.name == "small_seed45"
+    assert [ArrowVariant().images(split) for split in SPLITS] == [100_000, 5_120, 5_120, 10_240, 10_240]
     assert [small.images(split) for split in SPLITS] == [50_000] + 4 * [2_048]
 
 
@@ -229,7 +251,7 @@ def test_named_variants():
 )
 def test_impossible_variants_are_refused(field, value):
     with pytest.raises(UserError, match=f"data.{field}={value}"):
-        arrow_config(**{field: value})
+        ArrowVariant(**{field: value})
 
 
 def test_tfds_builds_from_the_file_without_tensorflow(tmp_path):
@@ -240,7 +262,7 @@ def test_tfds_builds_from_the_file_without_tensorflow(tmp_path):
     arguments = [str(ROOT / "data/arrow_pointing.py"), "--config", config, "--data_dir", str(tmp_path)]
     done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert len(load_packed(CONFIG, "test_ext", str(tmp_path), generate=False).labels) == 9
+    assert len(load_packed(VARIANT, "test_ext", str(tmp_path), generate=False).labels) == 9
 
 
 def test_hash_command_prints_four_fields():
