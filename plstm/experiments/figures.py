@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# By the last part of the experiment's name: colour and line style.
+# By the model in the experiment's name: colour and line style.
 MODEL_STYLES = {
     "plstm": ("#0072B2", "-"),
     "plstm_no_posemb": ("#56B4E9", "-"),
@@ -34,6 +34,7 @@ MODEL_STYLES = {
     "plstm_printed": ("#0072B2", (0, (4, 1.5))),
     "vit": ("#D55E00", "-"),
 }
+FINE_TUNING_LINE = (0, (4, 1.5))
 OTHER_STYLES = [("#000000", style) for style in ("-", "--", "-.", ":")]
 RIGHT, WRONG = "#00735C", "#C04A00"
 STYLE = {
@@ -157,7 +158,14 @@ def gating_figure(
 
 def _row_styles(table: TableDefinition) -> dict[str, tuple]:
     others = itertools.cycle(OTHER_STYLES)
-    return {row.name: MODEL_STYLES.get(row.experiment.rpartition("/")[2]) or next(others) for row in table.rows}
+    return {row.name: _model_style(row.experiment.rpartition("/")[2]) or next(others) for row in table.rows}
+
+
+def _model_style(experiment: str) -> tuple | None:
+    model = experiment.removeprefix("imagenet_").removesuffix("_finetune")
+    if model not in MODEL_STYLES:
+        return None
+    return (MODEL_STYLES[model][0], FINE_TUNING_LINE) if experiment.endswith("_finetune") else MODEL_STYLES[model]
 
 
 def _mean_curve(curves: list[list], split: str) -> tuple[list[float], list[Interval]]:
@@ -172,7 +180,8 @@ def _draw_line(
     axis: Axes, epochs: list[float], intervals: list[Interval], label: str, colour: str, line: object
 ) -> None:
     means = np.array([interval.mean for interval in intervals])
-    axis.plot(epochs, means, color=colour, ls=line, lw=1.6, label=label, zorder=3)
+    marker = "o" if len(epochs) == 1 else None  # a line of one point shows nothing
+    axis.plot(epochs, means, color=colour, ls=line, lw=1.6, marker=marker, ms=4, label=label, zorder=3)
     if intervals and intervals[0].half_width is not None:
         half_widths = np.array([interval.half_width for interval in intervals])
         low, high = np.clip([means - half_widths, means + half_widths], 0, 1)
