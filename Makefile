@@ -7,6 +7,8 @@ VENV := .venv
 # Large pages for large arrays: a training step on CPUs is up to 1.5 times faster.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 comma := ,
+# Two tests at a time, each file's in one process: compiling, most of the tests' time, uses one core.
+TEST_PROCESSES ?= --numprocesses=2 --dist=loadfile
 
 ifdef PY
 READY :=
@@ -51,11 +53,11 @@ data-imagenet: $(READY) ## Prepare ImageNet-1k from the official tars (MANUAL=/p
 
 .PHONY: test
 test: $(READY) ## Run the quick tests (ARGS="-k name" for some)
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest $(TEST_PROCESSES) $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(READY) ## Run the slow tests
-	$(PY) -m pytest -m "slow and not gpu" $(ARGS)
+	$(PY) -m pytest -m "slow and not gpu" $(TEST_PROCESSES) $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: $(READY) ## Run the tests that need an accelerator
