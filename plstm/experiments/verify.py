@@ -156,6 +156,8 @@ def measured_problems(results_dir: Path) -> list[str]:
 def _recomputed(node: dict[str, Any]) -> Iterator[tuple[str, float]]:
     if isinstance(node.get("seconds"), list) and node["seconds"]:
         yield "median_seconds", statistics.median(node["seconds"])
+    if isinstance(node.get("rates"), list) and node["rates"]:
+        yield "views_per_second", statistics.median(node["rates"])
     for name, (above, below) in {"speedup": ("quadtree", "ours"), "ratio": ("pLSTM", "ViT")}.items():
         if above in node and below in node:
             yield name, node[above]["median_seconds"] / node[below]["median_seconds"]
