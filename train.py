@@ -32,16 +32,22 @@ from plstm.training.checkpoints import Checkpoints
 from plstm.training.environment import describe_environment
 from plstm.training.evaluation import describe, evaluate
 from plstm.training.interrupt import Interrupt
+from plstm.training.memory import memory_errors
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer, learning_rate_schedule
 from plstm.training.processes import Votes, check_agreement, from_main, is_main, start_processes
 from plstm.training.progress import Progress, banner
-from plstm.training.steps import init_state, make_predict, make_train_step
+from plstm.training.steps import GUARDED, init_state, make_predict, make_train_step
 from plstm.training.tracking import MetricsWriter, Tracker
 from plstm.training.windows import Window
 
 ROOT = Path(__file__).resolve().parent
 PROBE = 8  # examples that the logged statistics of the model are taken over
+SECONDS_TO_LEAVE = 5  # that W&B gets for uploads when a signal or an error stops the run
+
+
+class Stopped(Exception):
+    """A signal, its number the argument, asks to stop."""
 
 
 @hydra.main(config_path=str(ROOT / "configs"), config_name="train", version_base="1.3")
@@ -50,6 +56,17 @@ def main(node: DictConfig) -> None:
     """Trains one run to its end, or until SIGTERM or SIGINT."""
     logging.set_verbosity(logging.ERROR)
     config = to_config(node)
+    with Interrupt() as interrupt, memory_errors(config.optim.batch_size):
+        training, signal_number = train(config, interrupt)
+    if signal_number is not None:
+        say(f"stopped by signal {signal_number} at step {training.step:,}, saved; the same command goes on")
+        if signal_number == signal.SIGUSR2:
+            signal.raise_signal(signal_number)  # to whoever waited for it, see Interrupt
+        raise SystemExit(128 + signal_number)
+
+
+def train(config: Config, interrupt: Interrupt) -> tuple[Training | None, int | None]:
+    """Returns the run, None where it had finished before, and the number of the signal that stopped it, if one did."""
     start_processes(config.mesh.timeout)
     if (initial := config.init_from) is not None:
         config.init_from = initial_id(initial, Path(config.paths.runs))
@@ -58,21 +75,21 @@ def main(node: DictConfig) -> None:
     record = Path(config.paths.results, "runs", f"{run}.json")
     if from_main(record.exists()):
         say(f"{run_name(config)} ({run}) has finished; its record is {record}")
-        return
+        return None, None
     folder = Path(config.paths.runs, run)
     with lock_folder(folder) if is_main() else contextlib.nullcontext():
         overrides = portable(HydraConfig.get().overrides.task, config.init_from)
         training = Training(config, run, folder, overrides, initial)
-        training.show_banner()
-        signal_number = training.run_loop()
-        if signal_number is None:
-            training.finish()
-        training.close()
-    if signal_number is not None:
-        say(f"stopped by signal {signal_number} at step {training.step:,}, saved; the same command goes on")
-        if signal_number == signal.SIGUSR2:
-            signal.raise_signal(signal_number)  # to whoever waited for it, see Interrupt
-        raise SystemExit(128 + signal_number)
+        try:
+            training.show_banner()
+            signal_number = training.run_loop(interrupt)
+            training.checkpoints.close()  # who finds the record must find the checkpoint
+            if signal_number is None:
+                interrupt.leave_at_once(f"at step {training.step:,}, saved; the same command goes on")
+                training.finish()
+        finally:
+            training.tracker.finish(SECONDS_TO_LEAVE)  # where the run ends before its end
+    return training, signal_number
 
 
 def say(text: str) -> None:
@@ -92,8 +109,9 @@ class Training:
         """`initial` is where the run to fine-tune lies, None where there is none."""
         self.config, self.run, self.folder, self.overrides = config, run, folder, overrides
         self.session_start = time.monotonic()
-        self.checkpoints = Checkpoints(folder / "checkpoints")
-        self.initial = Initial(initial, config) if initial and self.checkpoints.last_step() is None else None
+        self.checkpoints = Checkpoints(folder / "checkpoints", say=say)
+        self.last = from_main(self.checkpoints.last_step() or 0)  # on network disks some processes may see it later
+        self.initial = Initial(initial, config) if initial and not self.last else None
         self.environment = describe_environment(ROOT)
         self.layout = Layout(make_mesh(config.optim.batch_size, config.mesh.fsdp))
         init_key, order_key, drop_key = (jax.random.fold_in(jax.random.key(config.seed), n) for n in range(3))
@@ -129,15 +147,16 @@ class Training:
             mode=config.logger.mode if is_main() else "disabled",
             project=config.logger.project,
             entity=config.logger.entity,
+            lines=self.metrics.lines(),
         )
 
     def restore(self) -> None:
         """Goes on from the last checkpoint, if there is one, else from the weights of the run to fine-tune."""
         self.info = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "wall_seconds": 0.0}
-        self.info |= {"best": None, "final": None, "window": None}
-        last = from_main(self.checkpoints.last_step() or 0)  # on network disks some processes may see it later
-        if last:
-            self.state, self.info = self.checkpoints.restore(last, self.state)
+        self.info |= {"best": None, "final": None, "window": None, "evaluated": self.last}
+        if self.last:
+            self.state, info = self.checkpoints.restore(self.last, self.state)
+            self.info |= info
         elif self.initial:
             params, self.start_weights = self.initial.load(self.state.params, self.layout.copies)
             self.state = self.state._replace(params=self.layout.place_state(params))
@@ -175,59 +194,68 @@ class Training:
         banner(run_name(config), rows, self.console)
 
     # ------------------------------------------------------------------ the loop
-    def run_loop(self) -> int | None:
+    def run_loop(self, interrupt: Interrupt) -> int | None:
         """Trains to the last step; returns None, or the number of the signal that stopped it earlier."""
         loop = self.config.loop
-        batches, votes = self.source.from_step(self.start), Votes(self.layout)
+        batches = self.source.from_step(self.start)
+        self.interrupt, self.votes = interrupt, Votes(self.layout)
         self.progress = Progress(self.steps, self.start, run_name(self.config), console=self.console)
-        with Interrupt() as interrupt, self.progress:
-            while self.step < self.steps:
-                self.state, metrics = self.train_step(self.state, next(batches))
-                self.step += 1
-                self.window.add(metrics)
-                is_evaluation = self.step % loop.eval_every == 0
-                if self.step % loop.log_every == 0 or is_evaluation or self.step == self.steps:
-                    self.log()
-                if is_evaluation and self.step < self.steps:
-                    self.save(self.evaluate(loop.eval_splits))
-                if (signal_number := votes.cast(interrupt.signal_number or 0)) and self.step < self.steps:
-                    self.check_finite()
-                    self.save(None)
-                    return signal_number
-            if self.info["final"] is None:
-                self.info["final"] = self.evaluate(loop.final_splits)
-                self.save(self.info["final"])
+        with self.progress:
+            try:
+                while self.step < self.steps:
+                    # At the top, so that a run resumed at this step makes up for an evaluation that a signal ended.
+                    if self.step % loop.eval_every == 0 and self.info["evaluated"] < self.step:
+                        self.save(self.evaluate(loop.eval_splits))
+                    self.state, metrics = self.train_step(self.state, next(batches))
+                    self.step += 1
+                    self.window.add(metrics)
+                    interrupt.wait_for_saving()
+                    if self.step % loop.log_every == 0 or self.step % loop.eval_every == 0 or self.step == self.steps:
+                        self.log()
+                    self.stop_if_asked()
+                if self.info["final"] is None:
+                    self.info["final"] = self.evaluate(loop.final_splits)
+                    self.save(self.info["final"])
+            except Stopped as stopped:
+                self.save(None)
+                return stopped.args[0]
         return None
+
+    def stop_if_asked(self) -> None:
+        """Raises Stopped in all processes of the run where a signal has come to one of them."""
+        if signal_number := self.votes.cast(self.interrupt.signal_number or 0):
+            raise Stopped(signal_number)
 
     def log(self) -> None:
         """Writes the mean of the training metrics since the last time; stops the run if they are not finite."""
         self.check_finite()
         values = self.window.close(self.config.optim.batch_size)
         epoch = self.step / self.steps_per_epoch
-        self.metrics.write(self.step, epoch, "train", values)
-        self.tracker.log({f"train/{name}": value for name, value in values.items()} | {"epoch": epoch}, self.step)
+        self.tracker.log(self.metrics.write(self.step, epoch, "train", values))
         shown = ("loss", "accuracy", "images_per_second")
         self.progress.update(self.step, {"epoch": epoch} | {name: values[name] for name in shown if name in values})
 
     def evaluate(self, names: list[str]) -> dict[str, dict[str, float]]:
         """Evaluates whole splits; keeps the metrics, and remembers the best step."""
         batch_size, best = self.config.optim.batch_size, self.config.loop.best_metric
-        params, place = self.layout.gather(self.state.params), self.layout.place_rows
-        found = {name: evaluate(self.predict, params, self.splits[name], batch_size, place) for name in names}
+        epoch, params = self.step / self.steps_per_epoch, self.layout.gather(self.state.params)
+        rest = (batch_size, self.layout.place_rows, self.stop_if_asked)
+        found = {name: evaluate(self.predict, params, self.splits[name], *rest) for name in names}
         for name, values in found.items():
-            self.metrics.write(self.step, self.step / self.steps_per_epoch, name, values)
+            self.tracker.log(self.metrics.write(self.step, epoch, name, values))
             self.progress.message(f"step {self.step:,}  {describe(name, values)}")
-        logged = {f"{name}/{key}": values[key] for name, values in found.items() for key in ("loss", "accuracy")}
-        statistics = jax.device_get(self.statistics(self.layout.local(params), self.probe))
-        self.tracker.log(logged | {name: float(value) for name, value in statistics.items()}, self.step)
+        if statistics := jax.device_get(self.statistics(self.layout.local(params), self.probe)):
+            self.tracker.log(self.metrics.write(self.step, epoch, "model", statistics))
         # The later of two equals, as the checkpoints have it.
         if best and (self.info["best"] is None or found[best]["accuracy"] >= self.info["best"][best]["accuracy"]):
             self.info["best"] = {"step": self.step, **found}
+        self.info["evaluated"] = self.step
         self.window.restart_clock()
         return found
 
     def save(self, found: dict[str, dict[str, float]] | None) -> None:
         """Keeps a checkpoint, ordered by the accuracy of an evaluation; without one it is never the best."""
+        self.check_finite()
         self.info["wall_seconds"] = self.wall_before + time.monotonic() - self.session_start
         self.info["window"] = self.window.state()
         best = self.config.loop.best_metric
@@ -236,13 +264,14 @@ class Training:
         self.window.restart_clock()
 
     def check_finite(self) -> None:
-        """Raises UserError if the loss or gradient of any step so far was not finite."""
+        """Raises UserError if the loss, gradient or parameters of any step so far were not finite."""
         if (bad_step := int(self.state.bad_step)) >= 0:
+            metric = self.window.first_not_finite(GUARDED) or "loss"
             self.checkpoints.wait()
             last = self.checkpoints.last_step()
             kept = f"the checkpoint of step {last:,} is good" if last else "no checkpoint was kept before"
             raise UserError(
-                f"step {bad_step:,}: loss or gradient is not finite; {kept} ({self.checkpoints.folder}). "
+                f"step {bad_step:,}: {metric} is not finite; {kept} ({self.checkpoints.folder}). "
                 "Lower optim.peak_lr, or set model.dtype=float32, and start anew"
             )
 
@@ -250,7 +279,6 @@ class Training:
     def finish(self) -> None:
         """Writes the run's record and curve to the results."""
         config, final = self.config, self.info["final"]
-        self.checkpoints.wait()  # who finds the record must find the checkpoint
         params = jax.device_get(self.layout.local(self.state.params))
         if not is_main():
             return
@@ -279,18 +307,14 @@ class Training:
             metrics={"last": final, "best": self.info["best"]},
         )
         kept = [point for point in curve if point.metric in ("loss", "accuracy")]
-        path = write_record(record, kept, Path(config.paths.results))
         model = nnx.merge(self.graphdef, params)
         shown = {split: self.splits[split] for split in config.loop.final_splits}
         for picture in self.task.draw(model, self.predict, shown, self.folder / "figures", record.name):
             self.tracker.image(picture.stem, picture, self.steps)
         self.tracker.summary({f"final/{split}/accuracy": metrics["accuracy"] for split, metrics in final.items()})
-        print(f"{record.name}: finished; record in {path}", flush=True)
-
-    def close(self) -> None:
-        """Waits until the checkpoints are on disk and the tracker is done."""
-        self.checkpoints.close()
         self.tracker.finish()
+        path = write_record(record, kept, Path(config.paths.results))  # the last act: with a record, all is done
+        print(f"{record.name}: finished; record in {path}", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,17 @@ import optax
 
 from plstm.tasks.base import Split
 
+BATCHES_IN_FLIGHT = 2  # how far the host may run ahead, as in training
 
-def evaluate(predict, params: Any, split: Split, batch_size: int, place: Callable = lambda b: b) -> dict[str, float]:
+
+def evaluate(
+    predict,
+    params: Any,
+    split: Split,
+    batch_size: int,
+    place: Callable = lambda b: b,
+    each_batch: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
     """Mean loss (cross entropy, nats), accuracy, and count over every example of a split, each exactly once.
 
     The last batch is padded to `batch_size` and the padding masked, so that one compiled program serves the split.
@@ -24,9 +33,14 @@ def evaluate(predict, params: Any, split: Split, batch_size: int, place: Callabl
         split: where the batches come from.
         batch_size: examples a batch; it fixes the order of the floating-point sums.
         place: puts a batch on the devices, as `plstm.training.meshes.Layout.place_rows`.
+        each_batch: called after each batch; what it raises ends the evaluation.
     """
-    batches = map(place, split.batches(batch_size))
-    sums = [_batch_sums(predict(params, batch), batch["label"], batch["mask"]) for batch in batches]
+    sums = []
+    for batch in map(place, split.batches(batch_size)):
+        sums.append(_batch_sums(predict(params, batch), batch["label"], batch["mask"]))
+        if len(sums) > BATCHES_IN_FLIGHT:
+            jax.block_until_ready(sums[-1 - BATCHES_IN_FLIGHT])
+        each_batch()
     loss, hits, count = np.sum(np.asarray(jax.device_get(sums), np.float64), axis=0)
     return {"loss": loss / count, "accuracy": hits / count, "count": int(count)}
 

@@ -11,12 +11,14 @@ from flax import nnx
 
 from plstm.training.meshes import Layout
 
+GUARDED = ("loss", "gradient_norm", "parameter_norm")  # metrics that stop a run where they are not finite
+
 
 class TrainState(NamedTuple):
     """All that changes from step to step, and so all that a checkpoint holds.
 
-    step: int32, steps taken. params: float32. opt_state: optax's. bad_step: int32, the first step whose loss or
-    gradient was not finite, or -1.
+    step: int32, steps taken. params: float32. opt_state: optax's. bad_step: int32, the first step whose loss, gradient
+    or new parameters were not finite, or -1.
     """
 
     step: jax.Array
@@ -51,17 +53,16 @@ def make_train_step(graphdef: nnx.GraphDef, optimizer, schedule, loss, *, key: j
         grads = constrain(grads, layout.state(grads))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        gradient_norm = optax.tree.norm(grads)
-        is_bad = ~(jnp.isfinite(mean_loss) & jnp.isfinite(gradient_norm)) & (state.bad_step < 0)
         metrics = {
             "loss": mean_loss,
             "accuracy": accuracy,
             "learning_rate": schedule(state.step),
-            "gradient_norm": gradient_norm,
+            "gradient_norm": optax.tree.norm(grads),
             "parameter_norm": optax.tree.norm(params),
             "update_norm": optax.tree.norm(updates),
         }
-        bad_step = jnp.where(is_bad, state.step + 1, state.bad_step)
+        is_finite = jnp.all(jnp.isfinite(jnp.stack([metrics[name] for name in GUARDED])))
+        bad_step = jnp.where(~is_finite & (state.bad_step < 0), state.step + 1, state.bad_step)
         state = TrainState(state.step + 1, params, opt_state, bad_step)
         return constrain(state, layout.state(state)), constrain(metrics, layout.copies)
 

@@ -7,9 +7,11 @@ import json
 import math
 import netrc
 import os
+import queue
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,6 +22,7 @@ from plstm.errors import UserError
 MODES = ("auto", "online", "offline", "disabled")
 INIT_TIMEOUT_SECONDS = 30
 FINISH_TIMEOUT_SECONDS = 60
+MOST_WAITING = 10_000  # calls that a slow client may be behind
 
 
 class MetricsWriter:
@@ -34,15 +37,19 @@ class MetricsWriter:
     def __init__(self, path: str | Path, enabled: bool = True):
         self.path, self._enabled = Path(path), enabled
 
-    def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> None:
-        """Appends one line; it is with the operating system when this returns."""
-        if not self._enabled:
-            return
+    def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> dict:
+        """Appends one line and returns it; it is with the operating system when this returns."""
         record = {"step": step, "epoch": epoch, "split": split}
         for name, value in values.items():
             record[name] = float(value) if math.isfinite(value) else None
-        with _disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        if self._enabled:
+            with _disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        return record
+
+    def lines(self) -> list[dict]:
+        """All lines so far."""
+        return read_metrics(self.path) if self._enabled and self.path.exists() else []
 
     def truncate_after(self, step: int) -> None:
         """Drops the lines of later steps, so that a run resumed at `step` writes them once."""
@@ -88,13 +95,21 @@ def _disk_errors(path: Path):
 class Tracker:
     """One Weights & Biases run, or nothing at all: it never stops or holds up the training.
 
-    The first failure of the client prints one line and ends the tracking; `metrics.jsonl` has every number anyway.
+    A thread of its own talks to the client, which may be slow to answer or not answer at all. The first failure prints
+    one line and ends the tracking; `metrics.jsonl` has every number anyway. Its lines are what is logged, and a run
+    that is resumed logs those again that the client has not, so that its history is whole, each step once.
     Uploaded are what the methods are given and the machine's load, never environment variables, the command line,
     console output, code or git state. In a run of several processes, start it with mode "disabled" in all but one.
     """
 
-    def __init__(self, run=None):
-        self._run = run
+    def __init__(self, connect: Callable[[], object] | None = None):
+        """`connect` returns the client's run, or None, and is called in the thread."""
+        self._failed = threading.Event()
+        self._waiting: queue.Queue = queue.Queue(MOST_WAITING)
+        self._thread = None
+        if connect:
+            self._thread = threading.Thread(target=self._work, args=(connect,), name="tracker", daemon=True)
+            self._thread.start()
 
     @classmethod
     def start(
@@ -109,13 +124,16 @@ class Tracker:
         mode: str = "auto",
         project: str = "plstm",
         entity: str | None = None,
+        lines: Iterable[Mapping] = (),
     ) -> Tracker:
         """Starts or, where `run_id` exists, continues a run.
 
         Args:
-          directory: holds the client's files, under `wandb/`.
+          directory: holds the client's files, under `wandb/`. Those of an offline run's earlier parts, which the new
+            part replaces, move to `wandb/earlier/`.
           mode: "auto" is what WANDB_MODE says, else "online" where this user is logged in, else "offline".
             A run that cannot start online goes on offline.
+          lines: of `metrics.jsonl`, what was logged before.
 
         Raises:
           UserError: unknown mode.
@@ -136,21 +154,30 @@ class Tracker:
             project=project,
             entity=entity,
         )
-        for attempt in {"online": ("online", "offline"), "offline": ("offline",), "disabled": ()}[mode]:
-            try:
-                run = _start_client(mode=attempt, **arguments)
-            except Exception as error:
-                _give_up(f"could not start {attempt}", error)
-                continue
-            if attempt == "offline":
-                parts = Path(directory) / "wandb" / "offline-run-"
-                _say(f"offline; upload with: wandb sync {shlex.quote(str(parts))}*-{run_id}")
-            return cls(run)
-        return cls()
+        lines = list(lines)
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Logs numbers of one step; steps must not go back, the client drops those that do."""
-        self._call("log", lambda run: run.log(dict(metrics), step=step))
+        def connect():
+            for attempt in ("online", "offline") if mode == "online" else ("offline",):
+                try:
+                    run = _start_client(mode=attempt, **arguments)
+                except Exception as error:
+                    _give_up(f"could not start {attempt}", error)
+                    continue
+                if attempt == "offline":
+                    parts = Path(directory) / "wandb" / "offline-run-"
+                    _say(f"offline; upload with: wandb sync {shlex.quote(str(parts))}*-{run_id}")
+                for line in lines:
+                    if line["step"] >= run.step:  # the next step that a run continued online has not
+                        run.log(row_of(line), step=line["step"])
+                return run
+            return None
+
+        return cls(connect if mode != "disabled" else None)
+
+    def log(self, line: Mapping) -> None:
+        """Logs a line of `metrics.jsonl`; steps must not go back, the client drops those that do."""
+        row, step = row_of(line), line["step"]
+        self._call("log", lambda run: run.log(row, step=step))
 
     def image(self, name: str, image: str | Path | np.ndarray, step: int, caption: str | None = None) -> None:
         """Logs a picture: a file, or an array (H, W) or (H, W, 3), uint8 or float in [0, 1]."""
@@ -170,21 +197,55 @@ class Tracker:
 
     def summary(self, values: Mapping[str, object]) -> None:
         """Sets values of the run as a whole, such as its best accuracy."""
-        self._call("write the summary", lambda run: run.summary.update(dict(values)))
+        values = dict(values)
+        self._call("write the summary", lambda run: run.summary.update(values))
 
-    def finish(self) -> None:
-        """Closes the run; waits at most a minute for uploads, `wandb sync` does the rest."""
+    def finish(self, seconds: float = FINISH_TIMEOUT_SECONDS) -> None:
+        """Closes the run; waits at most so long for uploads, `wandb sync` does the rest."""
         self._call("finish", lambda run: run.finish())
-        self._run = None
+        self._call("end", None)
+        if self._thread is None:
+            return
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            if not self._failed.is_set():
+                self._failed.set()
+                _say(f"no answer in {seconds:g} seconds; going on")
+            _kill_client()
+            self._thread.join(1)
+        self._thread = None
 
-    def _call(self, action: str, function: Callable) -> None:
-        if self._run is None:
+    def _call(self, action: str, function: Callable | None) -> None:
+        if self._thread is None or self._failed.is_set():
             return
         try:
-            function(self._run)
+            self._waiting.put_nowait((action, function))
+        except queue.Full:
+            self._failed.set()
+            _say(f"no answer while {MOST_WAITING:,} values were logged; going on")
+            _kill_client()
+
+    def _work(self, connect: Callable[[], object]) -> None:
+        action = "start"
+        try:
+            run = connect()
+            while run is not None and not self._failed.is_set():
+                action, function = self._waiting.get()
+                if function is None:
+                    return
+                function(run)
         except Exception as error:
-            self._run = None
-            _give_up(f"could not {action}", error)
+            if not self._failed.is_set():
+                self._failed.set()
+                _give_up(f"could not {action}", error)
+        self._failed.set()
+
+
+def row_of(line: Mapping) -> dict[str, float]:
+    """A line of `metrics.jsonl` as W&B has it: {"train/loss": 0.61, ..., "epoch": 0.26}, without values not finite."""
+    split = line["split"]
+    row = {f"{split}/{name}": value for name, value in line.items() if name not in ("step", "epoch", "split", "count")}
+    return {name: value for name, value in {**row, "epoch": line["epoch"]}.items() if value is not None}
 
 
 def _is_logged_in() -> bool:
@@ -213,8 +274,15 @@ def _start_client(**arguments):
         init_timeout=INIT_TIMEOUT_SECONDS,
         finish_timeout=FINISH_TIMEOUT_SECONDS,
     )
+    folder = Path(arguments["dir"], "wandb")
     # The client writes to the system's temporary folder where this one is missing.
-    Path(arguments["dir"]).mkdir(parents=True, exist_ok=True)
+    (folder / "earlier").mkdir(parents=True, exist_ok=True)
+    if arguments["mode"] == "offline":
+        for part in folder.glob(f"offline-run-*-{arguments['id']}"):
+            aside = folder / "earlier" / part.name
+            while aside.exists():  # the client names its folders by the second
+                aside = aside.with_name(aside.name + "-again")
+            part.rename(aside)
     wandb.setup(settings=settings)
     return wandb.init(settings=settings, **arguments)
 
@@ -226,6 +294,16 @@ def _give_up(what: str, error: Exception) -> None:
         import wandb
 
         wandb.teardown()
+
+
+def _kill_client() -> None:
+    """Ends the client's process, which the client itself would wait for, at the end of this one, too."""
+    with contextlib.suppress(Exception):
+        import wandb
+
+        connection = wandb.setup()._connection
+        connection._cleanup()  # what it does at the end of this process
+        connection._proc._process.kill()
 
 
 def _say(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -42,6 +43,14 @@ class Window:
         """The sums so far, as JSON."""
         self._drain()
         return dict(self._sums)
+
+    def first_not_finite(self, names: tuple[str, ...]) -> str | None:
+        """Which of these metrics was the first that was not finite, in the steps whose metrics are still to be used."""
+        for metrics in jax.device_get(self._pending):
+            for name in names:
+                if not math.isfinite(metrics[name]):
+                    return name
+        return None
 
     def close(self, batch_size: int) -> dict[str, float]:
         """Returns the metrics of the steps since the last call, and images_per_second where it is known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 
 from plstm.errors import UserError
 from plstm.experiments.config import OptimConfig
-from plstm.training.checkpoints import Checkpoints
+from plstm.training.checkpoints import Checkpoints, _damage
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import TrainState, init_state
 
@@ -70,13 +71,15 @@ def test_a_run_goes_on_saving_into_its_folder(folder, draw_state, tmp_path):
     shutil.copytree(folder, copy)
     checkpoints = Checkpoints(copy)
     state, _ = checkpoints.restore(checkpoints.last_step(), draw_state(1))
-    checkpoints.save(50, state, {}, -1.0)  # stopped by a signal: without a score
-    checkpoints.save(50, draw_state(2), {}, 1.0)  # a step is saved once
+    checkpoints.save(50, draw_state(2), {}, -1.0)  # stopped by a signal: without a score
     checkpoints.wait()
     assert (checkpoints.last_step(), checkpoints.best_step()) == (50, 10)
+    checkpoints.save(50, state, {"evaluated": 50}, 1.0)  # the same step, evaluated
+    checkpoints.wait()
+    assert (checkpoints.last_step(), checkpoints.best_step()) == (50, 50)
     assert_equal(checkpoints.restore(50, draw_state(1))[0], draw_state(40))
     checkpoints.close()
-    assert {path.name for path in copy.iterdir() if path.is_dir()} == {"10", "40", "50"}
+    assert {path.name for path in copy.iterdir() if path.is_dir()} == {"40", "50"}
 
 
 @pytest.mark.parametrize(
@@ -157,20 +160,71 @@ def test_a_damaged_checkpoint_is_named_in_one_line(folder, draw_state, tmp_path,
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("read_only", [False, True])
-def test_a_damaged_score_is_named_in_one_line(folder, tmp_path, read_only):
+def test_a_damaged_score_is_named_in_one_line(folder, tmp_path):
     copy = tmp_path / "checkpoints"
     shutil.copytree(folder, copy)
     cut(copy / "40" / "metrics" / "metrics")
-    with pytest.raises(UserError, match=rf"{copy}: a damaged checkpoint .* metrics/metrics is not JSON") as caught:
-        Checkpoints(copy, read_only=read_only)
+    with pytest.raises(UserError, match=rf"{copy}/40: a damaged checkpoint .* move it away") as caught:
+        Checkpoints(copy, read_only=True)
     assert "\n" not in str(caught.value)
 
 
-def test_without_its_score_a_checkpoint_is_still_the_last(folder, draw_state, tmp_path):
+def flip(path):
+    """Changes one bit."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_one_bit_in_any_file_is_found(folder, tmp_path):
+    """Of the arrays, Orbax itself would restore a changed one without a word."""
+    names = [line.split("  ")[1] for line in (folder / "40" / "SHA256SUMS").read_text().splitlines()]
+    left_out = {"SHA256SUMS", "_CHECKPOINT_METADATA", "commit_success.txt"}
+    step = copied(folder, tmp_path)
+    assert {str(path.relative_to(step)) for path in step.rglob("*") if path.is_file()} == {*names, *left_out}
+    for name in names:
+        flip(step / name)
+        assert _damage(step) == f"{name} has changed since it was written"
+        flip(step / name)
+        assert _damage(step) is None
+
+
+DAMAGES_TO_THE_LAST = {
+    "a bit of the data": lambda step: flip(max(step.rglob("d/*"), key=lambda path: path.stat().st_size)),
+    "a cut score": lambda step: cut(step / "metrics" / "metrics"),
+    "no tree": lambda step: (step / "state" / "_METADATA").unlink(),
+    "no sums": lambda step: (step / "SHA256SUMS").unlink(),
+    "cut sums": lambda step: cut(step / "SHA256SUMS"),
+    "empty sums": lambda step: (step / "SHA256SUMS").write_text(""),
+    "an empty folder": lambda step: [shutil.rmtree(step), step.mkdir()],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES_TO_THE_LAST)
+def test_a_run_falls_back_to_the_checkpoint_before(folder, draw_state, tmp_path, damage):
+    copy, said = tmp_path / "checkpoints", []
+    shutil.copytree(folder, copy)
+    DAMAGES_TO_THE_LAST[damage](copy / "40")
+    checkpoints = Checkpoints(copy, say=said.append)
+    assert checkpoints.last_step() == 30
+    assert_equal(checkpoints.restore(30, draw_state(1))[0], draw_state(30))
+    (line,) = said
+    assert line.startswith("the checkpoint of step 40 is damaged: ") and line.endswith(f"{copy}/damaged/40")
+    checkpoints.save(40, draw_state(40), {}, 0.7)
+    checkpoints.close()
+    assert {path.name for path in copy.iterdir()} == {"10", "30", "40", "damaged"}
+    flip(copy / "40" / "info" / "metadata")
+    assert Checkpoints(copy, say=said.append).last_step() == 30
+    assert {path.name for path in (copy / "damaged").iterdir()} == {"40", "40-again"}
+
+
+def test_a_checkpoint_of_the_first_versions_is_taken_as_it_is(folder, draw_state, tmp_path):
     copy = tmp_path / "checkpoints"
     shutil.copytree(folder, copy)
-    shutil.rmtree(copy / "40" / "metrics")
-    checkpoints = Checkpoints(copy, read_only=True)
+    for step in ("10", "30", "40"):
+        (copy / step / "SHA256SUMS").unlink()
+        (copy / step / "metrics" / "metrics").write_text(json.dumps({"score": SCORES[int(step)]}))
+    checkpoints = Checkpoints(copy)
     assert (checkpoints.last_step(), checkpoints.best_step()) == (40, 10)
     assert_equal(checkpoints.restore(40, draw_state(1))[0], draw_state(40))
+    assert not (copy / "damaged").exists()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -14,13 +17,44 @@ def test_the_first_signal_is_a_request(number):
     before = signal.getsignal(number)
     with Interrupt() as interrupt:
         assert interrupt.signal_number is None
+        interrupt.wait_for_saving()
         signal.raise_signal(number)
         assert interrupt.signal_number == number
     assert signal.getsignal(number) is before
 
 
+NOTHING_TO_LOSE = """
+import hashlib, signal, sys
+from plstm.training.interrupt import Interrupt
+with Interrupt() as interrupt:
+    if sys.argv[1] == "all saved":
+        interrupt.wait_for_saving()
+        signal.raise_signal(int(sys.argv[2]))
+        assert interrupt.signal_number == int(sys.argv[2])
+        interrupt.leave_at_once("saved")
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes in C without a look at signals, like a compilation
+"""
+
+
+@pytest.mark.parametrize(("when", "said"), [("at the start", "nothing to save yet"), ("all saved", "saved")])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_with_nothing_to_lose_it_ends_the_process_at_once(when, said, number):
+    arguments = [sys.executable, "-c", NOTHING_TO_LOSE, when, str(int(number))]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    if when == "at the start":
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+    start = time.monotonic()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert output == f"stopped by signal {int(number)}, {said}\n"
+    assert time.monotonic() - start < 30
+
+
 def test_a_second_ctrl_c_ends_it():
-    with pytest.raises(KeyboardInterrupt), Interrupt():
+    with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
+        interrupt.wait_for_saving()
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 

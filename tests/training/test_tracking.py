@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from PIL import Image
 from plstm.errors import UserError
 from plstm.training import tracking
 from plstm.training.tracking import MetricsWriter, Tracker, read_metrics
+from tests.wandb_files import has_ended, history
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = dict(run_id="0123abcd", name="arrow-plstm-s43", group="arrow", job_type="train", tags=["small"])
@@ -95,10 +98,15 @@ def offline(tmp_path_factory):
     script = """
         import time
         import numpy as np
+        lines = []
         for step in (1, 2):
             time.sleep(1.1 * (step - 1))  # the client names its folders by the second
-            tracker = Tracker.start(**RUN, config={"optim": {"peak_lr": 0.00123}}, directory=folder, mode="auto")
-            tracker.log({"train/loss": 0.4375 + step}, step=step)
+            config = {"optim": {"peak_lr": 0.00123}}
+            tracker = Tracker.start(**RUN, config=config, directory=folder, mode="auto", lines=lines)
+            lines.append({"step": step, "epoch": 0.5 * step, "split": "train", "loss": 0.4375 + step, "count": 7})
+            tracker.log(lines[-1])
+            lines.append({"step": step, "epoch": 0.5 * step, "split": "val", "loss": None, "accuracy": 0.25})
+            tracker.log(lines[-1])
             if step == 1:
                 tracker.image("gating", np.linspace(0, 1, 64).reshape(8, 8), step=step, caption="node 3")
             tracker.summary({"best_accuracy": 0.8125})
@@ -116,7 +124,17 @@ def test_offline_run_says_one_line_on_how_to_sync_each_time_it_starts(offline):
     assert process.stderr.splitlines() == [said] * 2
     pattern = said.split("sync ")[1]
     listed = subprocess.run(["bash", "-c", f"ls -d {pattern}"], capture_output=True, text=True, check=True).stdout
-    assert len(listed.splitlines()) == 2, "a run started twice lies there in two parts"
+    assert len(listed.splitlines()) == 1, "what is uploaded is one run, though it was started twice"
+    assert len(list((folder / "wandb" / "earlier").iterdir())) == 1
+
+
+def test_a_run_started_twice_has_one_history_with_each_step_once(offline):
+    rows = history(offline[0])
+    assert [row["_step"] for row in rows] == [1, 2]
+    assert [row["train/loss"] for row in rows] == [1.4375, 2.4375]
+    assert [row["val/accuracy"] for row in rows] == [0.25, 0.25]
+    assert all(not {"val/loss", "train/count"} & row.keys() for row in rows), "nothing that is no number, no counts"
+    assert has_ended(offline[0])
 
 
 def test_offline_run_holds_what_was_logged_and_no_secret(offline):
@@ -142,7 +160,7 @@ def test_unreachable_server_falls_back_to_offline(tmp_path):
     script = """
         tracking.INIT_TIMEOUT_SECONDS = 1
         tracker = Tracker.start(**RUN, config={}, directory=folder, mode="online")
-        tracker.log({"loss": 0.4375}, step=1)
+        tracker.log({"step": 1, "epoch": 0.5, "split": "train", "loss": 0.4375})
         tracker.finish()
     """
     process = run_script(tmp_path, script, WANDB_BASE_URL="http://127.0.0.1:9", WANDB_API_KEY="0" * 40)
@@ -158,11 +176,14 @@ def test_killed_client_ends_the_tracking_not_the_run(tmp_path):
     script = """
         import time, psutil
         tracker = Tracker.start(**RUN, config={}, directory=folder, mode="offline")
+        tracker.log({"step": 0, "epoch": 0.0, "split": "train", "loss": 1.0})
+        while tracker._waiting.qsize():
+            time.sleep(0.1)
         for child in psutil.Process().children(recursive=True):
             child.kill()
         time.sleep(0.2)
         for step in range(1, 4):
-            tracker.log({"loss": 1.0}, step=step)
+            tracker.log({"step": step, "epoch": 0.5, "split": "train", "loss": 1.0})
         tracker.summary({"best_accuracy": 0.5})
         tracker.finish()
         print("trained")
@@ -173,22 +194,100 @@ def test_killed_client_ends_the_tracking_not_the_run(tmp_path):
     assert len(lines) == 2 and lines[1].startswith("W&B: could not log (")
 
 
-class FailingRun:
-    def __init__(self):
-        self.calls = 0
+STALLED = """
+    import signal, time, psutil
+    tracking.MOST_WAITING = 100
+    tracker = Tracker.start(**RUN, config={}, directory=folder, mode="offline")
+    tracker.log({"step": 0, "epoch": 0.0, "split": "train", "loss": 1.0})
+    while tracker._waiting.qsize():
+        time.sleep(0.1)
+    for child in psutil.Process().children(recursive=True):
+        child.send_signal(signal.SIGSTOP)
+    longest = 0.0
+    for step in range(1, int(sys.argv[1])):
+        start = time.monotonic()
+        tracker.log({"step": step, "epoch": 0.5, "split": "train", "loss": 1.0} | {f"m{n}": n for n in range(50)})
+        longest = max(longest, time.monotonic() - start)
+    start = time.monotonic()
+    tracker.finish(seconds=2)
+    print("trained", longest < 1, time.monotonic() - start < 10)
+"""
 
-    def log(self, *arguments, **named):
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [("5", "no answer in 2 seconds"), pytest.param("5000", "no answer while ", marks=pytest.mark.slow)],
+)
+def test_a_client_that_stands_still_holds_nothing_up(tmp_path, steps, said):
+    start = time.monotonic()
+    process = run_script(tmp_path, "    import sys\n" + STALLED.lstrip("\n"), steps)
+    assert process.returncode == 0 and process.stdout == "trained True True\n", process.stderr
+    lines = process.stderr.splitlines()
+    assert len(lines) == 2 and lines[1].startswith(f"W&B: {said}") and lines[1].endswith("; going on")
+    assert time.monotonic() - start < 60, "the end of the process does not wait for the client, either"
+
+
+@pytest.mark.slow
+def test_a_server_that_never_answers_holds_nothing_up(tmp_path):
+    script = """
+        import time
+        tracking.INIT_TIMEOUT_SECONDS = 2
+        start = time.monotonic()
+        tracker = Tracker.start(**RUN, config={}, directory=folder, mode="online")
+        tracker.log({"step": 1, "epoch": 0.5, "split": "train", "loss": 0.4375})
+        print("training after", time.monotonic() - start < 1)
+        tracker.finish()
+    """
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        process = run_script(tmp_path, script, WANDB_BASE_URL=address, WANDB_API_KEY="0" * 40)
+    assert process.returncode == 0 and process.stdout == "training after True\n"
+    first, second = process.stderr.splitlines()
+    assert first.startswith("W&B: could not start online (CommError: ") and first.endswith("; going on")
+    assert second.startswith("W&B: offline; upload with: wandb sync ")
+    assert [row["train/loss"] for row in history(tmp_path)] == [0.4375]
+
+
+class Run:
+    """A client's run that the server has up to the step before `step`."""
+
+    def __init__(self, step=0, fails=False):
+        self.step, self.fails, self.logged, self.calls = step, fails, [], 0
+
+    def log(self, row, step):
         self.calls += 1
-        raise RuntimeError("first line\nsecond line")
+        if self.fails:
+            raise RuntimeError("first line\nsecond line")
+        self.logged.append((step, row["train/loss"]))
+
+    def finish(self):
+        pass
+
+
+def line(step):
+    return {"step": step, "epoch": step / 4, "split": "train", "loss": float(step)}
 
 
 def test_first_failure_is_said_once_and_ends_the_calls(capsys):
-    run = FailingRun()
-    tracker = Tracker(run)
+    run = Run(fails=True)
+    tracker = Tracker(lambda: run)
     for step in range(3):
-        tracker.log({"loss": 1.0}, step=step)
+        tracker.log(line(step))
+    tracker.finish()
     assert run.calls == 1
     assert capsys.readouterr().err == "W&B: could not log (RuntimeError: first line); going on\n"
+
+
+@pytest.mark.parametrize(("on_the_server", "logged"), [(0, [1, 2, 3, 4]), (3, [3, 4]), (6, [4])])
+def test_a_run_continued_online_gets_the_steps_that_it_has_not(tmp_path, monkeypatch, on_the_server, logged):
+    run = Run(step=on_the_server)
+    monkeypatch.setattr(tracking, "_start_client", lambda mode, **_: run)
+    tracker = Tracker.start(**RUN, config={}, directory=tmp_path, mode="online", lines=map(line, (1, 2, 3)))
+    tracker.log(line(4))  # the client itself drops what the server has
+    tracker.finish()
+    assert run.logged == [(step, float(step)) for step in logged]
 
 
 @pytest.mark.parametrize(
@@ -214,8 +313,8 @@ def test_mode_follows_the_login_unless_it_is_given(tmp_path, monkeypatch, mode, 
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     modes = []
-    monkeypatch.setattr(tracking, "_start_client", lambda mode, **_: modes.append(mode))
-    Tracker.start(**RUN, config={}, directory=tmp_path, mode=mode)
+    monkeypatch.setattr(tracking, "_start_client", lambda mode, **_: modes.append(mode) or Run())
+    Tracker.start(**RUN, config={}, directory=tmp_path, mode=mode).finish()
     assert modes == ([started] if started else [])
 
 

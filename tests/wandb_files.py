@@ -1,0 +1,39 @@
+"""Reads what the W&B client wrote offline: LevelDB's log format, with its protocol buffers in it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+BLOCK, HEAD = 32768, 7
+
+
+def history(folder: Path) -> list[dict]:
+    """The rows of the one offline run under `folder`/wandb that `wandb sync` would take, in order."""
+    (path,) = (folder / "wandb").glob("offline-run-*/*.wandb")
+    rows = [record.history.item for record in _records(path) if record.WhichOneof("record_type") == "history"]
+    return [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in row} for row in rows]
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether the client wrote the end of the run, too."""
+    (path,) = (folder / "wandb").glob("offline-run-*/*.wandb")
+    return _records(path)[-1].WhichOneof("record_type") == "exit"
+
+
+def _records(path: Path) -> list:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, position, parts, records = path.read_bytes(), HEAD, b"", []
+    while position + HEAD <= len(data):
+        if (left := BLOCK - position % BLOCK) < HEAD:
+            position += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, position)
+        parts += data[position + HEAD : position + HEAD + size]
+        position += HEAD + size
+        if kind in (1, 4):  # a whole record, or the last part of one
+            records.append(Record.FromString(parts))
+            parts = b""
+    return records
