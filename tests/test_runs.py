@@ -152,12 +152,13 @@ def logged_each_step(tmp_path_factory) -> Path:
     ("checkpoint", "kill"),
     [
         (4, signal.SIGKILL),
+        (8, signal.SIGKILL),
+        (12, signal.SIGKILL),
+        (4, signal.SIGINT),
         (8, signal.SIGTERM),
-        pytest.param(8, signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param(12, signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param(4, signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow  # tests/test_kills.py has some of these in the default tests, with a smaller model
 def test_a_killed_run_resumes_to_the_same_numbers(logged_each_step, tmp_path, checkpoint, kill):
     output = kill_and_resume(tmp_path, checkpoint, kill)
     assert "resumed at step" in output

@@ -1,0 +1,188 @@
+"""Starts train.py many times at little cost, and ends it at chosen moments by real signals.
+
+A process that has imported everything and started nothing (no device, no thread) forks a child for each start, which is
+train.py from its first line on. `python tests/zygote.py` is that process; `Zygote` talks to it.
+
+A plan ends the child: {"event": "save", "count": 2, "delay": 0.01, "signal": 9} sends it SIGKILL 10 ms after the second
+time that a checkpoint was about to be written. EVENTS has the names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+EVENTS = (
+    "start",  # the child is there
+    "build",  # the run's parts are put together
+    "loop",  # training begins
+    "evaluate",  # an evaluation begins
+    "save",  # a checkpoint is handed to Orbax
+    "sums",  # its files are written, its checksums are not
+    "complete",  # it has just got its name
+    "line",  # half a line of metrics.jsonl is written
+    "finish",  # the last checkpoint is on disk
+    "draw",  # pictures are drawn
+    "tracker",  # W&B is closed
+    "file",  # a file of the results, the curve and then the record, is about to be written
+    "written",  # it has just been written
+)
+
+
+class Zygote:
+    """The process to fork from; close it at the end."""
+
+    def __init__(self, environment: dict[str, str] | None = None):
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", __file__],
+            cwd=ROOT,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, arguments: list[str], output: Path, plan: dict | None = None) -> int:
+        """Starts train.py with the arguments, what it prints going to `output`; returns its process id."""
+        self._process.stdin.write(json.dumps([arguments, str(output), plan]) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def wait(self) -> int:
+        """The exit status of what was started last, negative for a signal."""
+        return int(self._process.stdout.readline())
+
+    def run(self, arguments: list[str], output: Path, plan: dict | None = None) -> tuple[int, str]:
+        """Starts it and waits for its end; returns the exit status and what it printed."""
+        self.start(arguments, output, plan)
+        status = self.wait()
+        return status, output.read_text()
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+
+class Plan:
+    """Counts events, and sends the signal when its own has come."""
+
+    def __init__(self, event: str, count: int = 1, delay: float = 0.0, signal: int = signal.SIGKILL):
+        assert event in EVENTS, event
+        self.event, self.left, self.delay, self.signal = event, count, delay, signal
+
+    def happens(self, event: str) -> None:
+        if event != self.event:
+            return
+        self.left -= 1
+        if self.left == 0 and self.delay == 0:
+            self.send()
+        elif self.left == 0:
+            thread = threading.Timer(self.delay, self.send)
+            thread.daemon = True
+            thread.start()
+
+    def send(self) -> None:
+        print(f"<{self.event}>", flush=True)
+        os.kill(os.getpid(), self.signal)
+
+
+def _watch(plan: Plan) -> None:
+    """Puts the events into the program."""
+    import train
+    from plstm.experiments import records
+    from plstm.training import checkpoints, tracking
+
+    def before(owner, name: str, event: str) -> None:
+        function = getattr(owner, name)
+
+        def wrapped(*arguments, **named):
+            plan.happens(event)
+            return function(*arguments, **named)
+
+        setattr(owner, name, wrapped)
+
+    before(train.Training, "__init__", "build")
+    before(train.Training, "run_loop", "loop")
+    before(train.Training, "evaluate", "evaluate")
+    before(train.Training, "finish", "finish")
+    before(checkpoints.Checkpoints, "save", "save")
+    before(checkpoints, "_write_sums", "sums")
+    before(tracking.Tracker, "finish", "tracker")
+    before(train.TASKS["arrow"], "draw", "draw")
+    write_file, finalize, write = records.write_file, checkpoints._Summed.finalize, tracking.MetricsWriter.write
+
+    def watched_file(path, data):
+        plan.happens("file")
+        write_file(path, data)
+        plan.happens("written")
+
+    async def watched_finalize(self):
+        await finalize(self)
+        if self.get_final().name.isdigit():
+            plan.happens("complete")
+
+    def watched_write(self, step, epoch, split, values):
+        if plan.event == "line" and plan.left == 1:
+            with open(self.path, "a") as file:
+                file.write(f'{{"step": {step}, "epo')
+        plan.happens("line")
+        return write(self, step, epoch, split, values)
+
+    records.write_file, checkpoints._Summed.finalize = watched_file, watched_finalize
+    tracking.MetricsWriter.write = watched_write
+
+
+def _child(arguments: list[str], output: str, plan: dict | None) -> None:
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    import train
+    from plstm.experiments.cli import run_entry
+    from plstm.experiments.config import Config
+
+    if plan:
+        plan = Plan(**plan)
+        _watch(plan)
+        plan.happens("start")
+    sys.argv = [str(ROOT / "train.py"), *arguments]
+    run_entry(train.main, Config)
+
+
+def main() -> None:
+    import matplotlib.figure  # noqa: F401
+    import orbax.checkpoint  # noqa: F401
+    import wandb  # noqa: F401
+
+    import train  # noqa: F401
+
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            return _child(*json.loads(line))
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def wait_for(condition, seconds: float = 120) -> None:
+    """Until it is true. Raises TimeoutError."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.path.insert(0, str(ROOT))
+        main()
