@@ -79,6 +79,10 @@ table-imagenet: $(READY) ## Pre-train and fine-tune what is missing of Table 4 (
 table-ablation: $(READY) ## Run what is missing of Table 5, the ImageNet ablation (ARGS=--dry-run lists the runs)
 	$(PY) scripts/run_table.py ablation $(ARGS)
 
+.PHONY: table-graphs
+table-graphs: $(READY) ## Train what is missing of Table 1, graphs (ARGS=--dry-run lists it, ARGS="--columns MUTAG" for one set)
+	$(PY) scripts/run_table.py graphs --processes 2 $(ARGS)
+
 .PHONY: tables
 tables: $(READY) ## Write results/tables from the run records
 	$(PY) scripts/make_tables.py $(ARGS)

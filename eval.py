@@ -35,8 +35,8 @@ def main(node: DictConfig) -> None:
     options = to_eval_config(node)
     source = choose_source(options)
     config = config_of(source, options.paths.runs)
-    if options.checkpoint == "best" and config.loop.best_metric is None:
-        raise UserError("checkpoint=best: this run chose none (loop.best_metric is null); take checkpoint=last")
+    if options.checkpoint == "best" and not config.loop.keeps_best:
+        raise UserError(f"checkpoint=best: this run kept none ({config.loop.why_no_best}); take checkpoint=last")
     task = choose_task(config, options)
     if options.data.split not in (None, *task.splits):
         raise UserError(f"data.split={options.data.split}: choose one of {', '.join(task.splits)}")
@@ -47,11 +47,12 @@ def main(node: DictConfig) -> None:
     devices = jax.device_count()
     batch_size = -(-config.optim.batch_size // devices) * devices  # the run's, where the devices divide it
     layout = Layout(make_mesh(batch_size))
-    graphdef, params = nnx.split(model, nnx.Param)
-    params, predict = layout.place_copies(params), make_predict(graphdef, task.logits)
+    graphdef, weights = nnx.split(model)
+    weights, predict = layout.place_copies(weights), make_predict(graphdef, task.logits)
     splits = choose_splits(task, options)
     for name, split in splits.items():
-        print(describe(name, evaluate(predict, params, split, batch_size, layout.place_rows)), flush=True)
+        found = evaluate(predict, weights, split, batch_size, layout.place_rows)
+        print(describe(name, found, task.noun), flush=True)
     if options.figures:
         for path in task.draw(model, predict, splits, Path(options.paths.results, "figures"), run_name(config)):
             print(path)

@@ -7,6 +7,7 @@ has finished, its record and curve enter results/, from which tables and figures
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import statistics
 import time
@@ -24,8 +25,9 @@ from rich.console import Console
 from plstm.errors import UserError
 from plstm.experiments.cli import run_entry, task
 from plstm.experiments.config import Config, identity, plain_config, portable, run_id, run_name, to_config
+from plstm.experiments.fold_tables import describe_folds
 from plstm.experiments.initial import Initial, initial_id
-from plstm.experiments.records import RunRecord, write_record
+from plstm.experiments.records import RunRecord, has_record, record_path, write_record
 from plstm.experiments.runs import curve_of, lock_folder
 from plstm.tasks import TASKS
 from plstm.training.checkpoints import Checkpoints
@@ -34,15 +36,16 @@ from plstm.training.evaluation import describe, evaluate
 from plstm.training.interrupt import Interrupt
 from plstm.training.memory import memory_errors
 from plstm.training.meshes import Layout, make_mesh
-from plstm.training.optimizers import build_optimizer, learning_rate_schedule
+from plstm.training.optimizers import build_optimizer, epoch_schedule, learning_rate_schedule
 from plstm.training.processes import Votes, check_agreement, from_main, is_main, start_processes
 from plstm.training.progress import Progress, banner
-from plstm.training.steps import GUARDED, init_state, make_predict, make_train_step
+from plstm.training.steps import GUARDED, Programs, init_state, make_predict, make_train_step, share_programs
 from plstm.training.tracking import MetricsWriter, Tracker
 from plstm.training.windows import Window
 
 ROOT = Path(__file__).resolve().parent
 PROBE = 8  # examples that the logged statistics of the model are taken over
+FINISHED: list[tuple[Path, str]] = []  # record and id of each of this process's runs
 SECONDS_TO_LEAVE = 5  # that W&B gets for uploads when a signal or an error stops the run
 
 
@@ -72,9 +75,10 @@ def train(config: Config, interrupt: Interrupt) -> tuple[Training | None, int | 
         config.init_from = initial_id(initial, Path(config.paths.runs))
     run = run_id(plain_config(config))
     check_agreement(f"{run} {config.mesh}")
-    record = Path(config.paths.results, "runs", f"{run}.json")
-    if from_main(record.exists()):
-        say(f"{run_name(config)} ({run}) has finished; its record is {record}")
+    where = run, plain_config(config), config.paths.results
+    if from_main(has_record(*where)):
+        say(f"{run_name(config)} ({run}) has finished; its record is {record_path(*where)}")
+        FINISHED.append((record_path(*where), run))
         return None, None
     folder = Path(config.paths.runs, run)
     with lock_folder(folder) if is_main() else contextlib.nullcontext():
@@ -120,20 +124,16 @@ class Training:
         names = dict.fromkeys([*config.loop.eval_splits, *config.loop.final_splits])
         self.splits = {name: self.task.split(name) for name in names}
         self.source = self.task.batches(order_key, self.layout)
-        self.steps_per_epoch = self.task.train_examples // config.optim.batch_size
+        self.steps_per_epoch = self.task.steps_per_epoch
         self.steps = max(round(config.optim.epochs * self.steps_per_epoch), 1)
         self.warmup_steps = round(config.optim.warmup_epochs * self.steps_per_epoch)
 
-        schedule = learning_rate_schedule(config.optim, self.steps, self.warmup_steps)
-        optimizer = build_optimizer(config.optim, schedule)
-        self.graphdef, state = init_state(self.task.build_model(init_key), optimizer)
-        self.state = self.layout.place_state(state)
-        self.train_step = make_train_step(
-            self.graphdef, optimizer, schedule, self.task.loss, key=drop_key, layout=self.layout
-        )
-        self.predict = make_predict(self.graphdef, self.task.logits)
+        unit = self.steps_per_epoch if config.loop.unit == "epochs" else 1
+        self.log_every, self.eval_every = config.loop.log_every * unit, config.loop.eval_every * unit
+        self.save_every = config.loop.save_every * unit if config.loop.save_every else self.eval_every
+
+        self.prepare(init_key, drop_key)
         self.probe = next(self.splits[config.loop.eval_splits[0]].batches(PROBE * jax.process_count()))
-        self.statistics = make_predict(self.graphdef, self.task.statistics)
 
         self.restore()
         self.tracker = Tracker.start(
@@ -149,6 +149,25 @@ class Training:
             entity=config.logger.entity,
             lines=self.metrics.lines(),
         )
+
+    def prepare(self, init_key: jax.Array, drop_key: jax.Array) -> None:
+        """Draws the state of step 0, and makes what will be compiled, or takes it from the last run of this process."""
+        config, task = self.config, self.task
+        schedule = learning_rate_schedule(config.optim, self.steps, self.warmup_steps)
+        if config.optim.schedule_per == "epoch":
+            schedule = epoch_schedule(config.optim, self.steps_per_epoch)
+        optimizer = build_optimizer(config.optim, schedule)
+        graphdef, state = init_state(task.build_model(init_key), optimizer)
+        self.state = self.layout.place_state(state)
+
+        def make() -> Programs:
+            key = drop_key if task.draws else jax.random.key(0)  # the same program for all seeds
+            step = make_train_step(graphdef, optimizer, schedule, task.loss, key=key, layout=self.layout)
+            return Programs(graphdef, step, *(make_predict(graphdef, part) for part in (task.logits, task.statistics)))
+
+        what = [task.program(identity(plain_config(config))), self.steps, self.warmup_steps, str(self.layout.mesh)]
+        programs = share_programs(json.dumps(what, sort_keys=True), make)
+        self.graphdef, self.train_step, self.predict, self.inspect = programs
 
     def restore(self) -> None:
         """Goes on from the last checkpoint, if there is one, else from the weights of the run to fine-tune."""
@@ -193,6 +212,11 @@ class Training:
         self.console = Console(quiet=not is_main())
         banner(run_name(config), rows, self.console)
 
+    @property
+    def examples_a_step(self) -> float:
+        """Fewer than the batch size where the last batch of an epoch is not full."""
+        return min(self.config.optim.batch_size, self.task.train_examples / self.steps_per_epoch)
+
     # ------------------------------------------------------------------ the loop
     def run_loop(self, interrupt: Interrupt) -> int | None:
         """Trains to the last step; returns None, or the number of the signal that stopped it earlier."""
@@ -204,13 +228,16 @@ class Training:
             try:
                 while self.step < self.steps:
                     # At the top, so that a run resumed at this step makes up for an evaluation that a signal ended.
-                    if self.step % loop.eval_every == 0 and self.info["evaluated"] < self.step:
-                        self.save(self.evaluate(loop.eval_splits))
+                    if self.step % self.eval_every == 0 and self.info["evaluated"] < self.step:
+                        is_save = self.step % self.save_every == 0
+                        found = self.evaluate(loop.eval_splits, shown=is_save)
+                        if is_save:
+                            self.save(found)
                     self.state, metrics = self.train_step(self.state, next(batches))
                     self.step += 1
                     self.window.add(metrics)
                     interrupt.wait_for_saving()
-                    if self.step % loop.log_every == 0 or self.step % loop.eval_every == 0 or self.step == self.steps:
+                    if 0 in (self.step % self.log_every, self.step % self.eval_every, self.step - self.steps):
                         self.log()
                     self.stop_if_asked()
                 if self.info["final"] is None:
@@ -229,37 +256,45 @@ class Training:
     def log(self) -> None:
         """Writes the mean of the training metrics since the last time; stops the run if they are not finite."""
         self.check_finite()
-        values = self.window.close(self.config.optim.batch_size)
+        values = self.window.close(self.examples_a_step)
         epoch = self.step / self.steps_per_epoch
         self.tracker.log(self.metrics.write(self.step, epoch, "train", values))
-        shown = ("loss", "accuracy", "images_per_second")
-        self.progress.update(self.step, {"epoch": epoch} | {name: values[name] for name in shown if name in values})
+        names = {"loss": "loss", "accuracy": "accuracy", "images_per_second": f"{self.task.noun}_per_second"}
+        shown = {word: values[name] for name, word in names.items() if name in values}
+        self.progress.update(self.step, {"epoch": epoch} | shown)
 
-    def evaluate(self, names: list[str]) -> dict[str, dict[str, float]]:
-        """Evaluates whole splits; keeps the metrics, and remembers the best step."""
-        batch_size, best = self.config.optim.batch_size, self.config.loop.best_metric
-        epoch, params = self.step / self.steps_per_epoch, self.layout.gather(self.state.params)
-        rest = (batch_size, self.layout.place_rows, self.stop_if_asked)
-        found = {name: evaluate(self.predict, params, self.splits[name], *rest) for name in names}
+    def evaluate(self, names: list[str], shown: bool = True) -> dict[str, dict[str, float]]:
+        """Evaluates whole splits; keeps the metrics, prints them if `shown`, and remembers the best step."""
+        epoch, weights = self.step / self.steps_per_epoch, self.layout.gather(self.state.weights)
+        rest = (self.config.optim.batch_size, self.layout.place_rows, self.stop_if_asked)
+        found = {name: evaluate(self.predict, weights, self.splits[name], *rest) for name in names}
         for name, values in found.items():
             self.tracker.log(self.metrics.write(self.step, epoch, name, values))
-            self.progress.message(f"step {self.step:,}  {describe(name, values)}")
-        if statistics := jax.device_get(self.statistics(self.layout.local(params), self.probe)):
+            if shown:
+                self.progress.message(f"step {self.step:,}  {describe(name, values, self.task.noun)}")
+        if statistics := jax.device_get(self.inspect(self.layout.local(weights), self.probe)):
             self.tracker.log(self.metrics.write(self.step, epoch, "model", statistics))
-        # The later of two equals, as the checkpoints have it.
-        if best and (self.info["best"] is None or found[best]["accuracy"] >= self.info["best"][best]["accuracy"]):
+        if self.is_best(found):
             self.info["best"] = {"step": self.step, **found}
         self.info["evaluated"] = self.step
         self.window.restart_clock()
         return found
+
+    def is_best(self, found: dict[str, dict[str, float]]) -> bool:
+        """Whether this evaluation is the best so far, of equals the one that loop.best_tie says."""
+        loop, before = self.config.loop, self.info["best"]
+        if before is None or loop.best_metric is None:
+            return loop.best_metric is not None
+        new, old = found[loop.best_metric]["accuracy"], before[loop.best_metric]["accuracy"]
+        return new > old or (new == old and loop.best_tie == "latest")
 
     def save(self, found: dict[str, dict[str, float]] | None) -> None:
         """Keeps a checkpoint, ordered by the accuracy of an evaluation; without one it is never the best."""
         self.check_finite()
         self.info["wall_seconds"] = self.wall_before + time.monotonic() - self.session_start
         self.info["window"] = self.window.state()
-        best = self.config.loop.best_metric
-        score = found[best]["accuracy"] if found and best else -1.0
+        best, is_best = self.config.loop.best_metric, (self.info["best"] or {}).get("step") == self.step
+        score = found[best]["accuracy"] if found and is_best else -1.0
         self.checkpoints.save(self.step, self.state, self.info, score)
         self.window.restart_clock()
 
@@ -279,12 +314,12 @@ class Training:
     def finish(self) -> None:
         """Writes the run's record and curve to the results."""
         config, final = self.config, self.info["final"]
-        params = jax.device_get(self.layout.local(self.state.params))
+        weights = jax.device_get(self.layout.local(self.state.weights))
         if not is_main():
             return
         curve = curve_of(self.metrics.path)
         rates = [point.value for point in curve if point.metric == "images_per_second"]
-        rates = rates or [self.steps * config.optim.batch_size / self.info["wall_seconds"]]  # a run of one step
+        rates = rates or [self.steps * self.examples_a_step / self.info["wall_seconds"]]  # a run of one step
         record = RunRecord(
             id=self.run,
             name=run_name(config),
@@ -306,8 +341,8 @@ class Training:
             flops_per_image=self.task.flops(),
             metrics={"last": final, "best": self.info["best"]},
         )
-        kept = [point for point in curve if point.metric in ("loss", "accuracy")]
-        model = nnx.merge(self.graphdef, params)
+        kept = [point for point in curve if self.task.keeps_curve(point.split, point.metric)]
+        model = nnx.merge(self.graphdef, weights)
         shown = {split: self.splits[split] for split in config.loop.final_splits}
         for picture in self.task.draw(model, self.predict, shown, self.folder / "figures", record.name):
             self.tracker.image(picture.stem, picture, self.steps)
@@ -315,7 +350,10 @@ class Training:
         self.tracker.finish()
         path = write_record(record, kept, Path(config.paths.results))  # the last act: with a record, all is done
         print(f"{record.name}: finished; record in {path}", flush=True)
+        FINISHED.append((path, self.run))
 
 
 if __name__ == "__main__":
     run_entry(main, Config)
+    for line in describe_folds(FINISHED):
+        print(line)

@@ -3,6 +3,7 @@
     python scripts/run_table.py arrow --dry-run             # what is finished, what is not, and what it should cost
     python scripts/run_table.py imagenet --dry-run --measure 256        # costs by the speed of this machine's devices
     python scripts/run_table.py arrow --max-runs 2 logger.mode=disabled
+    python scripts/run_table.py graphs --processes 2        # cross-validations side by side, a thread each
 
 Typing the same command again goes on where the last one stopped.
 Exit status: 0, 1 if a run failed, 2 if a record or a definition is wrong, 130 if interrupted.
@@ -46,7 +47,9 @@ def parse_arguments() -> argparse.Namespace:
         metavar="BATCH",
         help="with --dry-run: time training steps of the first row's model on BATCH images, and estimate by that",
     )
-    parser.add_argument("--max-runs", type=int, help="start at most this many runs")
+    parser.add_argument("--max-runs", type=int, help="start at most this many runs, or cross-validations")
+    parser.add_argument("--processes", type=int, default=1, help="how many run side by side (1)")
+    parser.add_argument("--columns", nargs="*", help="of a table of cross-validations: only these (all)")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records, tables and figures")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of unfinished runs")
     arguments = parser.parse_intermixed_args()
@@ -62,29 +65,35 @@ def hours(seconds: float) -> str:
     return f"{seconds / 3600:.2f} h"
 
 
-def list_runs(table: sweeps.TableDefinition, arguments: argparse.Namespace) -> list[sweeps.PlannedRun]:
-    """Print one line a run and a total; return the unfinished runs in order."""
+def list_runs(table: sweeps.TableDefinition, arguments: argparse.Namespace) -> list[sweeps.Job]:
+    """Print one line a run or cross-validation and a total; return what is unfinished in order."""
     records = read_records(arguments.results)
     started = sweeps.started_runs(table, arguments.runs)
     hardware = sweeps.query_hardware(ROOT) if any(record.table == table.name for record in records) else None
     unfinished, costs = [], []
     matched, _ = sweeps.match_records(table, records)
-    for run, record in matched:
-        if record:
-            state, cost = "finished", hours(record.wall_seconds)
+    matched = [(run, record) for run, record in matched if is_wanted(table, run, arguments)]
+    record_of = {id(run): record for run, record in matched}
+    for job in sweeps.jobs(table, [run for run, _ in matched]):
+        done = [record_of[id(run)] for run in job.runs if record_of[id(run)]]
+        left = tuple(run for run in job.runs if not record_of[id(run)])
+        if not left:
+            state, cost = "finished", hours(sum(record.wall_seconds for record in done))
         else:
-            state = "partial" if run.key in started else "missing"
-            costs.append(estimate(table, run, records, hardware, arguments.images_per_second))
-            cost = "unknown cost" if costs[-1] is None else f"about {hours(costs[-1])}"
-            unfinished.append(run)
+            state = "partial" if done or any(run.key in started for run in left) else "missing"
+            own = [estimate(table, run, records, hardware, arguments.images_per_second) for run in left]
+            cost = "unknown cost" if None in own else f"about {hours(sum(own))}"
+            costs += own
+            job = sweeps.Job(left, job.fold)
+            unfinished.append(job)
         try:
-            start = sweeps.initial_override(table, run, records)
+            start = sweeps.initial_override(table, job.runs[0], records)
         except UserError:
             start = ["init_from=ID"]
-        command = shlex.join(["python", "train.py", *run.overrides, *start, *arguments.overrides])
+        command = shlex.join(["python", "train.py", *job.overrides, *start, *arguments.overrides])
         print(f"{state:8}  {cost:>14}  {command}")
     known = [cost for cost in costs if cost is not None]
-    total = f"{len(matched)} runs: {len(matched) - len(unfinished)} finished, {len(unfinished)} to run"
+    total = f"{len(matched)} runs: {len(matched) - len(costs)} finished, {len(costs)} to run"
     if known:
         throughput = arguments.images_per_second
         where = f"at {throughput:g} images/s of the first row's model" if throughput else "on this hardware"
@@ -95,6 +104,10 @@ def list_runs(table: sweeps.TableDefinition, arguments: argparse.Namespace) -> l
     return unfinished
 
 
+def is_wanted(table: sweeps.TableDefinition, run: sweeps.PlannedRun, arguments: argparse.Namespace) -> bool:
+    return not (table.folds and arguments.columns) or run.values[table.folds.over] in arguments.columns
+
+
 def estimate(
     table: sweeps.TableDefinition,
     run: sweeps.PlannedRun,
@@ -103,8 +116,8 @@ def estimate(
     images_per_second: float | None,
 ) -> float | None:
     """Seconds, from the table's finished runs on this hardware, else from a throughput; None without either."""
-    measured = sweeps.expected_seconds(run, records, table.name, hardware) if hardware else None
-    if measured is not None or images_per_second is None:
+    measured = sweeps.expected_seconds(run, records, table, hardware) if hardware else None
+    if measured is not None or images_per_second is None or table.folds:
         return measured
     from plstm.experiments.costs import experiment_cost
 
@@ -139,18 +152,19 @@ def main() -> int:
         print("wrote", *paths, *figures.draw_curves(table, records, arguments.results), flush=True)
         sums.refresh_sums(arguments.results)
 
-    def after_run(run: sweeps.PlannedRun) -> None:
+    def after_job(job: sweeps.Job) -> None:
         matched, _ = sweeps.match_records(table, read_records(arguments.results))
-        if not any(record and other.key == run.key for other, record in matched):
+        finished = {run.key for run, record in matched if record}
+        if not all(run.key in finished for run in job.runs):
             raise UserError(f"finished without a record for table {table.name} in {arguments.results / 'runs'}")
         report()
 
     report()
 
-    def overrides(run: sweeps.PlannedRun) -> list[str]:
-        return [*sweeps.initial_override(table, run, read_records(arguments.results)), *arguments.overrides]
+    def overrides(job: sweeps.Job) -> list[str]:
+        return [*sweeps.initial_override(table, job.runs[0], read_records(arguments.results)), *arguments.overrides]
 
-    failures = sweeps.execute(unfinished[: arguments.max_runs], overrides, ROOT, after_run)
+    failures = sweeps.execute(unfinished[: arguments.max_runs], overrides, ROOT, after_job, arguments.processes)
     text = (arguments.results / "tables" / f"{table.name}.md").read_text()
     print(text.partition("\n## ")[0], f"\npictures of each run: {arguments.runs}/*/figures", flush=True)
     if failures:

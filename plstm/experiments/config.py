@@ -18,9 +18,11 @@ from plstm.training import tracking
 # Parts of a config that change where a run lives and how it is shown, but not its numbers.
 OUTSIDE_ID = ("logger", "mesh", "paths", "report", "data.root", "data.generate", "data.placement", "data.workers")
 OUTSIDE_ID += ("data.max_corrupt",)  # how many before the run ends with an error
+OUTSIDE_ID += ("data.download",)
 # Keys newer than the first finished runs, with the value that leaves their numbers and ids as they are.
 NEUTRAL = {"task": "arrow", "augment": None, "init_from": None, "init_checkpoint": "last"}
-NEUTRAL |= {"optim.loss": "cross_entropy"}
+NEUTRAL |= {"optim.loss": "cross_entropy", "optim.schedule_per": "step"}
+NEUTRAL |= {"loop.unit": "steps", "loop.save_every": None, "loop.best_tie": "latest"}
 
 
 @dataclass
@@ -30,6 +32,7 @@ class OptimConfig:
     name: str = "adamw"  # or "lamb"
     peak_lr: float = 1e-4  # not scaled with the batch
     end_factor: float = 1e-3  # the last step's learning rate over the peak
+    schedule_per: str = "step"  # or "epoch": the learning rate stays as it is over an epoch
     warmup_epochs: float = 1.0  # linear from 0
     epochs: float = 50.0  # cosine from the end of the warm-up to the last step
     batch_size: int = 128  # over all devices
@@ -46,11 +49,24 @@ class OptimConfig:
 class LoopConfig:
     """What happens at which step."""
 
-    log_every: int = 100  # steps
-    eval_every: int = 2000  # steps; a checkpoint is kept at each evaluation
+    unit: str = "steps"  # or "epochs": what the next three count
+    log_every: int = 100
+    eval_every: int = 2000
+    save_every: int | None = None  # a checkpoint; none: at each evaluation, so that the best one is kept, too
     eval_splits: list[str] = field(default_factory=lambda: ["val", "val_ext"])
     final_splits: list[str] = field(default_factory=lambda: ["val", "val_ext", "test", "test_ext"])
     best_metric: str | None = "val"  # the split whose accuracy names the best checkpoint; none: no best one
+    best_tie: str = "latest"  # or "earliest": which of equal accuracies is the best
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether there is a checkpoint of the best step."""
+        return self.best_metric is not None and self.save_every is None
+
+    @property
+    def why_no_best(self) -> str:
+        """The key that says so."""
+        return "loop.best_metric is null" if self.best_metric is None else f"loop.save_every is {self.save_every}"
 
 
 @dataclass
@@ -152,6 +168,9 @@ def _check_ranges(config: Config) -> None:
         for key in keys.split():
             if not is_good(value := attrgetter(key)(config)):
                 raise UserError(f"{key}={value}: must be {words}")
+    every, save_every = config.loop.eval_every, config.loop.save_every
+    if save_every is not None and (save_every < 1 or save_every % every):
+        raise UserError(f"loop.save_every={save_every}: must be a multiple of loop.eval_every={every}, or null")
 
 
 def _check_choices(config: Config) -> None:
@@ -167,6 +186,9 @@ def _check_choices(config: Config) -> None:
     for key, choices in (
         ("optim.name", ("adamw", "lamb")),
         ("optim.loss", task.losses),
+        ("optim.schedule_per", ("step", "epoch")),
+        ("loop.unit", ("steps", "epochs")),
+        ("loop.best_tie", ("latest", "earliest")),
         ("init_checkpoint", ("last", "best")),
         ("logger.mode", tracking.MODES),
     ):
@@ -212,7 +234,7 @@ def identity(plain: dict[str, Any]) -> dict[str, Any]:
         *parents, leaf = key.split(".")
         node = kept
         for parent in parents:
-            node = node[parent]
+            node = node.get(parent, {})
         if key not in NEUTRAL or node.get(leaf) == NEUTRAL[key]:
             node.pop(leaf, None)
     return kept
@@ -234,5 +256,8 @@ def portable(overrides: list[str], init_from: str | None = None) -> list[str]:
 
 
 def run_name(config: Config) -> str:
-    """A name to read, such as arrow-plstm-s43."""
-    return f"{config.experiment.replace('/', '-')}-s{config.seed}"
+    """A name to read, such as arrow-plstm-s43, or graphs-gin-MUTAG-f0-s43."""
+    parts = [config.experiment.replace("/", "-")]
+    if hasattr(config.data, "fold"):
+        parts += [config.data.name, f"f{config.data.fold}"]
+    return "-".join([*parts, f"s{config.seed}"])

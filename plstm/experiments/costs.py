@@ -48,5 +48,5 @@ def experiment_cost(experiment: str) -> Cost:
     task, optim = TASKS[config.task](config), config.optim
     model = nnx.eval_shape(lambda: task.build_model(0))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
-    steps = max(round(optim.epochs * (task.train_examples // optim.batch_size)), 1)
+    steps = max(round(optim.epochs * task.steps_per_epoch), 1)
     return Cost(config.data.size, optim.epochs, steps, optim.batch_size, parameters, task.flops())

@@ -54,8 +54,8 @@ class Initial:
         if last is None or self._checkpoints.info(last)["final"] is None:
             stopped = f"stopped at step {last:,}" if last else "has no checkpoint"
             raise UserError(f"init_from={self.folder}: this run has not finished ({stopped}); finish it first")
-        if config.init_checkpoint == "best" and self.config.loop.best_metric is None:
-            raise UserError(f"init_checkpoint=best: {self.folder} chose none (loop.best_metric is null)")
+        if config.init_checkpoint == "best" and not self.config.loop.keeps_best:
+            raise UserError(f"init_checkpoint=best: {self.folder} kept none ({self.config.loop.why_no_best})")
         self.step = last if config.init_checkpoint == "last" else self._checkpoints.best_step()
 
     def _refuse_another_model(self, config: Config) -> None:

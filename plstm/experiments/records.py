@@ -1,21 +1,24 @@
 """Run records: one JSON file and one curve a finished run, the only source of tables and figures.
 
 `results/runs/<id>.json` holds what was run, on what, for how long and with what result; `results/curves/<id>.csv` holds
-its learning curves. Reading is strict: a record that does not follow the schema stops the reader, which names the file
-and the field.
+its learning curves. Of cross-validations, whose runs are many and small, `results/runs/<experiment>-<set>.jsonl` holds
+both, one run a line: {"record": ..., "curve": {"step": [...], "val.accuracy": [...], ...}}. Reading is strict: a record
+that does not follow the schema stops the reader, which names the file and the field.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
+import fcntl
 import io
 import json
 import math
 import os
 import re
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -46,6 +49,13 @@ class Metrics(TypedDict):
 
     last: dict[str, SplitMetrics]
     best: dict[str, Any] | None
+
+
+class FoldLine(TypedDict):
+    """A line of a cross-validation's file; a curve's columns are as long as its column `step`."""
+
+    record: dict[str, Any]
+    curve: dict[str, list[float | None]]
 
 
 class CurvePoint(NamedTuple):
@@ -111,6 +121,8 @@ def write_record(
 ) -> Path:
     """Write `runs/<id>.json` and `curves/<id>.csv`, the curve first: a record that exists has its curve.
 
+    The run of a fold is added to the file of its cross-validation instead; its curve's values are rounded to 4 digits.
+
     Args:
         record: the finished run.
         curve_rows: (step, epoch, split, metric, value) in any order, written in the order given.
@@ -119,9 +131,12 @@ def write_record(
     Returns:
         The record's path. Raises UserError, before anything is written, if a field of the record breaks the schema.
     """
-    path = Path(results_dir) / "runs" / f"{record.id}.json"
+    path = record_path(record.id, record.config, results_dir)
     fields = dataclasses.asdict(record)
-    _check_record(fields, path)
+    _check_record(fields, str(path))
+    if path.suffix == ".jsonl":
+        _add_line(path, {"record": fields, "curve": _columns(curve_rows)})
+        return path
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CurvePoint._fields)
@@ -138,23 +153,99 @@ def read_records(results_dir: str | Path) -> list[RunRecord]:
     """
     records = []
     for path in sorted((Path(results_dir) / "runs").glob("*.json")):
-        try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{path}: not a JSON file ({error}); restore it or remove it") from error
-        _check_record(fields, path)
+        fields = _parse(path.read_text(encoding="utf-8"), str(path))
+        _check_record(fields, str(path))
+        if fields["id"] != path.stem:
+            raise UserError(f"{path}: field id is {fields['id']!r}; it must be the file's name")
         records.append(RunRecord(**fields))
-    return records
+    for path in sorted((Path(results_dir) / "runs").glob("*.jsonl")):
+        records += [record for record, _ in _read_lines(path)]
+    return sorted(records, key=lambda record: record.id)
+
+
+def record_path(run: str, config: dict[str, Any], results_dir: str | Path) -> Path:
+    """Where the record of a run with this id and config is, or will be."""
+    name = f"{run}.json"
+    if "fold" in config.get("data", {}):
+        name = f"{config['experiment'].replace('/', '-')}-{config['data']['name']}.jsonl"
+    return Path(results_dir) / "runs" / name
+
+
+def has_record(run: str, config: dict[str, Any], results_dir: str | Path) -> bool:
+    """Whether a run with this id and config has finished. Errors: see `read_records`."""
+    path = record_path(run, config, results_dir)
+    if path.suffix == ".json" or not path.exists():
+        return path.exists()
+    return any(record.id == run for record, _ in _read_lines(path))
+
+
+def read_collection(path: Path) -> list[RunRecord]:
+    """The records of a cross-validation's file. Errors: see `read_records`."""
+    return [record for record, _ in _read_lines(path)]
+
+
+def _read_lines(path: Path) -> Iterator[tuple[RunRecord, dict[str, list[float | None]]]]:
+    """The records of a cross-validation with their curves."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        where = f"{path}, line {number}"
+        fields = _parse(line, where)
+        check_type(fields, FoldLine, where)
+        _check_record(fields["record"], where)
+        record = RunRecord(**fields["record"])
+        if record_path(record.id, record.config, path.parents[1]) != path:
+            raise UserError(f"{where}: a run of another experiment or data set than the file's name says")
+        yield record, fields["curve"]
+
+
+def _add_line(path: Path, fields: dict[str, Any]) -> None:
+    """Adds a run to its file, in place of one with the same id; processes that write at the same time take turns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path.parent):
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        lines = [line for line in lines if _parse(line, str(path))["record"]["id"] != fields["record"]["id"]]
+        lines.append(json.dumps(fields, separators=(",", ":"), allow_nan=False, ensure_ascii=False))
+        write_file(path, ("\n".join(lines) + "\n").encode())
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _columns(rows: Iterable[tuple[int, float, str, str, float]]) -> dict[str, list[float | None]]:
+    """A curve by columns, None where a column has no value at a step; epochs follow from the steps."""
+    rows = list(rows)
+    steps = sorted({row[0] for row in rows})
+    columns: dict[str, list[float | None]] = {"step": list(steps)}
+    place = {step: n for n, step in enumerate(steps)}
+    for step, _, split, metric, value in rows:
+        columns.setdefault(f"{split}.{metric}", [None] * len(steps))[place[step]] = round(value, 4)
+    return columns
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{where}: not a JSON file ({error}); restore it or remove it") from error
 
 
 def curve_path(record: RunRecord, results_dir: str | Path) -> Path:
     """Where the curve of a record lies."""
-    return Path(results_dir) / "curves" / f"{record.id}.csv"
+    path = record_path(record.id, record.config, results_dir)
+    return path if path.suffix == ".jsonl" else Path(results_dir) / "curves" / f"{record.id}.csv"
 
 
 def read_curve(record: RunRecord, results_dir: str | Path) -> list[CurvePoint]:
     """The curve of a record, in file order; UserError if the file is missing or a row is not `CurvePoint`'s columns."""
     path = curve_path(record, results_dir)
+    if path.suffix == ".jsonl":
+        return _fold_curve(record, path)
     if not path.is_file():
         raise UserError(f"{path}: this curve is missing; restore it or remove runs/{record.id}.json")
     with path.open(encoding="utf-8", newline="") as file:
@@ -165,6 +256,19 @@ def read_curve(record: RunRecord, results_dir: str | Path) -> list[CurvePoint]:
             return [CurvePoint(int(s), float(e), split, metric, float(v)) for s, e, split, metric, v in rows]
         except ValueError as error:
             raise UserError(f"{path}, line {rows.line_num}: {error}") from error
+
+
+def _fold_curve(record: RunRecord, path: Path) -> list[CurvePoint]:
+    found = [curve for other, curve in _read_lines(path) if other.id == record.id] if path.is_file() else []
+    if not found:
+        raise UserError(f"{path}: has no run {record.id}; restore it")
+    (curve,) = found
+    points = []
+    for n, step in enumerate(curve["step"]):
+        for name, values in curve.items():
+            if name != "step" and values[n] is not None:
+                points.append(CurvePoint(step, step * record.epochs / record.steps, *name.split("."), values[n]))
+    return points
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -219,10 +323,10 @@ def _join(where: str, key: object) -> str:
     return f"{where}.{key}" if ": field " in where else f"{where}: field {key}"
 
 
-def _check_record(fields: Any, path: Path) -> None:
+def _check_record(fields: Any, path: str) -> None:
     """Types by the schema, then what types cannot say."""
-    check_type(fields, RunRecord, str(path))
-    if not re.fullmatch(r"[0-9a-f]{12}", fields["id"]) or fields["id"] != path.stem:
+    check_type(fields, RunRecord, path)
+    if not re.fullmatch(r"[0-9a-f]{12}", fields["id"]):
         raise UserError(f"{path}: field id is {fields['id']!r}; it must be 12 hexadecimal digits and the file's name")
     for key in ("started", "finished"):
         try:

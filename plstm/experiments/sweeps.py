@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 from plstm.errors import UserError
 from plstm.experiments.records import Hardware, RunRecord
 
+ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "NPROC": "1", "OMP_NUM_THREADS": "1"}
+
 
 @dataclass
 class Row:
@@ -28,7 +32,7 @@ class Row:
     `paper` is None where nothing is published, else {last part of `select.over`: the paper's best value, split:
     [mean, +-]}; in a table of percentages {"parameters", "flops": the paper's words, split: the percentage}.
     `init_from` is the experiment of an earlier row, whose run of the same swept values this row fine-tunes. `require`
-    adds to the table's.
+    adds to the table's; `sweep` takes the place of the table's for the keys that it names.
     """
 
     name: str = MISSING
@@ -36,6 +40,18 @@ class Row:
     paper: dict[str, Any] | None = None
     init_from: str | None = None
     require: dict[str, Any] = field(default_factory=dict)
+    sweep: dict[str, list[Any]] = field(default_factory=dict)
+
+
+@dataclass
+class Folds:
+    """What makes a table one of cross-validations, `plstm.experiments.fold_tables`: two of its swept keys.
+
+    `fold` tells the runs of a cross-validation apart; `over` has the values that are the table's columns.
+    """
+
+    fold: str = MISSING
+    over: str = MISSING
 
 
 @dataclass
@@ -95,6 +111,7 @@ class TableDefinition:
     percent: bool = False
     digits: int = 3
     costs: bool = False
+    folds: Folds | None = None
     references: list[Reference] = field(default_factory=list)
 
     @property
@@ -126,6 +143,21 @@ class PlannedRun:
         return (self.row.init_from, *self.values.values()) if self.row.init_from else None
 
 
+@dataclass(frozen=True)
+class Job:
+    """Runs that one process trains: one, or the folds of a cross-validation."""
+
+    runs: tuple[PlannedRun, ...]
+    fold: str | None = None  # the swept key that tells them apart
+
+    @property
+    def overrides(self) -> list[str]:
+        """The arguments of `train.py`."""
+        numbers = ",".join(str(run.values[self.fold]) for run in self.runs) if self.fold else ""
+        own = self.runs[0].overrides
+        return [f"{self.fold}={numbers}" if self.fold and o.startswith(f"{self.fold}=") else o for o in own]
+
+
 def load_table(path: Path) -> TableDefinition:
     """Read a table definition; UserError naming the file and a key that is unknown, missing, ill-typed or wrong."""
     if not path.is_file():
@@ -151,6 +183,7 @@ def _check_table(table: TableDefinition, path: Path) -> None:
         values = [getattr(row, key) for row in table.rows]
         if len(set(values)) < len(values):
             raise UserError(f"{path}: key rows: two rows have the same {key}")
+    _check_sweeps(table, path)
     known: set[str] = set()
     for index, row in enumerate(table.rows):
         _check_paper(table, row, f"{path}: key rows[{index}].paper")
@@ -162,6 +195,17 @@ def _check_table(table: TableDefinition, path: Path) -> None:
             raise UserError(
                 f"{path}: key references[{index}] needs the table's percent and costs, and the accuracy of every column"
             )
+
+
+def _check_sweeps(table: TableDefinition, path: Path) -> None:
+    for index, row in enumerate(table.rows):
+        if unknown := row.sweep.keys() - table.sweep.keys():
+            raise UserError(f"{path}: key rows[{index}].sweep: the table does not sweep {min(unknown)}")
+    for key in ("fold", "over") if table.folds else ():
+        if (value := getattr(table.folds, key)) not in table.sweep:
+            raise UserError(f"{path}: key folds.{key} is {value!r}, which sweep does not list")
+    if table.folds and list(table.columns) != table.sweep[table.folds.over]:
+        raise UserError(f"{path}: key columns must have the values of sweep.{table.folds.over}, in their order")
 
 
 def _check_paper(table: TableDefinition, row: Row, where: str) -> None:
@@ -184,8 +228,11 @@ def planned_runs(table: TableDefinition) -> list[PlannedRun]:
     """Every row times every swept value, in the order to run them.
 
     First, seed by seed over all rows, with the value of `select.over` that the paper found best (the sweep's first
-    where it gives none), then with the other values: a sweep cut short still fills every row.
+    where it gives none), then with the other values: a sweep cut short still fills every row. Cross-validations:
+    column by column, seed by seed, row by row, each with all values and folds, and rows without published figures last.
     """
+    if table.folds:
+        return _planned_folds(table)
 
     def late(run: PlannedRun) -> bool:
         if table.select is None:
@@ -196,6 +243,31 @@ def planned_runs(table: TableDefinition) -> list[PlannedRun]:
     grid = itertools.product(*table.sweep.values())
     runs = [PlannedRun(row, dict(zip(table.sweep, values, strict=True))) for values in grid for row in table.rows]
     return sorted(runs, key=late)
+
+
+def _planned_folds(table: TableDefinition) -> list[PlannedRun]:
+    def place(run: PlannedRun) -> tuple:
+        column = table.sweep[table.folds.over].index(run.values[table.folds.over])
+        return run.row.paper is None, column, run.values["seed"], table.rows.index(run.row)
+
+    runs = []
+    for row in table.rows:
+        sweep = table.sweep | row.sweep
+        grid = itertools.product(*sweep.values())
+        runs += [PlannedRun(row, dict(zip(sweep, values, strict=True))) for values in grid]
+    return sorted(runs, key=place)
+
+
+def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:
+    """What to start for these runs, in their order; neighbouring folds of one cross-validation share a job."""
+    if table.folds is None:
+        return [Job((run,)) for run in runs]
+    fold = table.folds.fold
+
+    def cell(run: PlannedRun) -> tuple:
+        return run.row.experiment, *(value for key, value in run.values.items() if key != fold)
+
+    return [Job(tuple(group), fold) for _, group in itertools.groupby(runs, cell)]
 
 
 def match_records(
@@ -269,12 +341,18 @@ def initial_override(table: TableDefinition, run: PlannedRun, records: Sequence[
     raise UserError(f"fine-tunes {run.row.init_from}, which has not finished")
 
 
-def expected_seconds(run: PlannedRun, records: Sequence[RunRecord], table: str, hardware: Hardware) -> float | None:
+def expected_seconds(
+    run: PlannedRun, records: Sequence[RunRecord], table: TableDefinition, hardware: Hardware
+) -> float | None:
     """Wall seconds that a run should take, compilation and evaluation included.
 
-    The mean over the table's finished runs of the same experiment on the same hardware, None where there are none.
+    The mean over the table's finished runs of the same experiment on the same hardware, in a table of
+    cross-validations also of the same values but for fold and seed; None where there are none.
     """
-    same = [r for r in records if (r.table, r.experiment, r.hardware) == (table, run.row.experiment, hardware)]
+    keys = [key for key in run.values if table.folds and key not in (table.folds.fold, "seed")]
+    wanted = (table.name, run.row.experiment, hardware)
+    same = [r for r in records if (r.table, r.experiment, r.hardware) == wanted]
+    same = [r for r in same if all(r.config_value(key) == run.values[key] for key in keys)]
     return sum(r.wall_seconds for r in same) / len(same) if same else None
 
 
@@ -313,48 +391,76 @@ def check_overrides(table: TableDefinition, overrides: Sequence[str]) -> None:
 
 
 def execute(
-    runs: Sequence[PlannedRun],
-    overrides: Callable[[PlannedRun], list[str]],
+    work: Sequence[Job],
+    overrides: Callable[[Job], list[str]],
     root: Path,
-    after_run: Callable[[PlannedRun], None],
+    after_job: Callable[[Job], None],
+    processes: int = 1,
 ) -> list[str]:
-    """Train runs one after another, each a process in `root` with its output on ours.
+    """Start jobs in order, each a process in `root` with its output on ours, so many at a time.
 
     Args:
-        runs: what to run, in order.
-        overrides: key=value to add to a run's command; its UserError counts as that run's failure.
+        work: what to run, in order.
+        overrides: key=value to add to a job's command; its UserError counts as that job's failure.
         root: the folder of `train.py`.
-        after_run: called after every run that exits with status 0; its UserError counts as that run's failure.
+        after_job: called after every job that exits with status 0; its UserError counts as that job's failure.
+        processes: how many jobs run side by side; more than one compute with one thread each.
 
     Returns:
-        One line a failed run; a failure does not stop the others. KeyboardInterrupt is handed to the running process as
-        SIGINT, which is waited for, and then raised again.
+        One line a failed job; a failure does not stop the others. KeyboardInterrupt is handed to the running processes
+        as SIGINT, which are waited for, and then raised again.
     """
-    failures = []
-    for number, run in enumerate(runs, 1):
-        try:
-            command = [sys.executable, "train.py", *run.overrides, *overrides(run)]
-            print(f"run {number}/{len(runs)}: {shlex.join(['python', *command[1:]])}", flush=True)
-            if status := _train(command, root):
-                raise UserError(f"exit status {status}")
-            after_run(run)
-        except UserError as error:
-            failures.append(f"{' '.join(run.overrides)}: {error}")
-            print(f"failed: {failures[-1]}", flush=True)
+    failures: list[str] = []
+    waiting, running = list(enumerate(work, 1)), {}
+    environment = os.environ | (ONE_THREAD if processes > 1 else {})
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                number, job = waiting.pop(0)
+                with _noting(failures, job):
+                    command = [sys.executable, "train.py", *job.overrides, *overrides(job)]
+                    print(f"run {number}/{len(work)}: {shlex.join(['python', *command[1:]])}", flush=True)
+                    # A process group of its own: the terminal's Ctrl-C reaches only this process, which hands it on.
+                    child = subprocess.Popen(
+                        command, cwd=root, stdin=subprocess.DEVNULL, process_group=0, env=environment
+                    )
+                    running[child] = job
+            for child in [child for child in running if _has_ended(child, len(running))]:
+                job = running.pop(child)
+                with _noting(failures, job):
+                    if child.returncode:
+                        raise UserError(f"exit status {child.returncode}")
+                    after_job(job)
+    except KeyboardInterrupt:
+        _interrupt(list(running))
+        raise
     return failures
 
 
-def _train(command: list[str], root: Path) -> int:
-    # A process group of its own: the terminal's Ctrl-C reaches only this process, which hands on exactly one SIGINT.
-    child = subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, process_group=0)
-    interrupted = False
-    while True:
-        try:
-            status = child.wait()
-            break
-        except KeyboardInterrupt:
-            interrupted = True
+def _interrupt(children: list[subprocess.Popen]) -> None:
+    """Sends SIGINT, and again where the user does, until all have ended."""
+    while children:
+        for child in children:
             child.send_signal(signal.SIGINT)
-    if interrupted:
-        raise KeyboardInterrupt
-    return status
+        with contextlib.suppress(KeyboardInterrupt):
+            while children:
+                children[0].wait()
+                children.pop(0)
+
+
+def _has_ended(child: subprocess.Popen, running: int) -> bool:
+    """Waits a moment where there are others, else for its end."""
+    try:
+        child.wait(None if running == 1 else 0.2)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _noting(failures: list[str], job: Job) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        failures.append(f"{' '.join(job.overrides)}: {error}")
+        print(f"failed: {failures[-1]}", flush=True)

@@ -119,6 +119,11 @@ def read_baselines(table: TableDefinition, results_dir: Path) -> list[dict[str, 
 
 def render_table(table: TableDefinition, records: Sequence[RunRecord], results_dir: Path) -> dict[Path, bytes]:
     """The files of a table, path -> contents: `tables/<name>.md`, `.csv` and `.tex` below `results_dir`."""
+    if table.folds:
+        from plstm.experiments import fold_tables  # which takes its styles from here
+
+        texts = fold_tables.render(table, records, results_dir)
+        return {results_dir / "tables" / f"{table.name}.{kind}": text.encode() for kind, text in texts.items()}
     rows, outside = table_rows(table, records)
     baselines = read_baselines(table, results_dir)
     notes = [*table.notes, *_notes(rows, outside)]
@@ -232,7 +237,7 @@ def _grid(
         cells += [_number(row.mean("epochs"), ".4g")] * (not table.costs)
         cells.append(_number(row.mean("images_per_second"), ".0f"))
         cells.append(_number(None if seconds is None else seconds / 3600, ".2f"))
-        cells.append(", ".join(sorted({style.escape(_commit(run)[:7] + _mark(run)) for run in row.chosen})) or DASH)
+        cells.append(", ".join(sorted({style.escape(commit_of(run)) for run in row.chosen})) or DASH)
         grid.append(cells)
     for entry in baselines:
         cells = [style.escape(entry["name"]), *[DASH] * (len(header) - 1)]
@@ -295,6 +300,11 @@ def _commit(run: RunRecord) -> str:
     return run.commit or "unknown"
 
 
+def commit_of(run: RunRecord) -> str:
+    """Seven digits, and a star where the code may differ from it."""
+    return _commit(run)[:7] + _mark(run)
+
+
 def _mark(run: RunRecord) -> str:
     return "" if run.dirty is False else "*"
 
@@ -337,7 +347,7 @@ def _run_list(table: TableDefinition, rows: list[TableRow]) -> list[list[str]]:
             cells += ["✓" if run in row.chosen else "", f"[csv](../curves/{run.id}.csv)"]
             cells += [f"{run.images_per_second:.0f}", f"{run.wall_seconds / 3600:.2f}"]
             cells += [f"{device} × {hardware['cpu_model'] if on_cpu else hardware['device_kind']}"]
-            cells += [_Markdown.escape(_commit(run)[:7] + _mark(run))]
+            cells += [_Markdown.escape(commit_of(run))]
             grid.append(cells)
     return grid
 
@@ -388,6 +398,11 @@ def _latex_file(table: TableDefinition, rows: list[TableRow], baselines: list[di
     lines = [" & ".join(cells) + r" \\" for cells in body]
     if baselines:
         lines.insert(len(rows), r"\midrule")
+    return latex_page(table, header, [r"\midrule", *lines], notes)
+
+
+def latex_page(table: TableDefinition, header: list[str], lines: list[str], notes: list[str]) -> str:
+    """A whole `table` environment."""
     return "\n".join(
         [
             r"% needs \usepackage{booktabs}",
@@ -398,7 +413,6 @@ def _latex_file(table: TableDefinition, rows: list[TableRow], baselines: list[di
             rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
             r"\toprule",
             " & ".join(header) + r" \\",
-            r"\midrule",
             *lines,
             r"\bottomrule",
             r"\end{tabular}",

@@ -3,10 +3,11 @@
     model = from_checkpoint("model.safetensors")  # or a run: its folder, its id or the first digits of it
     logits = model(model.info.preprocessing(image)[None])
 
-The file holds every parameter as float32 under its dotted name, such as head.kernel; axis 0 of those under `groups`
-counts the groups of blocks. Its metadata, all of it text, are format ("plstm"), format_version, run (id), step, and as
-JSON config (of the training; its `model` is the architecture), class_names, and preprocessing (size in pixels,
-crop_ratio, mean and deviation of pixels in [0, 1]; null for a model that takes no pictures). Reading executes nothing.
+The file holds every parameter, and every running statistic of a batch norm, as float32 under its dotted name, such as
+head.kernel; axis 0 of those under `groups` counts the groups of blocks. Its metadata, all of it text, are format
+("plstm"), format_version, run (id), step, and as JSON config (of the training; its `model` is the architecture),
+class_names, and preprocessing (size in pixels, crop_ratio, mean and deviation of pixels in [0, 1]; null for a model
+that takes no pictures). Reading executes nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from plstm.tasks.vision import Preprocessing
 
 FORMAT, VERSION = "plstm", "1"
+SAVED = nnx.Any(nnx.Param, nnx.BatchStat)
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,8 @@ def save_safetensors(model: Any, path: str | os.PathLike) -> None:
         "class_names": json.dumps(info.class_names),
         "preprocessing": json.dumps(info.preprocessing and asdict(info.preprocessing)),
     }
-    params = nnx.state(model, nnx.Param)
-    tensors = {name: np.ascontiguousarray(leaf[...], np.float32) for name, leaf in _named(params).items()}
+    weights = nnx.state(model, SAVED)
+    tensors = {name: np.ascontiguousarray(leaf[...], np.float32) for name, leaf in _named(weights).items()}
     try:
         save_file(tensors, path, metadata)
     except (OSError, SafetensorError) as error:
@@ -117,7 +119,7 @@ def _from_run(run: str, runs: Path, checkpoint: str) -> Any:
     if step is None:
         raise UserError(f"{folder}: no checkpoint yet; train the run until its first evaluation")
     graphdef, state = init_state(task.build_model(0), build_optimizer(config.optim, lambda step: 0.0))
-    model = nnx.merge(graphdef, checkpoints.restore(step, state)[0].params)
+    model = nnx.merge(graphdef, checkpoints.restore(step, state)[0].weights)
     model.info = Info(folder.absolute().name, step, tuple(task.class_names), task.preprocessing, config)
     return model
 
@@ -128,12 +130,12 @@ def _from_file(path: Path) -> Any:
     with _open(path) as file:
         info = _info(path, file.metadata())
         task = TASKS[info.config.task](info.config)
-        graphdef, params = nnx.split(nnx.eval_shape(lambda: task.build_model(0)), nnx.Param)
-        wanted = _named(params)
+        graphdef, weights = nnx.split(nnx.eval_shape(lambda: task.build_model(0)), SAVED)
+        wanted = _named(weights)
         _refuse_other_tensors(path, file, wanted)
         for name, leaf in wanted.items():
             leaf.set_value(jnp.asarray(file.get_tensor(name)))
-    model = nnx.merge(graphdef, params)
+    model = nnx.merge(graphdef, weights)
     model.info = info
     return model
 

@@ -2,8 +2,9 @@
 
 from plstm.tasks.arrow import ArrowTask
 from plstm.tasks.base import Task
+from plstm.tasks.graphs import GraphTask
 from plstm.tasks.imagenet import ImageNetTask
 
-TASKS: dict[str, type[Task]] = {"arrow": ArrowTask, "imagenet": ImageNetTask}
+TASKS: dict[str, type[Task]] = {"arrow": ArrowTask, "imagenet": ImageNetTask, "graphs": GraphTask}
 
 __all__ = ["TASKS", "Task"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import jax
 from flax import nnx
@@ -46,6 +46,8 @@ class Task:
     data_schema: ClassVar[type]  # the dataclasses of the config's `data` and `model`
     model_schema: ClassVar[type]
     splits: ClassVar[tuple[str, ...]]  # names
+    noun: ClassVar[str] = "images"  # what an example is called, many of them
+    draws: ClassVar[bool] = True  # whether the loss may draw from its `key`
     class_names: Sequence[str] = ()  # what the logits stand for, in order; none where they stand for no classes
     preprocessing: Preprocessing | None = None  # from a picture to the model's input; none where it takes no pictures
     losses: ClassVar[tuple[str, ...]] = ("cross_entropy",)  # what `optim.loss` can be
@@ -59,10 +61,22 @@ class Task:
         """Raises UserError naming the key where the task's part of a config does not fit together."""
         raise NotImplementedError
 
+    @classmethod
+    def program(cls, plain: dict[str, Any]) -> dict[str, Any]:
+        """The part of a run's identity that runs must share to share what is compiled; all of it, unless a task knows
+        better.
+        """
+        return plain
+
     @property
     def train_examples(self) -> int:
         """Examples of one epoch."""
         raise NotImplementedError
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of one epoch; all are full, and the examples left over are left out."""
+        return self.train_examples // self.config.optim.batch_size
 
     def describe_data(self) -> str:
         """The banner's line on the data."""
@@ -99,6 +113,10 @@ class Task:
     def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """A training pass: mean loss and accuracy of a batch, float32 scalars. Traced."""
         raise NotImplementedError
+
+    def keeps_curve(self, split: str, metric: str) -> bool:
+        """Whether the curve of a metric enters the results."""
+        return metric in ("loss", "accuracy")
 
     def statistics(self, model: nnx.Module, batch: Batch) -> dict[str, jax.Array]:
         """Scalars to log at each evaluation that look inside the model. Traced."""

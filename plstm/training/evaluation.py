@@ -17,7 +17,7 @@ BATCHES_IN_FLIGHT = 2  # how far the host may run ahead, as in training
 
 def evaluate(
     predict,
-    params: Any,
+    weights: Any,
     split: Split,
     batch_size: int,
     place: Callable = lambda b: b,
@@ -29,7 +29,7 @@ def evaluate(
 
     Args:
         predict: as `plstm.training.steps.make_predict` returns it.
-        params: the model's parameters.
+        weights: what `predict` takes first.
         split: where the batches come from.
         batch_size: examples a batch; it fixes the order of the floating-point sums.
         place: puts a batch on the devices, as `plstm.training.meshes.Layout.place_rows`.
@@ -37,7 +37,7 @@ def evaluate(
     """
     sums = []
     for batch in map(place, split.batches(batch_size)):
-        sums.append(_batch_sums(predict(params, batch), batch["label"], batch["mask"]))
+        sums.append(_batch_sums(predict(weights, batch), batch["label"], batch["mask"]))
         if len(sums) > BATCHES_IN_FLIGHT:
             jax.block_until_ready(sums[-1 - BATCHES_IN_FLIGHT])
         each_batch()
@@ -45,10 +45,10 @@ def evaluate(
     return {"loss": loss / count, "accuracy": hits / count, "count": int(count)}
 
 
-def describe(name: str, metrics: dict[str, float]) -> str:
+def describe(name: str, metrics: dict[str, float], noun: str = "images") -> str:
     """One line that training and eval.py both print."""
     loss, accuracy, count = metrics["loss"], metrics["accuracy"], metrics["count"]
-    return f"{name:<8}  loss {loss:.6f}  accuracy {accuracy:.6f}  ({count:,} images)"
+    return f"{name:<8}  loss {loss:.6f}  accuracy {accuracy:.6f}  ({count:,} {noun})"
 
 
 @jax.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -10,7 +11,8 @@ import optax
 
 from plstm.experiments.config import OptimConfig
 
-DECAYED = ("kernel", "weight")  # of linear layers and of gates; not biases, norms, scales, positions, class token
+# Of linear layers and of gates; not biases, norms, scales, positions, class token.
+DECAYED = ("kernel", "weight", "node_weight", "edge_weight")
 
 
 def learning_rate_schedule(config: OptimConfig, steps: int, warmup_steps: int) -> optax.Schedule:
@@ -28,6 +30,15 @@ def learning_rate_schedule(config: OptimConfig, steps: int, warmup_steps: int) -
         return jnp.where(step < warmup_steps, warm, cosine)
 
     return schedule
+
+
+def epoch_schedule(config: OptimConfig, steps_per_epoch: int) -> optax.Schedule:
+    """The same shape with one value an epoch: epoch n (from 1) of the warm-up has n / warmup_epochs of the peak.
+
+    The cosine starts from the peak in the warm-up's last epoch and reaches end_factor x peak in the last one.
+    """
+    of_epoch = learning_rate_schedule(config, math.ceil(config.epochs) + 1, round(config.warmup_epochs))
+    return lambda step: of_epoch(step // steps_per_epoch + 1)
 
 
 def decay_mask(params: Any) -> Any:

@@ -17,6 +17,7 @@ _FORMATS = {
     "loss": "loss {:.3f}",
     "accuracy": "acc {:.3f}",
     "images_per_second": "{:,.0f} images/s",
+    "graphs_per_second": "{:,.0f} graphs/s",
 }
 
 

@@ -99,7 +99,8 @@ def test_order_fills_every_row_at_the_papers_best_value_first():
 
 
 def test_cost_comes_from_the_same_experiment_table_and_hardware():
-    run = planned_runs(load_table(TABLES / "arrow.yaml"))[0]
+    table = load_table(TABLES / "arrow.yaml")
+    run = planned_runs(table)[0]
     records = [
         example_record(seed=44, wall_seconds=100.0),
         example_record(seed=45, wall_seconds=300.0),
@@ -107,8 +108,8 @@ def test_cost_comes_from_the_same_experiment_table_and_hardware():
         example_record(experiment="arrow/vit", row="ViT", wall_seconds=9e9),
         example_record(table="arrow-reduced", wall_seconds=9e9),
     ]
-    assert sweeps.expected_seconds(run, records, "arrow", HARDWARE) == 200
-    assert sweeps.expected_seconds(run, records[2:], "arrow", HARDWARE) is None
+    assert sweeps.expected_seconds(run, records, table, HARDWARE) == 200
+    assert sweeps.expected_seconds(run, records[2:], table, HARDWARE) is None
 
 
 def test_dry_run_lists_every_run(add, tmp_path):
