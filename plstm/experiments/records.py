@@ -1,7 +1,7 @@
 """Run records: one JSON file and one curve a finished run, the only source of tables and figures.
 
 `results/runs/<id>.json` holds what was run, on what, for how long and with what result; `results/curves/<id>.csv` holds
-its learning curves. Of cross-validations, whose runs are many and small, `results/runs/<experiment>-<set>.jsonl` holds
+its learning curves. Of cross-validations, whose runs are many and small, `results/folds/<experiment>-<set>.jsonl` holds
 both, one run a line: {"record": ..., "curve": {"step": [...], "val.accuracy": [...], ...}}. Reading is strict: a record
 that does not follow the schema stops the reader, which names the file and the field.
 """
@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from plstm.errors import UserError
+
+FOLD_DIGITS = 4  # after the point, in the curves of cross-validations
 
 
 class Hardware(TypedDict):
@@ -126,7 +128,7 @@ def write_record(
     Args:
         record: the finished run.
         curve_rows: (step, epoch, split, metric, value) in any order, written in the order given.
-        results_dir: the folder that holds `runs/` and `curves/`; both are made where missing.
+        results_dir: the folder that holds `runs/`, `curves/` and `folds/`, each made where missing.
 
     Returns:
         The record's path. Raises UserError, before anything is written, if a field of the record breaks the schema.
@@ -147,7 +149,7 @@ def write_record(
 
 
 def read_records(results_dir: str | Path) -> list[RunRecord]:
-    """All records under `runs/`, ordered by id; an empty list without that folder.
+    """All records under `runs/` and `folds/`, ordered by id; an empty list without these folders.
 
     Raises UserError naming file and field at a record that breaks the schema or whose id is not its file's name.
     """
@@ -158,17 +160,22 @@ def read_records(results_dir: str | Path) -> list[RunRecord]:
         if fields["id"] != path.stem:
             raise UserError(f"{path}: field id is {fields['id']!r}; it must be the file's name")
         records.append(RunRecord(**fields))
-    for path in sorted((Path(results_dir) / "runs").glob("*.jsonl")):
+    for path in sorted((Path(results_dir) / "folds").glob("*.jsonl")):
         records += [record for record, _ in _read_lines(path)]
     return sorted(records, key=lambda record: record.id)
 
 
 def record_path(run: str, config: dict[str, Any], results_dir: str | Path) -> Path:
     """Where the record of a run with this id and config is, or will be."""
-    name = f"{run}.json"
+    name = f"runs/{run}.json"
     if "fold" in config.get("data", {}):
-        name = f"{config['experiment'].replace('/', '-')}-{config['data']['name']}.jsonl"
-    return Path(results_dir) / "runs" / name
+        name = f"folds/{config['experiment'].replace('/', '-')}-{config['data']['name']}.jsonl"
+    return Path(results_dir) / name
+
+
+def is_fold(record: RunRecord) -> bool:
+    """Whether this is one run of a cross-validation."""
+    return record_path(record.id, record.config, "").suffix == ".jsonl"
 
 
 def has_record(run: str, config: dict[str, Any], results_dir: str | Path) -> bool:
@@ -224,7 +231,7 @@ def _columns(rows: Iterable[tuple[int, float, str, str, float]]) -> dict[str, li
     columns: dict[str, list[float | None]] = {"step": list(steps)}
     place = {step: n for n, step in enumerate(steps)}
     for step, _, split, metric, value in rows:
-        columns.setdefault(f"{split}.{metric}", [None] * len(steps))[place[step]] = round(value, 4)
+        columns.setdefault(f"{split}.{metric}", [None] * len(steps))[place[step]] = round(value, FOLD_DIGITS)
     return columns
 
 

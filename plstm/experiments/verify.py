@@ -25,7 +25,16 @@ from typing import Any
 import yaml
 
 from plstm.errors import UserError
-from plstm.experiments.records import CurvePoint, RunRecord, check_type, curve_path, read_curve
+from plstm.experiments.records import (
+    FOLD_DIGITS,
+    CurvePoint,
+    RunRecord,
+    check_type,
+    curve_path,
+    is_fold,
+    read_curve,
+    record_path,
+)
 
 CLAIMS = "docs/claims.yaml"
 METRICS = ("loss", "accuracy")
@@ -34,7 +43,7 @@ METRICS = ("loss", "accuracy")
 # ---------------------------------------------------------------------- records
 def record_problems(record: RunRecord, results_dir: Path) -> list[str]:
     """What in a record does not follow from its own config, or from its curve."""
-    where = f"{results_dir}/runs/{record.id}.json"
+    where = str(record_path(record.id, record.config, results_dir)) + (f", run {record.id}" if is_fold(record) else "")
     curve = read_curve(record, results_dir)
     pairs = [*_of_config(record), *_of_curve(record, curve)]
     wrong = [
@@ -51,13 +60,13 @@ Fact = tuple[str, Any, Any, str]  # field, what is written, what should be, what
 def _of_config(record: RunRecord) -> Iterator[Fact]:
     from plstm.experiments.config import plain_config, run_id, run_name
 
-    config, (parameters, flops, train_examples) = _config_of(record), _costs(json.dumps(record.config))
+    config, (parameters, flops) = _config_of(record), _costs(json.dumps(record.config))
     yield "id", record.id, run_id(plain_config(config)), "config"
     yield "name", record.name, run_name(config), "config"
     for key in ("experiment", "seed"):
         yield key, getattr(record, key), getattr(config, key), "config"
     yield "command", record.command, " ".join(["python train.py", *record.overrides]), "overrides"
-    steps_per_epoch = train_examples // config.optim.batch_size
+    steps_per_epoch = _steps_per_epoch(record)
     yield "steps", record.steps, max(round(config.optim.epochs * steps_per_epoch), 1), "config"
     yield "epochs", record.epochs, record.steps / steps_per_epoch, "steps and config"
     yield "parameters", record.parameters, parameters, "config"
@@ -67,10 +76,13 @@ def _of_config(record: RunRecord) -> Iterator[Fact]:
 
 def _of_curve(record: RunRecord, curve: list[CurvePoint]) -> Iterator[Fact]:
     values = {(point.step, point.split, point.metric): point.value for point in curve}
+    task = _task_of(record)
+    kept = {split: [name for name in METRICS if task.keeps_curve(split, name)] for split in task.splits}
+    shown = (lambda value: round(value, FOLD_DIGITS)) if is_fold(record) else (lambda value: value)
     for split, metrics in record.metrics["last"].items():
-        for name in METRICS:
+        for name in kept[split]:
             expected = values.get((record.steps, split, name))
-            yield f"metrics.last.{split}.{name}", metrics[name], expected, "curve"
+            yield f"metrics.last.{split}.{name}", shown(metrics[name]), expected, "curve"
         hits, count = round(metrics["accuracy"] * metrics["count"]), metrics["count"]
         yield f"metrics.last.{split}.accuracy", metrics["accuracy"], hits / count if count else None, "count"
     loop, best = _config_of(record).loop, record.metrics["best"]
@@ -78,29 +90,32 @@ def _of_curve(record: RunRecord, curve: list[CurvePoint]) -> Iterator[Fact]:
     if best is None or not scores:
         yield "metrics.best", best, None, "curve"
         return
-    step = max(scores, key=lambda point: (point.value, point.step)).step  # the later of equals
+    later = 1 if loop.best_tie == "latest" else -1
+    step = max(scores, key=lambda point: (point.value, later * point.step)).step
     yield "metrics.best.step", best["step"], step, "curve"
     for split in loop.final_splits if step == record.steps else loop.eval_splits:
-        for name in METRICS:
+        for name in kept[split]:
             found = best.get(split, {}).get(name)
+            found = None if found is None else shown(found)
             yield f"metrics.best.{split}.{name}", found, values.get((step, split, name)), "curve"
 
 
 def _of_schedule(record: RunRecord, curve: list[CurvePoint]) -> list[str]:
     """Words for points that the run's schedule has and the curve has not, or the other way round."""
-    config, (_, _, train_examples) = _config_of(record), _costs(json.dumps(record.config))
+    config, task, per_epoch = _config_of(record), _task_of(record), _steps_per_epoch(record)
     loop, last = config.loop, record.steps
-    evaluated = set(range(loop.eval_every, last, loop.eval_every))
+    unit = per_epoch if loop.unit == "epochs" else 1
+    log_every, eval_every = loop.log_every * unit, loop.eval_every * unit
+    evaluated = set(range(eval_every, last, eval_every))
     wanted = {(step, split) for step in evaluated for split in loop.eval_splits}
     wanted |= {(last, split) for split in loop.final_splits}
-    wanted |= {(step, "train") for step in {*range(loop.log_every, last, loop.log_every), *evaluated, last}}
-    wanted = {(step, split, name) for step, split in wanted for name in METRICS}
+    wanted |= {(step, "train") for step in {*range(log_every, last, log_every), *evaluated, last}}
+    wanted = {(step, split, name) for step, split in wanted for name in METRICS if task.keeps_curve(split, name)}
     found = [(point.step, point.split, point.metric) for point in curve]
     words = [f"has no {name} of {split} at step {step}" for step, split, name in sorted(wanted - set(found))]
     extra = sorted(set(found) - wanted)
     words += [f"has {name} of {split} at step {step}, where the run has none" for step, split, name in extra]
     words += ["has a point twice"] * (len(set(found)) < len(found))
-    per_epoch = train_examples // config.optim.batch_size
     wrong = next((point for point in curve if point.epoch != point.step / per_epoch), None)
     late = [f"step {wrong.step} is epoch {wrong.step / per_epoch}, not {wrong.epoch}"] if wrong else []
     return words[:3] + late
@@ -118,11 +133,27 @@ def _config_of(record: RunRecord):
         raise UserError(f"runs/{record.id}.json: field config: {str(error).splitlines()[0]}") from error
 
 
-_COSTS: dict[str, tuple[int, float | None, int]] = {}
+def _task_of(record: RunRecord):
+    from plstm.tasks import TASKS
+
+    config = _config_of(record)
+    return TASKS[config.task](config)
 
 
-def _costs(config_json: str) -> tuple[int, float | None, int]:
-    """Parameters, operations of one forward pass, and training examples of a record's config."""
+def _steps_per_epoch(record: RunRecord) -> int:
+    """Of a fold without its data: all graphs but those that validate and test."""
+    task = _task_of(record)
+    if not is_fold(record):
+        return task.steps_per_epoch
+    held_out = sum(metrics["count"] for metrics in record.metrics["last"].values())
+    return math.ceil((task.sizes.graphs - held_out) / task.config.optim.batch_size)
+
+
+_COSTS: dict[str, tuple[int, float | None]] = {}
+
+
+def _costs(config_json: str) -> tuple[int, float | None]:
+    """Parameters, and operations of one forward pass, of a record's config."""
     import jax
     from flax import nnx
     from omegaconf import OmegaConf
@@ -134,7 +165,7 @@ def _costs(config_json: str) -> tuple[int, float | None, int]:
         config = to_config(OmegaConf.create(json.loads(config_json)))
         task = TASKS[config.task](config)
         params = nnx.state(nnx.eval_shape(lambda: task.build_model(0)), nnx.Param)
-        _COSTS[config_json] = sum(leaf.size for leaf in jax.tree.leaves(params)), task.flops(), task.train_examples
+        _COSTS[config_json] = sum(leaf.size for leaf in jax.tree.leaves(params)), task.flops()
     return _COSTS[config_json]
 
 
@@ -270,7 +301,7 @@ def rerun_problems(record: RunRecord, folder: Path) -> tuple[list[str], str]:
         shown = [f"{kind['device_count']} x {kind['device_kind']}" for kind in kinds]
         return [], f"{folder}: not compared: its record is from {shown[0]}, and here is {shown[1]}"
     wanted = {"last": record.metrics["last"]}
-    if record.metrics["best"]:
+    if record.metrics["best"] and _config_of(record).loop.keeps_best:
         wanted["best"] = {split: values for split, values in record.metrics["best"].items() if split != "step"}
     problems = []
     for checkpoint, metrics in wanted.items():
@@ -297,7 +328,7 @@ def _evaluated(folder: Path, checkpoint: str, splits: list[str]) -> dict[str, di
     model = from_checkpoint(folder, checkpoint=checkpoint)
     config = model.info.config
     task, layout = TASKS[config.task](config), Layout(make_mesh(config.optim.batch_size))
-    graphdef, params = nnx.split(model, nnx.Param)
-    params, predict = layout.place_copies(params), make_predict(graphdef, task.logits)
+    graphdef, weights = nnx.split(model)
+    weights, predict = layout.place_copies(weights), make_predict(graphdef, task.logits)
     batch_size, place = config.optim.batch_size, layout.place_rows
-    return {name: evaluate(predict, params, task.split(name), batch_size, place) for name in splits}
+    return {name: evaluate(predict, weights, task.split(name), batch_size, place) for name in splits}

@@ -15,7 +15,7 @@ import optax
 from flax import nnx
 
 from data.graph_batches import GraphBatches
-from data.tudataset import SIZES, Fold, load_tudataset, make_folds
+from data.tudataset import SIZES, Fold, Sizes, load_tudataset, make_folds
 from plstm.errors import UserError
 from plstm.models.graph import GraphConfig, build_graph_model
 from plstm.tasks.base import Batch, Task
@@ -137,15 +137,17 @@ class GraphTask(Task):
         return math.ceil(self.train_examples / self.config.optim.batch_size)
 
     @property
-    def sizes(self) -> tuple[int, int]:
-        """Features of a node, and classes; known of the paper's sets without reading them."""
-        known = SIZES.get(self.config.data.name)
-        return known or (self.source.graphs.features.shape[1], self.source.graphs.classes)
+    def sizes(self) -> Sizes:
+        """Known of the paper's sets without reading them."""
+        if known := SIZES.get(self.config.data.name):
+            return known
+        graphs = self.source.graphs
+        return Sizes(len(graphs), graphs.features.shape[1], graphs.classes)
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """The set's numbers, in order."""
-        return tuple(str(n) for n in range(self.sizes[1]))
+        return tuple(str(n) for n in range(self.sizes.classes))
 
     def describe_data(self) -> str:
         """Name, fold and numbers."""
@@ -155,7 +157,7 @@ class GraphTask(Task):
 
     def build_model(self, key: jax.Array | int) -> nnx.Module:
         """pLSTM or one of the graph neural networks."""
-        return build_graph_model(self.config.model, *self.sizes, key)
+        return build_graph_model(self.config.model, self.sizes.features, self.sizes.classes, key)
 
     def split(self, name: str) -> GraphSplit:
         """The graphs of one part of the fold."""
