@@ -49,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--max-runs", type=int, help="start at most this many runs, or cross-validations")
     parser.add_argument("--processes", type=int, default=1, help="how many run side by side (1)")
-    parser.add_argument("--columns", nargs="*", help="of a table of cross-validations: only these (all)")
+    parser.add_argument("--columns", metavar="A,B", help="of a table of cross-validations: only these (all)")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records, tables and figures")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of unfinished runs")
     arguments = parser.parse_intermixed_args()
@@ -105,7 +105,7 @@ def list_runs(table: sweeps.TableDefinition, arguments: argparse.Namespace) -> l
 
 
 def is_wanted(table: sweeps.TableDefinition, run: sweeps.PlannedRun, arguments: argparse.Namespace) -> bool:
-    return not (table.folds and arguments.columns) or run.values[table.folds.over] in arguments.columns
+    return not (table.folds and arguments.columns) or run.values[table.folds.over] in arguments.columns.split(",")
 
 
 def estimate(
