@@ -19,6 +19,7 @@ from plstm.training import tracking
 OUTSIDE_ID = ("logger", "mesh", "paths", "report", "data.root", "data.generate", "data.placement", "data.workers")
 OUTSIDE_ID += ("data.max_corrupt",)  # how many before the run ends with an error
 OUTSIDE_ID += ("data.download",)
+OUTSIDE_ID += ("model.remat",)  # memory for time; like another mesh, it may change the rounding, not what is computed
 # Keys newer than the first finished runs, with the value that leaves their numbers and ids as they are.
 NEUTRAL = {"task": "arrow", "augment": None, "init_from": None, "init_checkpoint": "last"}
 NEUTRAL |= {"optim.loss": "cross_entropy", "optim.schedule_per": "step"}

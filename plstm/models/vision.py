@@ -43,6 +43,7 @@ class VisionConfig:
     drop_path: float = 0.0  # the same at every depth
     dtype: str = "bfloat16"  # of the matrix products; parameters, norms, gates and head are float32
     method: str = "auto"  # of plstm.ops.grid.plstm2d
+    remat: bool = False  # keep only the blocks' inputs for the backward pass, and compute the rest again: less memory
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
@@ -124,12 +125,20 @@ class BlockGroup(nnx.Module):
 
     def __init__(self, config: VisionConfig, rngs: nnx.Rngs):
         self.blocks = nnx.List([Block(config, mode, rngs) for mode in config.modes])
+        self.remat = config.remat
 
     def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """[batch, ..., dim] -> the same."""
         for n, block in enumerate(self.blocks):
-            x = block(x, None if key is None else jax.random.fold_in(key, n))
+            block_key = None if key is None else jax.random.fold_in(key, n)
+            x = _recomputed(block, x, block_key) if self.remat else block(x, block_key)
         return x
+
+
+def _recomputed(block: Block, x: jax.Array, key: jax.Array | None) -> jax.Array:
+    """The block's output; its backward pass computes the block again."""
+    graphdef, state = nnx.split(block)
+    return jax.checkpoint(lambda state, x, key: nnx.merge(graphdef, state)(x, key))(state, x, key)
 
 
 class VisionModel(nnx.Module):

@@ -4,13 +4,13 @@ A node (y, x) has a left and an upper incoming edge, a right and a lower outgoin
 other three directions are mirror images, with gates of their own. Everything here computes in mirrored coordinates, in
 which each direction reads as right-down, and mirrors back at the end.
 
-Three forms give the same numbers:
+These forms give the same numbers:
 
 * *row transfer* (`method="parallel"`): a row is a 1-D pLSTM, so a grid is a sequence of rows whose state is the row's
   X lower edges; a row costs one product with an X x 2X matrix. It takes any grid and any 2x2 transition, unpadded.
 * *source scan*: the recurrence over nodes that carries, instead of a d_k x d_v state, each source node's weight on an
-  edge, and so writes the gating matrix column by column. On CPUs `method="auto"` takes it, or `plstm.ops.batch_minor`.
-* *recurrent*: Equations 1 and 2 as they stand, linear in the number of nodes.
+  edge, and so writes the gating matrix column by column. `plstm.ops.batch_minor` has more such forms for CPUs.
+* *recurrent*: Equations 1 and 2 as they stand, linear in the number of nodes; *chunkwise* is the same block by block.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from plstm.ops import batch_minor
 from plstm.ops.chunkwise import chunkwise
 from plstm.ops.directions import GridGates, mirror, mirror_gates, pass_node
 from plstm.ops.sequence import segment_products
+from plstm.ops.tuned import TABLE
 
 __all__ = ["GridGates", "gating_matrix", "plstm2d"]
 
@@ -32,6 +33,9 @@ METHODS = ("auto", "parallel", "chunkwise", "recurrent")
 STRUCTURES = ("general", "rank_one", "no_ru")
 FORMS = ("auto", "row_transfer", "source_scan", "batch_minor")
 SHORTEST_BATCH = 8  # heads included: as many numbers as a CPU's vectors hold
+# Of a gating matrix for "auto" to make it. Its forward and backward pass take some 20 times that on CPUs.
+LARGEST_MATRIX = {"cpu": 2**29}
+LARGEST_MATRIX_ELSEWHERE = 2**33
 
 
 def plstm2d(
@@ -51,8 +55,8 @@ def plstm2d(
         v: [..., Y, X, d_v].
         gates: eight tensors [..., 4, Y, X]; gating and accumulation are done in their dtype, at least float32.
         direct: [..., Y, X], the weight of a node's own key and value; added once, not once a direction.
-        method: "parallel" (gating matrix by row transfer), "recurrent" (matrix states, node by node), or "auto", which
-            builds the gating matrix in the way that is fastest on this backend.
+        method: "parallel" (gating matrix by row transfer), "chunkwise" (matrix states, block by block), "recurrent"
+            (node by node), or "auto": the fastest by `plstm.ops.tuned`, and chunkwise where the matrix would be huge.
         structure: what the caller promises about the transitions, see `gating_matrix`.
 
     Returns:
@@ -66,17 +70,38 @@ def plstm2d(
     _check_arguments(q, k, v, gates, direct)
     dtype = _gate_dtype(gates)
     direct = direct.astype(dtype)
+    if method == "auto" and prefers_chunkwise(q.shape, v.shape[-1], structure, jnp.dtype(dtype).itemsize):
+        method = "chunkwise"
     if method == "chunkwise":
         hidden = chunkwise(q, k, v, mirror_gates(gates, dtype), structure)
         return (hidden + (direct * _self_similarity(q, k, dtype))[..., None] * v).astype(v.dtype)
     if method == "recurrent":
         return _recurrent(q, k, v, gates, direct, structure).astype(v.dtype)
-    form = "row_transfer" if method == "parallel" else "auto"
+    return by_matrix(q, k, v, gates, direct, structure, "row_transfer" if method == "parallel" else "auto")
+
+
+def prefers_chunkwise(shape: tuple[int, ...], value_size: int, structure: str, itemsize: int) -> bool:
+    """What "auto" does for queries of a shape [..., Y, X, d_k]: True where a gating matrix is slower, or too large."""
+    *lead, height, width, key_size = shape
+    nodes, backend = height * width, jax.default_backend()
+    if math.prod(lead) * nodes**2 * itemsize > LARGEST_MATRIX.get(backend, LARGEST_MATRIX_ELSEWHERE):
+        return True
+    measured = TABLE.get(backend, {}).get("chunkwise_from", {}).get(structure)
+    if not measured:
+        return False
+    size = math.sqrt(key_size * value_size)
+    least = measured[min(measured, key=lambda d: abs(math.log(d / size)))]
+    return least is not None and nodes >= least
+
+
+def by_matrix(q, k, v, gates: GridGates, direct, structure: str, form: str) -> jax.Array:
+    """`plstm2d` by a gating matrix that is made in one of FORMS."""
+    dtype = _gate_dtype(gates)
     weights = _gating_by_target(gates, structure, form)
     *lead, height, width, _ = q.shape
     nodes = height * width
     q, k, v = (tensor.reshape(*lead, nodes, tensor.shape[-1]) for tensor in (q, k, v))
-    weights = weights + direct.reshape(*lead, nodes, 1) * jnp.eye(nodes, dtype=dtype)
+    weights = weights + direct.astype(dtype).reshape(*lead, nodes, 1) * jnp.eye(nodes, dtype=dtype)
     similarity = jnp.einsum("...bk,...ak->...ba", q, k, preferred_element_type=dtype)
     weights = (weights * similarity * q.shape[-1] ** -0.5).astype(v.dtype)
     hidden = jnp.einsum("...ba,...av->...bv", weights, v, preferred_element_type=dtype)
@@ -129,10 +154,10 @@ def _gating_by_target(gates: GridGates, structure: str, form: str) -> jax.Array:
 
 def _fastest_form(gates: GridGates, structure: str) -> str:
     """A CPU runs short vector operations in sequence without loss, where a GPU wants few and large products."""
-    if jax.default_backend() != "cpu":
+    forms = TABLE.get(jax.default_backend(), {}).get("forms")
+    if not forms:
         return "row_transfer"
-    is_wide = math.prod(gates.s_r.shape[:-3]) >= SHORTEST_BATCH
-    return "batch_minor" if is_wide and structure != "general" else "source_scan"
+    return forms[structure][math.prod(gates.s_r.shape[:-3]) >= SHORTEST_BATCH]
 
 
 def _row_transfer(gates: GridGates) -> jax.Array:

@@ -18,7 +18,7 @@ from plstm.models import VisionConfig
 from plstm.tasks.arrow import ArrowData
 
 # Where a run lives, what reads its images and where it is shown: not what its numbers are.
-OUTSIDE = re.compile(r"(logger|mesh|paths|report)\.|data\.(root|generate|placement|workers)$")
+OUTSIDE = re.compile(r"(logger|mesh|paths|report)\.|data\.(root|generate|placement|workers)$|model\.remat$")
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,7 @@ def test_the_same_values_in_other_words_have_one_id(identify):
         ["model.modes=[P,D]"],
         ["data.placement=stream", "data.workers=2", "data.root=/elsewhere", "logger.mode=offline", "paths.runs=/there"],
         ["mesh.fsdp=8", "mesh.timeout=60"],
+        ["model.remat=true"],
     ):
         assert identify("experiment=arrow/plstm", *words) == start, words
     others = [["seed=44"], ["optim.peak_lr=3e-4"], ["data.train_seed=44"], ["model.modes=[D,P]"], ["debug=smoke"]]

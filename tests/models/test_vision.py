@@ -236,6 +236,23 @@ def test_bfloat16_gives_float32_logits_and_finite_gradients(name):
     np.testing.assert_allclose(logits, exact, atol=0.1 * float(np.abs(exact).max()))
 
 
+def test_recomputed_blocks_give_the_same_gradients_in_less_memory():
+    def gradients(remat):
+        model = filled(tiny(depth=6, drop_path=0.2, remat=remat, **MODELS["ViT"]))
+        graphdef, params = nnx.split(model)
+
+        def loss(params, images):
+            return jnp.square(nnx.merge(graphdef, params)(images, key=jax.random.key(0))).sum()
+
+        compiled = jax.jit(jax.grad(loss)).lower(params, draw_images(batch=32)).compile()
+        return compiled(params, draw_images(batch=32)), compiled.memory_analysis().temp_size_in_bytes
+
+    (kept, most), (recomputed, least) = gradients(False), gradients(True)
+    for (name, expected), actual in zip(by_name(kept).items(), by_name(recomputed).values(), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5, err_msg=name)
+    assert least < 0.7 * most
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from plstm.ops import grid
+from plstm.ops.chunkwise import chunkwise
 from plstm.ops.grid import GridGates, gating_matrix, plstm2d
 from plstm.ops.oracle import gating_matrix_oracle, plstm2d_oracle
 
@@ -197,3 +199,30 @@ def test_unknown_options_are_named(option):
     gates = assemble(arguments.pop("free"))
     with pytest.raises(ValueError, match=f"{option}.*'quick'"):
         plstm2d(**arguments, gates=gates, **{option: "quick"})
+
+
+def test_auto_is_chunkwise_from_the_measured_size_on_and_where_the_matrix_would_be_huge(monkeypatch):
+    measured = {"chunkwise_from": {"rank_one": {16: 100, 64: 400}, "no_ru": {64: None}}}
+    monkeypatch.setitem(grid.TABLE, "cpu", measured)
+    for shape, structure, expected in (
+        ((3, 19, 21, 64), "rank_one", False),
+        ((3, 20, 20, 64), "rank_one", True),
+        ((3, 10, 10, 20), "rank_one", True),  # the nearest head size that was measured
+        ((3, 9, 11, 20), "rank_one", False),
+        ((3, 40, 40, 64), "no_ru", False),  # never faster
+        ((3, 40, 40, 64), "general", False),  # not measured
+        ((64, 40, 40, 64), "no_ru", True),  # 64 matrices of 1,600 x 1,600
+    ):
+        assert grid.prefers_chunkwise(shape, shape[-1], structure, itemsize=4) == expected, shape
+
+
+def test_auto_takes_the_form_that_it_says(monkeypatch):
+    arguments, _ = draw((2, 5, 4), "p_printed", jnp.float32)
+    gates = assemble(arguments.pop("free"))
+    for least, taken in ((21, 0), (20, 1)):
+        calls = []
+        monkeypatch.setitem(grid.TABLE["cpu"], "chunkwise_from", {"rank_one": {64: least}})
+        monkeypatch.setattr(grid, "chunkwise", lambda *a, calls=calls: calls.append(1) or chunkwise(*a))
+        found = plstm2d(**arguments, gates=gates, structure="rank_one")
+        assert len(calls) == taken
+        np.testing.assert_allclose(found, plstm2d_oracle(**arguments, gates=gates), atol=1e-5)
