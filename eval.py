@@ -21,6 +21,7 @@ from plstm.models.weights import config_of, from_checkpoint
 from plstm.tasks import TASKS, Task
 from plstm.tasks.base import Split
 from plstm.training.evaluation import describe, evaluate
+from plstm.training.memory import memory_errors
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.steps import make_predict
 
@@ -51,7 +52,8 @@ def main(node: DictConfig) -> None:
     weights, predict = layout.place_copies(weights), make_predict(graphdef, task.logits)
     splits = choose_splits(task, options)
     for name, split in splits.items():
-        found = evaluate(predict, weights, split, batch_size, layout.place_rows)
+        with memory_errors(batch_size):
+            found = evaluate(predict, weights, split, batch_size, layout.place_rows)
         print(describe(name, found, task.noun), flush=True)
     if options.figures:
         for path in task.draw(model, predict, splits, Path(options.paths.results, "figures"), run_name(config)):

@@ -4,7 +4,8 @@ A process that has imported everything and started nothing (no device, no thread
 train.py from its first line on. `python tests/zygote.py` is that process; `Zygote` talks to it.
 
 A plan ends the child: {"event": "save", "count": 2, "delay": 0.01, "signal": 9} sends it SIGKILL 10 ms after the second
-time that a checkpoint was about to be written. EVENTS has the names.
+time that a checkpoint was about to be written. EVENTS has the names. {"not_finite": "gradient", "step": 6} makes the
+gradient of step 6 not a number.
 """
 
 from __future__ import annotations
@@ -140,6 +141,34 @@ def _watch(plan: Plan) -> None:
     tracking.MetricsWriter.write = watched_write
 
 
+def _inject(metric: str, step: int) -> None:
+    """Makes the loss or the gradient of a step not finite, within the compiled step."""
+    import jax
+    import jax.numpy as jnp
+
+    import train
+
+    task = train.TASKS["arrow"]
+    loss = task.loss
+
+    @jax.custom_vjp
+    def spoil(value, is_step):
+        return jnp.where(is_step & (metric == "loss"), jnp.nan, value)
+
+    spoil.defvjp(
+        lambda value, is_step: (spoil(value, is_step), is_step),
+        lambda is_step, gradient: (jnp.where(is_step & (metric == "gradient"), jnp.nan, gradient), None),
+    )
+
+    def spoiled(self, model, batch, key):
+        drop_key = jax.random.fold_in(jax.random.key(self.config.seed), 2)  # as train.py has it
+        is_step = jnp.all(jax.random.key_data(key) == jax.random.key_data(jax.random.fold_in(drop_key, step - 1)))
+        mean_loss, accuracy = loss(self, model, batch, key)
+        return spoil(mean_loss, is_step), accuracy
+
+    task.loss = spoiled
+
+
 def _child(arguments: list[str], output: str, plan: dict | None) -> None:
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
@@ -150,7 +179,9 @@ def _child(arguments: list[str], output: str, plan: dict | None) -> None:
     from plstm.experiments.cli import run_entry
     from plstm.experiments.config import Config
 
-    if plan:
+    if plan and "not_finite" in plan:
+        _inject(plan["not_finite"], plan["step"])
+    elif plan:
         plan = Plan(**plan)
         _watch(plan)
         plan.happens("start")
