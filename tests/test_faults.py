@@ -16,7 +16,6 @@ import pytest
 
 from plstm.training.tracking import read_metrics
 from tests.test_kills import (  # noqa: F401 (fixtures)
-    ROOT,
     TINY,
     assert_same,
     numbers,
@@ -26,7 +25,7 @@ from tests.test_kills import (  # noqa: F401 (fixtures)
     undisturbed,
     zygote,
 )
-from tests.zygote import wait_for
+from tests.zygote import ROOT, wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -24,6 +24,6 @@ def memory_errors(batch_size: int) -> Iterator[None]:
         told = text.splitlines()[0][:200] if text else type(error).__name__
         raise UserError(
             f"optim.batch_size={batch_size}: {where} ran out of memory, at {each:,} examples a device ({told}); "
-            "take more devices, a smaller optim.batch_size, model.remat=true where the model has it (blocks are computed "
-            "twice, not kept), or mesh.fsdp, which splits the state between devices"
+            "take more devices, a smaller optim.batch_size, model.remat=true where the model has it (blocks are "
+            "computed twice, not kept), or mesh.fsdp, which splits the state between devices"
         ) from error
