@@ -12,6 +12,7 @@ import contextlib
 import csv
 import dataclasses
 import fcntl
+import functools
 import io
 import json
 import math
@@ -191,8 +192,19 @@ def read_collection(path: Path) -> list[RunRecord]:
     return [record for record, _ in _read_lines(path)]
 
 
-def _read_lines(path: Path) -> Iterator[tuple[RunRecord, dict[str, list[float | None]]]]:
+Line = tuple[RunRecord, dict[str, list[float | None]]]
+
+
+def _read_lines(path: Path) -> list[Line]:
     """The records of a cross-validation with their curves."""
+    status = path.stat()
+    return _lines_of(path, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=128)
+def _lines_of(path: Path, *_changes: int) -> list[Line]:
+    """As `_read_lines`; read once, though asked for each of the file's runs."""
+    found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         where = f"{path}, line {number}"
         fields = _parse(line, where)
@@ -201,7 +213,8 @@ def _read_lines(path: Path) -> Iterator[tuple[RunRecord, dict[str, list[float | 
         record = RunRecord(**fields["record"])
         if record_path(record.id, record.config, path.parents[1]) != path:
             raise UserError(f"{where}: a run of another experiment or data set than the file's name says")
-        yield record, fields["curve"]
+        found.append((record, fields["curve"]))
+    return found
 
 
 def _add_line(path: Path, fields: dict[str, Any]) -> None:

@@ -14,6 +14,8 @@ Beside them `sums.sums_problems` (no file changed at all) and `tables.stale_file
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import math
 import re
@@ -60,7 +62,7 @@ Fact = tuple[str, Any, Any, str]  # field, what is written, what should be, what
 def _of_config(record: RunRecord) -> Iterator[Fact]:
     from plstm.experiments.config import plain_config, run_id, run_name
 
-    config, (parameters, flops) = _config_of(record), _costs(json.dumps(record.config))
+    config, (parameters, flops) = _config_of(record), _costs(_key_of(record))
     yield "id", record.id, run_id(plain_config(config)), "config"
     yield "name", record.name, run_name(config), "config"
     for key in ("experiment", "seed"):
@@ -121,16 +123,37 @@ def _of_schedule(record: RunRecord, curve: list[CurvePoint]) -> list[str]:
     return words[:3] + late
 
 
+def _key_of(record: RunRecord) -> str:
+    """The record's config as JSON; of a fold without what tells the runs of a table's cell apart."""
+    config = record.config
+    if is_fold(record):
+        config = config | {"seed": 0, "data": config["data"] | {"fold": 0}}
+    return json.dumps(config, sort_keys=True)
+
+
 def _config_of(record: RunRecord):
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+
+    from plstm.experiments.config import check
+
+    try:
+        config = _read_config(_key_of(record))
+        if is_fold(record):
+            data = dataclasses.replace(config.data, fold=record.config["data"]["fold"])
+            config = dataclasses.replace(config, seed=record.config["seed"], data=data)
+            check(config)
+        return config
+    except (UserError, OmegaConfBaseException) as error:
+        raise UserError(f"runs/{record.id}.json: field config: {str(error).splitlines()[0]}") from error
+
+
+@functools.lru_cache
+def _read_config(config_json: str):
+    from omegaconf import OmegaConf
 
     from plstm.experiments.config import to_config
 
-    try:
-        return to_config(OmegaConf.create(record.config))
-    except (UserError, OmegaConfBaseException) as error:
-        raise UserError(f"runs/{record.id}.json: field config: {str(error).splitlines()[0]}") from error
+    return to_config(OmegaConf.create(json.loads(config_json)))
 
 
 def _task_of(record: RunRecord):
@@ -149,24 +172,18 @@ def _steps_per_epoch(record: RunRecord) -> int:
     return math.ceil((task.sizes.graphs - held_out) / task.config.optim.batch_size)
 
 
-_COSTS: dict[str, tuple[int, float | None]] = {}
-
-
+@functools.lru_cache
 def _costs(config_json: str) -> tuple[int, float | None]:
     """Parameters, and operations of one forward pass, of a record's config."""
     import jax
     from flax import nnx
-    from omegaconf import OmegaConf
 
-    from plstm.experiments.config import to_config
     from plstm.tasks import TASKS
 
-    if config_json not in _COSTS:
-        config = to_config(OmegaConf.create(json.loads(config_json)))
-        task = TASKS[config.task](config)
-        params = nnx.state(nnx.eval_shape(lambda: task.build_model(0)), nnx.Param)
-        _COSTS[config_json] = sum(leaf.size for leaf in jax.tree.leaves(params)), task.flops()
-    return _COSTS[config_json]
+    config = _read_config(config_json)
+    task = TASKS[config.task](config)
+    params = nnx.state(nnx.eval_shape(lambda: task.build_model(0)), nnx.Param)
+    return sum(leaf.size for leaf in jax.tree.leaves(params)), task.flops()
 
 
 # ---------------------------------------------------------------------- measurements
