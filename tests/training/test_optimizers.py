@@ -11,7 +11,7 @@ from flax import nnx
 
 from plstm.experiments.config import OptimConfig
 from plstm.models import VisionConfig, build_model
-from plstm.training.optimizers import build_optimizer, decay_mask, learning_rate_schedule
+from plstm.training.optimizers import build_optimizer, decay_mask, epoch_schedule, learning_rate_schedule
 
 STEPS, WARMUP = 39_050, 781
 PEAK = 3e-4
@@ -41,6 +41,16 @@ def test_schedule_rises_to_the_peak_and_falls(paper):
     assert np.all(np.diff(paper[WARMUP:STEPS]) <= 0) and paper.max() == paper[WARMUP]
     quarter = WARMUP + (STEPS - 1 - WARMUP) // 4
     assert paper[quarter] == pytest.approx(PEAK * (1e-3 + (1 - 1e-3) * (1 + np.cos(np.pi / 4)) / 2), rel=1e-3)
+
+
+def test_a_rate_an_epoch_has_the_same_shape():
+    schedule = epoch_schedule(OptimConfig(peak_lr=1.0, end_factor=0.1, epochs=9, warmup_epochs=4), steps_per_epoch=3)
+    rates = np.asarray(schedule(np.arange(27))).reshape(9, 3)
+    np.testing.assert_array_equal(rates, rates[:, :1].repeat(3, 1))
+    # The warm-up's last epoch has the peak, the last one the end; half-way between them the cosine is half-way.
+    np.testing.assert_allclose(rates[:4, 0], [0.25, 0.5, 0.75, 1.0], rtol=1e-6)
+    cosine = 0.1 + 0.9 * (1 + np.cos(np.pi * np.arange(6) / 5)) / 2
+    np.testing.assert_allclose(rates[3:, 0], cosine, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("steps", "warmup", "expected"), [(3, 0, [1, 0.55, 0.1]), (1, 0, [1]), (2, 1, [0, 1])])
