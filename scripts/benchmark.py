@@ -4,10 +4,15 @@
     python scripts/benchmark.py operator --grids 8 --repeats 1        # a look, without meaning
     python scripts/benchmark.py model                                 # training steps of pLSTM-Vis-T against ViT-T
     python scripts/benchmark.py model --sizes 192 384 576 768         # ... and how they grow with the image
+    python scripts/benchmark.py scaling                               # ... from 192 to 768 pixels, with a plot
+    python scripts/benchmark.py compile                               # compilation against the depth
+    python scripts/benchmark.py memory                                # planned memory, with and without model.remat
     python scripts/benchmark.py data                                  # views a second and core of each ImageNet recipe
+    python scripts/benchmark.py run                                   # whole runs of train.py, start and end included
+    python scripts/benchmark.py tune                                  # what method="auto" takes: plstm/ops/tuned.py
 
 Prints a table and writes a JSON file that holds every single time next to the machine, the versions, the commit and the
-command.
+command. For GPUs there is scripts/benchmark_gpu.py, which does all of its work in one call.
 """
 
 from __future__ import annotations
@@ -17,58 +22,19 @@ import functools
 import os
 import statistics
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import jax
-import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from plstm.ops.grid import METHODS, STRUCTURES, GridGates, plstm2d
-from scripts import benchmark_data, benchmark_model, quadtree
+from plstm.ops.grid import METHODS, STRUCTURES, plstm2d
+from scripts import benchmark_cost, benchmark_data, benchmark_model, benchmark_run, tune
 from scripts.measuring import compile_step, positive, time_interleaved, write_report
-
-
-def quadtree_plstm2d(q, k, v, gates, direct):
-    """`plstm2d` with the gating matrix by quad-tree; what follows the matrix is the same."""
-    *lead, height, width, key_dim = q.shape
-    nodes = height * width
-    weights = quadtree.gating_matrix(gates).reshape(*lead, nodes, nodes)
-    weights += direct.reshape(*lead, nodes, 1) * jnp.eye(nodes)
-    q, k, v = (tensor.reshape(*lead, nodes, -1) for tensor in (q, k, v))
-    weights *= jnp.einsum("...ak,...bk->...ab", k, q) * key_dim**-0.5
-    return jnp.einsum("...ab,...av->...bv", weights, v).reshape(*lead, height, width, -1)
-
-
-def draw_operator_inputs(structure: str, grid: int, batch: int, heads: int, dim: int) -> tuple:
-    """q, k, v, gates, direct and the output's cotangent, float32, with transitions near criticality."""
-    keys = iter(jax.random.split(jax.random.key(0), 16))
-    lead, shape = (batch, heads, grid, grid), (batch, heads, 4, grid, grid)
-    q, k, v, cotangent = (jax.random.normal(next(keys), (*lead, dim)) for _ in range(4))
-    decay_l, decay_u = jax.random.uniform(next(keys), (2, *shape), minval=0.9)
-    angle_l, angle_u = jax.random.uniform(next(keys), (2, *shape))
-    s_r, s_d, m_l, m_u = jax.random.uniform(next(keys), (4, *shape))
-    transitions = {  # t_rl, t_ru, t_dl, t_du
-        "general": (decay_l * angle_l, decay_u * angle_u, decay_l * (1 - angle_l), decay_u * (1 - angle_u)),
-        "rank_one": (decay_l * angle_l, decay_l * angle_l, decay_l * (1 - angle_l), decay_l * (1 - angle_l)),
-        "no_ru": (decay_l, jnp.zeros(shape), decay_l, decay_u),
-    }[structure]
-    gates = GridGates(s_r, s_d, *transitions, m_l, m_l if structure == "rank_one" else m_u)
-    return q, k, v, gates, jax.random.uniform(next(keys), lead), cotangent
-
-
-def gradient_step(operator: Callable) -> Callable:
-    """Output and gradients of every argument: one forward and one backward pass."""
-
-    def step(q, k, v, gates, direct, cotangent):
-        output, backward = jax.vjp(operator, q, k, v, gates, direct)
-        return output, backward(cotangent)
-
-    return step
+from scripts.operators import draw_operator_inputs, gradient_step, quadtree_plstm2d
 
 
 def benchmark_operator(options: argparse.Namespace) -> None:
@@ -129,7 +95,10 @@ def parse_arguments() -> argparse.Namespace:
     operator.add_argument("--out", type=Path, help="default results/benchmarks/operator-<backend>.json")
     operator.set_defaults(run=benchmark_operator)
     benchmark_model.add_subject(subjects)
+    benchmark_cost.add_subjects(subjects)
     benchmark_data.add_subject(subjects)
+    benchmark_run.add_subject(subjects)
+    tune.add_subject(subjects)
     return parser.parse_args()
 
 

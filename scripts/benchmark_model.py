@@ -21,7 +21,7 @@ from plstm.tasks.vision import VisionTask
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import init_state, make_train_step
-from scripts.measuring import ROOT, compile_step, positive, time_interleaved, write_report
+from scripts.measuring import ROOT, add_to_report, compile_step, positive, time_interleaved, write_report
 
 MODELS = {
     "pLSTM": partial(VisionConfig, modes=["P", "D"]),
@@ -39,6 +39,14 @@ def add_subject(subjects) -> None:
     parser.add_argument("--repeats", type=positive, default=7, help="the median is over these (default 7)")
     parser.add_argument("--out", type=Path, help="default results/benchmarks/model-<backend>.json")
     parser.set_defaults(run=benchmark_model)
+    scaling = subjects.add_parser("scaling", help="how both grow from 192 to 768 pixels: table and plot")
+    scaling.add_argument("--sizes", type=positive, nargs="+", default=[192, 288, 384, 576, 768], help="pixels a side")
+    scaling.add_argument("--batch", type=positive, default=2, help="images a step (default 2)")
+    scaling.add_argument("--method", choices=METHODS, default="auto", help="of pLSTM's operator")
+    scaling.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    scaling.add_argument("--repeats", type=positive, default=7, help="the median is over these (default 7)")
+    scaling.add_argument("--out", type=Path, help="default results/benchmarks/scaling-<backend>.json; a .png beside it")
+    scaling.set_defaults(run=benchmark_scaling)
 
 
 def build_step(model: VisionConfig, batch: int) -> tuple:
@@ -72,7 +80,33 @@ class Repeated:
 
 def benchmark_model(options: argparse.Namespace) -> None:
     """Times both models at each size, in turns, and writes the report."""
+    path = options.out or ROOT / f"results/benchmarks/model-{jax.default_backend()}.json"
+    rows = measure_sizes(options, path)
+    print_rows(rows, options.batch)
+    print(f"Written to {path}")
+
+
+def benchmark_scaling(options: argparse.Namespace) -> None:
+    """As `benchmark_model`; with the exponents of the nodes, where the models cross, and a plot."""
+    path = options.out or ROOT / f"results/benchmarks/scaling-{jax.default_backend()}.json"
+    rows = measure_sizes(options, path)
+    print_rows(rows, options.batch)
+    summary = summarise(rows)
+    for name in MODELS:
+        growth = f"{summary[name]['a_token']:.2f} times the time a token at {rows[-1]['size']} pixels"
+        print(f"{name}: time ~ nodes^{summary[name]['exponent']:.2f}; {growth}, {rows[0]['size']} pixels = 1")
+    crossing = summary["pLSTM_is_faster_from_pixels"]
+    print(f"pLSTM is faster from {crossing:.0f} pixels on" if crossing else "pLSTM is faster at none of these sizes")
+    add_to_report(path, summary=summary)
+    draw_scaling(rows, path.with_suffix(".png"))
+    print(f"Written to {path} and {path.with_suffix('.png')}")
+
+
+def measure_sizes(options: argparse.Namespace, path: Path) -> list[dict]:
+    """A row for each size, written to the report as they come."""
     rows = []
+    settings = {name: getattr(options, name) for name in ("batch", "dtype", "method", "repeats")}
+    settings["load_average_at_start"] = os.getloadavg()[0]
     for size in options.sizes:
         configs = {
             name: make(image_size=size, dtype=options.dtype, method=options.method) for name, make in MODELS.items()
@@ -86,16 +120,60 @@ def benchmark_model(options: argparse.Namespace) -> None:
             row[name] = {
                 "median_seconds": median,
                 "seconds": seconds[name],
+                "flops": flops,
                 "flops_per_second": flops / median,
             } | step.report
         row["ratio"] = row["pLSTM"]["median_seconds"] / row["ViT"]["median_seconds"]
         rows.append(row)
+        write_report(path, settings, rows)
         del steps
-    print_rows(rows, options.batch)
-    path = options.out or ROOT / f"results/benchmarks/model-{jax.default_backend()}.json"
-    settings = {name: getattr(options, name) for name in ("batch", "dtype", "method", "repeats")}
-    write_report(path, settings | {"load_average_at_start": os.getloadavg()[0]}, rows)
-    print(f"Written to {path}")
+    return rows
+
+
+def summarise(rows: list[dict]) -> dict:
+    """Exponents by least squares over the logarithms, the growth of the time a token, and where the ratio crosses 1."""
+    tokens = np.log([row["tokens"] for row in rows])
+    summary: dict = {}
+    for name in MODELS:
+        seconds = [row[name]["median_seconds"] for row in rows]
+        a_token = seconds[-1] / seconds[0] * rows[0]["tokens"] / rows[-1]["tokens"]
+        exponent = float(np.polyfit(tokens, np.log(seconds), 1)[0]) if len(rows) > 1 else 1.0
+        summary[name] = {"exponent": exponent, "a_token": a_token}
+    summary["pLSTM_is_faster_from_pixels"] = None
+    for before, row in zip([None, *rows], rows, strict=False):
+        if row["ratio"] <= 1 and all(later["ratio"] <= 1 for later in rows[rows.index(row) :]):
+            pixels = float(row["size"])
+            if before:  # the logarithm of the ratio is taken for linear in that of the size between two sizes
+                ratios, sizes = np.log([row["ratio"], before["ratio"]]), np.log([row["size"], before["size"]])
+                pixels = float(np.exp(np.interp(0.0, ratios, sizes)))
+            summary["pLSTM_is_faster_from_pixels"] = pixels
+            break
+    return summary
+
+
+def draw_scaling(rows: list[dict], path: Path) -> None:
+    """Time a step and planned memory against the nodes, both axes logarithmic, with a linear guide."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    tokens = np.array([row["tokens"] for row in rows])
+    for axis, key, scale, label in (
+        (axes[0], "median_seconds", 1, "seconds a training step"),
+        (axes[1], "memory_bytes", 2**-20, "planned memory, MiB"),
+    ):
+        for name in MODELS:
+            axis.plot(tokens, [row[name][key] * scale for row in rows], marker="o", label=name)
+        start = rows[0]["pLSTM"][key] * scale
+        axis.plot(tokens, start * tokens / tokens[0], color="gray", linestyle=":", label="linear")
+        axis.set(xscale="log", yscale="log", xlabel="nodes", ylabel=label)
+        axis.set_xticks(tokens, [str(count) for count in tokens])
+        axis.minorticks_off()
+        axis.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
 
 
 def print_rows(rows: list[dict], batch: int) -> None:

@@ -52,6 +52,11 @@ def write_report(path: Path, settings: dict, rows: list[dict]) -> None:
     write_file(path, (json.dumps(report, indent=2) + "\n").encode())
 
 
+def add_to_report(path: Path, **entries) -> None:
+    """Adds entries to a report that was written before."""
+    write_file(path, (json.dumps(json.loads(path.read_text()) | entries, indent=2) + "\n").encode())
+
+
 def positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1")

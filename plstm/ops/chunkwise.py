@@ -147,18 +147,25 @@ def _block_gatings(gates: GridGates, block: int, structure: str) -> tuple[jax.Ar
     """
     ports, nodes = 2 * block, block * block
     blocks = gates.s_r.shape[:-1]
-    gates = GridGates(*(gate.reshape(-1, nodes).T[:, None] for gate in gates))  # [nodes, 1, blocks]
+    gates = GridGates(*(gate.reshape(-1, block, block).transpose(1, 2, 0) for gate in gates))  # [y, x, blocks]
     unit = jnp.eye(ports + nodes, dtype=gates.s_r.dtype)[..., None]
-    edges = [jnp.broadcast_to(unit[n], (ports + nodes, gates.s_r.shape[-1])) for n in range(ports)]  # left, then upper
-    marked = []
-    for n in range(nodes):
-        row, column = divmod(n, block)
-        g = GridGates(*(gate[n] for gate in gates))
-        mark, right, down = pass_node(g, edges[row], edges[block + column], structure)
-        edges[row], edges[block + column] = right + g.s_r * unit[ports + n], down + g.s_d * unit[ports + n]
-        marked.append(mark)
-    leaving, marked = (jnp.moveaxis(jnp.stack(x), -1, 0) for x in (edges, marked))
-    leaving, marked = (x.reshape(*blocks, *x.shape[1:]) for x in (leaving, marked))
+    starts = jnp.broadcast_to(unit[:ports], (ports, ports + nodes, gates.s_r.shape[-1]))  # left edges, then upper ones
+
+    def visit_row(upper, row):
+        gates, left, sources = row
+        lower, marked = [], []
+        for x in range(block):
+            g = GridGates(*(gate[x] for gate in gates))
+            mark, right, down = pass_node(g, left, upper[x], structure)
+            left, down = right + g.s_r * sources[x], down + g.s_d * sources[x]
+            lower.append(down)
+            marked.append(mark)
+        return jnp.stack(lower), (left, jnp.stack(marked))
+
+    sources = unit[ports:].reshape(block, block, ports + nodes, 1)
+    lower, (right, marked) = lax.scan(visit_row, starts[block:], (gates, starts[:block], sources))
+    leaving, marked = jnp.concatenate([right, lower]), marked.reshape(nodes, *marked.shape[2:])
+    leaving, marked = (jnp.moveaxis(x, -1, 0).reshape(*blocks, -1, ports + nodes) for x in (leaving, marked))
     return leaving[..., :ports], leaving[..., ports:], marked[..., :ports], marked[..., ports:]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from plstm.experiments.config import OptimConfig
+if TYPE_CHECKING:
+    from plstm.experiments.config import OptimConfig
 
 # Of linear layers and of gates; not biases, norms, scales, positions, class token.
 DECAYED = ("kernel", "weight", "node_weight", "edge_weight")
