@@ -243,9 +243,13 @@ class Training:
                 if self.info["final"] is None:
                     self.info["final"] = self.evaluate(loop.final_splits)
                     self.save(self.info["final"])
-            except Stopped as stopped:
+            except (Stopped, RuntimeError) as stopped:
+                # The signal may have gone to the processes that read the data, too, and ended them before.
+                read_no_more = jax.process_count() == 1 and self.interrupt.signal_number
+                if not (isinstance(stopped, Stopped) or read_no_more):
+                    raise
                 self.save(None)
-                return stopped.args[0]
+                return self.interrupt.signal_number or stopped.args[0]
         return None
 
     def stop_if_asked(self) -> None:

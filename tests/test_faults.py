@@ -72,7 +72,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_run_ends_as_if_undisturbed(un
     DAMAGES[damage](checkpoints / str(last))
     status, output = start(tmp_path)
     assert status == 0, output
-    (line,) = [line for line in output.splitlines() if "damaged" in line]
+    (line,) = [line for line in output.splitlines() if " is damaged: " in line]
     assert line.startswith(f"the checkpoint of step {last} is damaged: ")
     assert line.endswith(f"; set aside as {checkpoints}/damaged/{last}")
     assert f"resumed at step {last - 4}" in output
@@ -191,8 +191,9 @@ def test_a_folder_that_can_only_be_read_is_named(undisturbed, start, small_disk)
         assert str(folder) in line and "Read-only file system" in line and "paths.runs" in line
 
 
-def children(process: int) -> list[psutil.Process]:
-    return [child for child in psutil.Process(process).children(recursive=True) if "wandb" in child.name()]
+def children(process: int, word: str) -> list[psutil.Process]:
+    found = psutil.Process(process).children(recursive=True)
+    return [child for child in found if word in " ".join(child.cmdline())]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -202,8 +203,8 @@ def test_a_client_that_dies_or_stands_still_changes_nothing(undisturbed, zygote,
     child = zygote.start([*TINY, *paths], output, {"event": "evaluate", "count": 2, "signal": int(signal.SIGSTOP)})
     wait_for(lambda: output.exists() and "<evaluate>" in output.read_text())
     os.kill(child, signal.SIGCONT)
-    wait_for(lambda: children(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
-    for client in children(child):
+    wait_for(lambda: children(child, "wandb-core") or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+    for client in children(child, "wandb-core"):
         client.send_signal(number)
     since = time.monotonic()
     assert zygote.wait() == 0, output.read_text()
@@ -213,6 +214,31 @@ def test_a_client_that_dies_or_stands_still_changes_nothing(undisturbed, zygote,
     assert numbers(tmp_path) == numbers(undisturbed)
     for (name, found), (_, expected) in zip(state_of(tmp_path), state_of(undisturbed), strict=True):
         assert found.tobytes() == expected.tobytes(), name
+
+
+def test_a_signal_that_ends_the_reading_processes_first_still_saves(tmp_path):
+    """As Ctrl-C and Slurm send it: to all processes of a run, here while the training waits for a batch."""
+    paths = [f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results"]
+    command = [sys.executable, "-u", "train.py", *TINY, *paths, "optim.epochs=1000", "logger.mode=disabled"]
+    command += ["data.placement=stream", "data.workers=1"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(lambda: list(tmp_path.glob("runs/*/checkpoints/8")))
+    for reader in children(process.pid, "spawn_main"):
+        reader.send_signal(signal.SIGSTOP)
+    steps = [-1, 0]
+    while steps[-1] != steps[-2]:  # until the batches that were read ahead are used up
+        time.sleep(2)
+        steps.append(read_metrics(run_folder(tmp_path) / "metrics.jsonl")[-1]["step"])
+    os.killpg(process.pid, signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGCONT)
+    since = time.monotonic()
+    output, errors = process.communicate(timeout=120)
+    assert time.monotonic() - since < 30
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert f"stopped by signal 15 at step {steps[-1]} saved" in output.replace(",", "")
+    assert (run_folder(tmp_path) / "checkpoints" / str(steps[-1])).is_dir()
 
 
 def test_a_server_that_accepts_and_never_answers_does_not_hold_up_the_training(undisturbed, start, tmp_path):  # noqa: F811
