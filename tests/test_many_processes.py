@@ -128,6 +128,28 @@ def test_a_signal_to_one_stops_both_and_another_layout_goes_on(alone, tmp_path):
     assert_close(numbers(tmp_path), numbers(alone))
 
 
+def test_all_processes_leave_a_damaged_checkpoint(alone, tmp_path):
+    processes = start(tmp_path, 2, "mesh.fsdp=2", variables=by_variables)
+    deadline = time.monotonic() + 600
+    while not list(tmp_path.glob("runs/*/checkpoints/8")):
+        assert time.monotonic() < deadline and processes[0].poll() is None
+        time.sleep(0.01)
+    for process in processes:
+        process.kill()
+        process.communicate()
+    (checkpoints,) = tmp_path.glob("runs/*/checkpoints")
+    last = max(int(path.name) for path in checkpoints.iterdir() if path.name.isdigit())
+    biggest = max((checkpoints / str(last)).rglob("d/*"), key=lambda path: path.stat().st_size)
+    data = bytearray(biggest.read_bytes())
+    data[len(data) // 2] ^= 1
+    biggest.write_bytes(data)
+    first, second = wait(start(tmp_path, 2, "mesh.fsdp=2", variables=by_variables))
+    assert first.count(f"the checkpoint of step {last} is damaged: ") == 1
+    assert "damaged" not in second
+    assert f"resumed at step {last - 4}" in first
+    assert_close(numbers(tmp_path), numbers(alone))
+
+
 def test_different_commands_are_refused(tmp_path):
     ports = []
 

@@ -19,9 +19,9 @@ LR = 1e-2
 LAYOUT = Layout(make_mesh(8))
 
 
-def make_step(model, *, label_smoothing=0.0, key=0):
+def make_step(model, *, label_smoothing=0.0, key=0, peak_lr=LR):
     """A fresh state and the step."""
-    schedule = lambda step: LR * (1 + step / 1000)  # noqa: E731
+    schedule = lambda step: peak_lr * (1 + step / 1000)  # noqa: E731
     optimizer = build_optimizer(OptimConfig(), schedule)
     graphdef, state = init_state(model, optimizer)
     loss = VisionTask(Config(optim=OptimConfig(label_smoothing=label_smoothing))).loss
@@ -137,6 +137,14 @@ def test_the_first_bad_step_is_remembered(slope, batch, weights, loss_is_finite)
     for later in (state, recovered):
         after, _ = step(later, batch)
         assert (int(after.step), int(after.bad_step)) == (4, 3)
+
+
+def test_parameters_that_a_step_makes_infinite_are_bad_at_once(batch):
+    """Before the next loss shows it: a checkpoint may be due in between."""
+    start, step = make_step(Slope(), peak_lr=1e38)
+    state, metrics = step(put(start), batch)
+    assert np.isfinite(metrics["loss"]) and np.isfinite(metrics["gradient_norm"])
+    assert not np.isfinite(metrics["parameter_norm"]) and int(state.bad_step) == 1
 
 
 def test_label_smoothing(batch):

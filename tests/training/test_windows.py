@@ -103,3 +103,13 @@ def test_speed_leaves_evaluations_out(clock):
 
 def test_one_step_has_no_speed():
     assert set(closed([0])) == {"loss", "accuracy", "learning_rate"}
+
+
+def test_the_first_metric_that_is_not_finite_is_named():
+    window = Window()
+    for step, bad in enumerate([None, "gradient_norm", "loss"]):
+        window.add(metrics(step) | {"gradient_norm": jnp.float32(1)} | ({bad: jnp.float32(np.nan)} if bad else {}))
+        assert window.first_not_finite(("loss", "gradient_norm")) == (None if step == 0 else "gradient_norm")
+    assert window.first_not_finite(("learning_rate",)) is None
+    window.close(BATCH)
+    assert window.first_not_finite(("loss", "gradient_norm")) is None
