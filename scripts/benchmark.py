@@ -10,6 +10,7 @@
     python scripts/benchmark.py data                                  # views a second and core of each ImageNet recipe
     python scripts/benchmark.py run                                   # whole runs of train.py, start and end included
     python scripts/benchmark.py tune                                  # what method="auto" takes: plstm/ops/tuned.py
+    python scripts/benchmark.py graphs --sets MUTAG NCI1              # epochs of the graph models; sets in $PLSTM_DATA
 
 Prints a table and writes a JSON file that holds every single time next to the machine, the versions, the commit and the
 command. For GPUs there is scripts/benchmark_gpu.py, which does all of its work in one call.
@@ -32,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from plstm.ops.grid import METHODS, STRUCTURES, plstm2d
-from scripts import benchmark_cost, benchmark_data, benchmark_model, benchmark_run, tune
+from scripts import benchmark_cost, benchmark_data, benchmark_graphs, benchmark_model, benchmark_run, tune
 from scripts.measuring import compile_step, positive, time_interleaved, write_report
 from scripts.operators import draw_operator_inputs, gradient_step, quadtree_plstm2d
 
@@ -99,6 +100,7 @@ def parse_arguments() -> argparse.Namespace:
     benchmark_data.add_subject(subjects)
     benchmark_run.add_subject(subjects)
     tune.add_subject(subjects)
+    benchmark_graphs.add_subject(subjects)
     return parser.parse_args()
 
 
