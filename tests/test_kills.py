@@ -171,7 +171,9 @@ EXACT = [  # moments too short to be met by chance
     {"event": "draw"},
     {"event": "tracker"},
     {"event": "file"},
+    {"event": "half"},
     {"event": "written"},
+    {"event": "half", "count": 2},
     {"event": "file", "count": 2},
 ]
 

@@ -34,6 +34,7 @@ EVENTS = (
     "draw",  # pictures are drawn
     "tracker",  # W&B is closed
     "file",  # a file of the results, the curve and then the record, is about to be written
+    "half",  # it is written under another name, and not yet renamed
     "written",  # it has just been written
 )
 
@@ -125,6 +126,13 @@ def _watch(plan: Plan) -> None:
         write_file(path, data)
         plan.happens("written")
 
+    replace = os.replace
+
+    def watched_replace(source, target):
+        if Path(target).parent.name in ("runs", "curves"):
+            plan.happens("half")
+        return replace(source, target)
+
     async def watched_finalize(self):
         await finalize(self)
         if self.get_final().name.isdigit():
@@ -137,6 +145,7 @@ def _watch(plan: Plan) -> None:
         plan.happens("line")
         return write(self, step, epoch, split, values)
 
+    os.replace = watched_replace
     records.write_file, checkpoints._Summed.finalize = watched_file, watched_finalize
     tracking.MetricsWriter.write = watched_write
 

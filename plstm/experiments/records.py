@@ -140,6 +140,9 @@ def write_record(
     if path.suffix == ".jsonl":
         _add_line(path, {"record": fields, "curve": _columns(curve_rows)})
         return path
+    for target in (path, curve_path(record, results_dir)):
+        for left in target.parent.glob(f".{target.name}.*.tmp"):  # by an earlier start that was killed in write_file
+            left.unlink(missing_ok=True)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CurvePoint._fields)
