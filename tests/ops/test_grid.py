@@ -11,6 +11,7 @@ import pytest
 
 from plstm.ops import grid
 from plstm.ops.chunkwise import chunkwise
+from plstm.ops.directions import mirror_gates
 from plstm.ops.grid import GridGates, gating_matrix, plstm2d
 from plstm.ops.oracle import gating_matrix_oracle, plstm2d_oracle
 
@@ -135,15 +136,31 @@ def test_float32(outputs_and_gradients, assert_close, method, kind):
     assert_close(outputs_and_gradients(fast(method, STRUCTURE[kind]), arguments, cotangent), expected, 2e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_bfloat16_inputs_with_float32_gates(outputs_and_gradients, assert_close, method):
-    arguments, cotangent = draw((2, 12, 12), "p_printed", jnp.float32)
+@pytest.mark.parametrize(
+    ("method", "kind"), [*((method, "p_printed") for method in ["auto", *METHODS]), ("auto", "d_mode")]
+)
+def test_bfloat16_inputs_with_float32_gates(outputs_and_gradients, assert_close, method, kind):
+    arguments, cotangent = draw((8 if method == "auto" else 2, 12, 12), kind, jnp.float32)
     half = arguments | {name: arguments[name].astype(jnp.bfloat16) for name in "qkv"}
-    actual = outputs_and_gradients(fast(method, "rank_one"), half, cotangent)
+    actual = outputs_and_gradients(fast(method, STRUCTURE[kind]), half, cotangent)
     assert actual["output"].dtype == jnp.bfloat16
     assert {gate.dtype for gate in actual["gradients"]["free"].values()} == {jnp.dtype("float32")}
     rounded = arguments | {name: half[name].astype(jnp.float32) for name in "qkv"}
     assert_close(actual, outputs_and_gradients(oracle, rounded, cotangent), 3e-2)
+
+
+def test_chunkwise_by_groups_and_other_blocks(x64, outputs_and_gradients, assert_close):
+    arguments, cotangent = draw((3, 2, 3, 5), "d_mode")
+
+    def by_groups(q, k, v, free, direct):
+        gates = mirror_gates(assemble(free), q.dtype)
+        return chunkwise(q, k, v, gates, "no_ru", block=2, group=3) + (direct * (q * k).sum(-1))[..., None] * v
+
+    def unscaled(q, k, v, free, direct):
+        return plstm2d_oracle(q, k, v, assemble(free), direct * q.shape[-1] ** 0.5)
+
+    expected = outputs_and_gradients(unscaled, arguments, cotangent)
+    assert_close(outputs_and_gradients(by_groups, arguments, cotangent), expected, 1e-10)
 
 
 EXTREMES = {
