@@ -21,7 +21,15 @@ from plstm.tasks.vision import VisionTask
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import init_state, make_train_step
-from scripts.measuring import ROOT, add_to_report, compile_step, positive, time_interleaved, write_report
+from scripts.measuring import (
+    ROOT,
+    add_to_report,
+    compile_step,
+    note_results,
+    positive,
+    time_interleaved,
+    write_report,
+)
 
 MODELS = {
     "pLSTM": partial(VisionConfig, modes=["P", "D"]),
@@ -172,8 +180,9 @@ def draw_scaling(rows: list[dict], path: Path) -> None:
         axis.set_xticks(tokens, [str(count) for count in tokens])
         axis.minorticks_off()
         axis.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, metadata={"Software": None})
     plt.close(figure)
+    note_results(path)
 
 
 def print_rows(rows: list[dict], batch: int) -> None:

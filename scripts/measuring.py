@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 
 from plstm.experiments.records import write_file
+from plstm.experiments.sums import refresh_sums
 from plstm.training.environment import describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,12 +50,23 @@ def write_report(path: Path, settings: dict, rows: list[dict]) -> None:
     """Writes the rows next to the command, the settings, the commit, the versions and the machine."""
     command = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
     report = {"command": command, "settings": settings, **describe_environment(ROOT), "rows": rows}
-    write_file(path, (json.dumps(report, indent=2) + "\n").encode())
+    _write(path, report)
 
 
 def add_to_report(path: Path, **entries) -> None:
     """Adds entries to a report that was written before."""
-    write_file(path, (json.dumps(json.loads(path.read_text()) | entries, indent=2) + "\n").encode())
+    _write(path, json.loads(path.read_text()) | entries)
+
+
+def _write(path: Path, report: dict) -> None:
+    write_file(path, (json.dumps(report, indent=2) + "\n").encode())
+    note_results(path)
+
+
+def note_results(path: Path) -> None:
+    """Enters a file that was written, if it lies in the repository's results, into their digests."""
+    if path.resolve().is_relative_to(ROOT / "results"):
+        refresh_sums(ROOT / "results")
 
 
 def positive(text: str) -> int:
