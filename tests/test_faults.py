@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -160,15 +161,13 @@ def test_a_disk_that_gets_full_loses_nothing(undisturbed, zygote, start, small_d
     output, filler = folder.parent / "output", folder / "filler"
     child = zygote.start([*TINY, *paths], output, {"event": "evaluate", "count": 3, "signal": int(signal.SIGSTOP)})
     wait_for(lambda: output.exists() and "<evaluate>" in output.read_text())
-    assert (run_folder(folder) / "checkpoints" / "4").is_dir(), "complete before that of step 8 is begun"
-    with open(filler, "wb") as file:
-        try:
+    try:
+        assert (run_folder(folder) / "checkpoints" / "4").is_dir(), "complete before that of step 8 is begun"
+        with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(4096))
-                file.flush()
-        except OSError:
-            pass
-    os.kill(child, signal.SIGCONT)
+    finally:
+        os.kill(child, signal.SIGCONT)
     assert zygote.wait() == 2
     line = one_error(output.read_text())
     assert str(folder) in line and "No space left on device" in line
