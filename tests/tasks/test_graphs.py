@@ -12,12 +12,14 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 
 from plstm.errors import UserError
 from plstm.experiments.config import LoopConfig, check
 from plstm.experiments.records import read_curve, read_records
 from plstm.experiments.runs import load_config
 from plstm.experiments.verify import record_problems, rerun_problems
+from plstm.models.weights import from_checkpoint, save_safetensors
 from plstm.tasks import TASKS
 from plstm.tasks.graphs import GraphTrainBatches
 from plstm.training.steps import share_programs
@@ -137,6 +139,19 @@ def test_running_statistics_are_trained_kept_and_used(finished, config):
     assert len(means) == 4 and all(np.abs(mean).max() > 1e-3 for mean in means.values())  # two norms in two layers
     problems, line = rerun_problems(record, run)  # from the checkpoint alone
     assert problems == [] and "the same digits" in line and "best" not in line
+
+
+def test_exported_weights_hold_the_running_statistics(finished, tmp_path, monkeypatch):
+    monkeypatch.setenv("PLSTM_DATA", str(ROOT / "tests/data"))  # files of weights know no folders
+    run = finished / "runs" / records_by_fold(finished)[0].id
+    model = from_checkpoint(run)
+    save_safetensors(model, tmp_path / "gin.safetensors")
+    other = from_checkpoint(tmp_path / "gin.safetensors")
+    ours, theirs = (dict(nnx.to_flat_state(nnx.state(m, nnx.BatchStat))) for m in (model, other))
+    assert len(ours) == 8 and ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_array_equal(ours[name][...], theirs[name][...])
+    assert other.info.class_names == ("0", "1")
 
 
 def test_an_epoch_has_every_training_graph_once_in_its_own_order(config):
