@@ -49,7 +49,7 @@ def add_subject(subjects) -> None:
     parser.set_defaults(run=benchmark_model)
     scaling = subjects.add_parser("scaling", help="how both grow from 192 to 768 pixels: table and plot")
     scaling.add_argument("--sizes", type=positive, nargs="+", default=[192, 288, 384, 576, 768], help="pixels a side")
-    scaling.add_argument("--batch", type=positive, default=2, help="images a step (default 2)")
+    scaling.add_argument("--batch", type=positive, default=3, help="images a step (default 3)")
     scaling.add_argument("--method", choices=METHODS, default="auto", help="of pLSTM's operator")
     scaling.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     scaling.add_argument("--repeats", type=positive, default=7, help="the median is over these (default 7)")

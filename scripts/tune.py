@@ -110,6 +110,7 @@ def fastest_form(rows: list[dict], wide: bool) -> str:
     """
     rows = [row for row in rows if (row["batch"] * HEADS >= SHORTEST_BATCH) == wide] or rows
     rows = [{n: f["median_seconds"] for n, f in row["forms"].items() if n != "chunkwise"} for row in rows]
+    rows = [row for row in rows if row]
 
     def lost(form: str) -> float:
         return sum(math.log(row.get(form, HOPELESS * min(row.values())) / min(row.values())) for row in rows)
@@ -123,10 +124,8 @@ def crossing(rows: list[dict]) -> int | None:
     Between two grids the ratio is taken for a power of the nodes.
     """
     batch = max(row["batch"] for row in rows)
-    ratios = []  # nodes, time of the best matrix form over chunkwise
-    for row in sorted((row for row in rows if row["batch"] == batch), key=lambda row: row["grid"]):
-        best = min(form["median_seconds"] for name, form in row["forms"].items() if name != "chunkwise")
-        ratios.append((row["grid"] ** 2, best / row["forms"]["chunkwise"]["median_seconds"]))
+    rows = sorted((row for row in rows if row["batch"] == batch), key=lambda row: row["grid"])
+    ratios = [(row["grid"] ** 2, advantage(row["forms"])) for row in rows]
     if ratios[-1][1] < 1:
         return None
     slower = [n for n, (_, ratio) in enumerate(ratios) if ratio < 1]
@@ -135,6 +134,12 @@ def crossing(rows: list[dict]) -> int | None:
     (nodes, ratio), (more, higher) = ratios[slower[-1]], ratios[slower[-1] + 1]
     share = -math.log(ratio) / (math.log(higher) - math.log(ratio))
     return math.ceil(nodes * (more / nodes) ** share)
+
+
+def advantage(forms: dict) -> float:
+    """The time of the best form by a matrix over chunkwise; HOPELESS where there is none any more."""
+    seconds = [form["median_seconds"] for name, form in forms.items() if name != "chunkwise"]
+    return min(seconds) / forms["chunkwise"]["median_seconds"] if seconds else HOPELESS
 
 
 def name_of(path: Path) -> str:

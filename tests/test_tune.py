@@ -17,6 +17,8 @@ def test_the_crossing_lies_between_the_last_slower_and_the_next_grid():
     rows.append(row(40, source_scan=256, batch_minor=112, chunkwise=63))
     assert crossing(rows) == 800
     assert crossing(rows[2:]) == 1600
+    rows.append(row(80, chunkwise=252))  # the others were given up
+    assert crossing(rows) == 800
 
 
 def test_few_entries_may_have_another_form_than_many():
