@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,3 +39,18 @@ def test_the_model_benchmark_writes_both_models_and_their_ratio(tmp_path):
         assert row["ratio"] == row["pLSTM"]["median_seconds"] / row["ViT"]["median_seconds"]
         assert f"{row['ratio']:.2f}" in done.stdout
         assert min(row[name]["flops_per_second"] for name in ("pLSTM", "ViT")) > 0
+
+
+@pytest.mark.slow
+def test_the_graph_benchmark_times_epochs_of_each_model(tmp_path):
+    out = tmp_path / "graphs.json"
+    options = ["--sets", "TOY", "--models", "gin", "gcn", "--repeats", "2", "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts/benchmark.py"), "graphs", *options],
+        cwd=ROOT, check=True, capture_output=True, text=True, env={**os.environ, "PLSTM_DATA": str(ROOT / "tests/data")},
+    )  # fmt: skip
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["set"], row["model"], row["steps"]) for row in rows] == [("TOY", "gin", 1), ("TOY", "gcn", 1)]
+    for row in rows:
+        assert len(row["seconds"]) == 2 and row["median_seconds"] > 0 and row["compile_seconds"] > 0
+        assert f"{row['median_seconds'] / rows[0]['median_seconds']:.2f}" in done.stdout

@@ -8,6 +8,7 @@ import hashlib
 import io
 import statistics
 
+import numpy as np
 import pytest
 
 from plstm.errors import UserError
@@ -17,6 +18,7 @@ from plstm.experiments.records import CurvePoint, read_collection, read_curve, r
 from plstm.experiments.statistics import t_interval
 from plstm.experiments.sweeps import load_table, planned_runs
 from plstm.experiments.tables import render_table, stale_files, write_table
+from scripts.majority_baselines import majority_accuracy
 
 from .conftest import HARDWARE, ROOT, example_record
 
@@ -230,3 +232,35 @@ def test_damaged_lines_are_named(table, tmp_path):
     path.rename(path.with_name("graphs-gat-MUTAG.jsonl"))
     with pytest.raises(UserError, match="another experiment or data set"):
         read_records(tmp_path)
+
+
+WAIT_FOR_EACH_OTHER = """
+import os, sys, time
+name = next(a.partition("=")[2] for a in sys.argv if a.startswith("experiment=")).replace("/", "-")
+if name == "graphs-gcn":
+    sys.exit(3)
+open(name, "w").write(os.environ["NPROC"])
+other = {"graphs-gat": "graphs-gin", "graphs-gin": "graphs-gat"}[name]
+end = time.monotonic() + 60
+while not os.path.exists(other) and time.monotonic() < end:
+    time.sleep(0.01)
+sys.exit(0 if os.path.exists(other) else 4)
+"""
+
+
+def test_cross_validations_run_side_by_side_a_thread_each(table, tmp_path):
+    (tmp_path / "train.py").write_text(WAIT_FOR_EACH_OTHER)
+    runs = [run for name in ("gat", "gcn", "gin") for run in cell_of(table, f"graphs/{name}")[:2]]
+    done = []
+    failures = sweeps.execute(sweeps.jobs(table, runs), lambda job: [], tmp_path, done.append, processes=2)
+    assert failures == [
+        "experiment=graphs/gcn data.name=MUTAG seed=43 model.depth=4 data.fold=0,1: exit status 3",
+    ]
+    assert sorted(job.runs[0].row.name for job in done) == ["GAT", "GIN"]
+    assert (tmp_path / "graphs-gat").read_text() == "1"
+
+
+def test_the_majority_of_each_fold_s_training_graphs():
+    labels = np.repeat([0, 1], [60, 40])
+    assert majority_accuracy(labels, 10, 42) == pytest.approx(0.6)
+    assert majority_accuracy(1 - labels, 10, 42) == pytest.approx(0.6)
