@@ -45,10 +45,9 @@ def test_the_model_benchmark_writes_both_models_and_their_ratio(tmp_path):
 def test_the_graph_benchmark_times_epochs_of_each_model(tmp_path):
     out = tmp_path / "graphs.json"
     options = ["--sets", "TOY", "--models", "gin", "gcn", "--repeats", "2", "--out", str(out)]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/benchmark.py"), "graphs", *options],
-        cwd=ROOT, check=True, capture_output=True, text=True, env={**os.environ, "PLSTM_DATA": str(ROOT / "tests/data")},
-    )  # fmt: skip
+    command = [sys.executable, str(ROOT / "scripts/benchmark.py"), "graphs", *options]
+    environment = {**os.environ, "PLSTM_DATA": str(ROOT / "tests/data")}
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, env=environment)
     rows = json.loads(out.read_text())["rows"]
     assert [(row["set"], row["model"], row["steps"]) for row in rows] == [("TOY", "gin", 1), ("TOY", "gcn", 1)]
     for row in rows:
