@@ -51,15 +51,22 @@ class Zygote:
             stdout=subprocess.PIPE,
             text=True,
         )
+        self._child: int | None = None
 
     def start(self, arguments: list[str], output: Path, plan: dict | None = None) -> int:
         """Starts train.py with the arguments, what it prints going to `output`; returns its process id."""
+        if self._child is not None:  # left behind by a test that failed
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGKILL)
+            self.wait()
         self._process.stdin.write(json.dumps([arguments, str(output), plan]) + "\n")
         self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+        self._child = int(self._process.stdout.readline())
+        return self._child
 
     def wait(self) -> int:
         """The exit status of what was started last, negative for a signal."""
+        self._child = None
         return int(self._process.stdout.readline())
 
     def run(self, arguments: list[str], output: Path, plan: dict | None = None) -> tuple[int, str]:
@@ -76,9 +83,12 @@ class Zygote:
 class Plan:
     """Counts events, and sends the signal when its own has come."""
 
-    def __init__(self, event: str, count: int = 1, delay: float = 0.0, signal: int = signal.SIGKILL):
+    def __init__(
+        self, event: str, count: int = 1, delay: float = 0.0, signal: int = signal.SIGKILL, to_client: bool = False
+    ):
+        """The signal goes to the W&B client's process where `to_client`, which is waited for."""
         assert event in EVENTS, event
-        self.event, self.left, self.delay, self.signal = event, count, delay, signal
+        self.event, self.left, self.delay, self.signal, self.to_client = event, count, delay, signal, to_client
 
     def happens(self, event: str) -> None:
         if event != self.event:
@@ -93,7 +103,20 @@ class Plan:
 
     def send(self) -> None:
         print(f"<{self.event}>", flush=True)
-        os.kill(os.getpid(), self.signal)
+        targets = [os.getpid()]
+        if self.to_client:
+            wait_for(lambda: list(Path(_option("paths.runs")).glob("*/wandb/offline-run-*/*.wandb")))
+            targets = [int(child) for task in Path("/proc/self/task").iterdir() for child in _children(task)]
+        for target in targets:
+            os.kill(target, self.signal)
+
+
+def _option(key: str) -> str:
+    return next(argument.partition("=")[2] for argument in sys.argv if argument.startswith(f"{key}="))
+
+
+def _children(task: Path) -> list[str]:
+    return (task / "children").read_text().split()
 
 
 def _watch(plan: Plan) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -163,7 +164,8 @@ class Checkpoints:
         return path
 
     def _write_error(self, error: Exception) -> UserError:
-        reason = f"cannot write the checkpoint in {self.folder}: {_first_line(error)}"
+        told = re.search(r"OS error \d+: (?:[A-Z]+ )?([^\]]+)", str(error))  # within TensorStore's long words
+        reason = f"cannot write the checkpoint in {self.folder}: {told[1] if told else _first_line(error)}"
         return UserError(f"{reason}; make room there, then type the same command to go on from the last one")
 
 
