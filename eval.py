@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from plstm.errors import UserError
 from plstm.experiments.cli import run_entry, task
-from plstm.experiments.config import Config, EvalConfig, run_name, to_eval_config
+from plstm.experiments.config import Config, EvalConfig, check, run_name, to_eval_config
 from plstm.models.weights import config_of, from_checkpoint
 from plstm.tasks import TASKS, Task
 from plstm.tasks.base import Split
@@ -78,6 +78,7 @@ def choose_task(config: Config, options: EvalConfig) -> Task:
     for key in ("generate", "workers"):
         if hasattr(config.data, key) and getattr(data, key) is not None:
             setattr(config.data, key, getattr(data, key))
+    check(config)
     return TASKS[config.task](config)
 
 

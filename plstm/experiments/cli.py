@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 import jax
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Sweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -23,6 +25,7 @@ from plstm.experiments.initial import initial_id
 from plstm.tasks import TASKS
 
 EXIT_BAD_INPUT = 2
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def register() -> None:
@@ -60,7 +63,7 @@ def task(schema: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[Dict
             except UserError as error:
                 _fail(str(error))
             except OmegaConfBaseException as error:
-                _fail(_explain(error, schema))
+                _fail(explain(error, schema))
             except OSError as error:
                 if not error.filename:
                     raise
@@ -76,13 +79,48 @@ def run_entry(main: Callable[[], Any], schema: type) -> None:
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through, so that they are worded here
     try:
+        check_overrides([word for word in sys.argv[1:] if "=" in word or word.startswith("~")])
         main()
+    except UserError as error:
+        _fail(str(error))
     except (HydraException, OmegaConfBaseException) as error:
-        _fail(_explain(error, schema))
+        _fail(explain(error, schema))
     except OSError as error:  # the run's folder
         if not error.filename:
             raise
         _fail(f"{error.filename}: {error.strerror}; choose another paths.runs")
+
+
+def check_overrides(overrides: list[str]) -> None:
+    """Raises UserError for a word of the command line that Hydra would stumble over, or pass over in silence."""
+    for word in overrides:
+        if word.startswith("-"):
+            continue
+        try:
+            (override,) = OverridesParser.create().parse_overrides([word])
+        except HydraException as error:
+            why = " ".join(str(error).split())[:120]
+            hint = "quote a value with special characters twice, 'key=\"value\"'"
+            raise UserError(f"{_printable(word)}: cannot be read ({why}); {hint}") from error
+        key, value = override.key_or_group, None if override.is_delete() else override.value()
+        if override.is_delete() and not key.startswith("hydra"):
+            raise UserError(f"{word}: nothing can be taken away; set {key} to the value that it should have")
+        named = value if isinstance(value, list) else [value]
+        is_list = isinstance(value, list)
+        good = (isinstance(name, str | Sweep) or (name is None and not is_list) for name in named)
+        if key and (CONFIGS / key).is_dir() and ("${" in word or not all(good)):
+            choices = sorted(str(path.relative_to(CONFIGS / key))[:-5] for path in (CONFIGS / key).rglob("*.yaml"))
+            raise UserError(f"{_printable(word)}: there is no such choice; {_listed(choices, key)}")
+
+
+def _listed(choices: list[str], group: str) -> str:
+    if len(choices) > 20:
+        return f"they are the files of configs/{group}"
+    return f"there are {', '.join(choices) or 'none'}"
+
+
+def _printable(word: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in word)[:200]
 
 
 def _fail(message: str) -> NoReturn:
@@ -93,7 +131,8 @@ def _fail(message: str) -> NoReturn:
     os._exit(EXIT_BAD_INPUT)  # an orderly end would wait for the other processes, and they for this one
 
 
-def _explain(error: Exception, schema: type) -> str:
+def explain(error: Exception, schema: type) -> str:
+    """One line on what Hydra or OmegaConf found wrong with a config; `schema` is that of the entry."""
     chain = []
     while error is not None:
         chain.append(error)
@@ -102,15 +141,20 @@ def _explain(error: Exception, schema: type) -> str:
     if told := re.search("UserError raised while resolving interpolation: (.*)", text):
         return told[1]
     if unknown := re.search(r"[Kk]ey '([^']+)' (?:is not in struct|not in '\w+')(?:[\s\S]*?full_key: (\S+))?", text):
-        key = unknown[2] or unknown[1]
-        return f"{key}: there is no such key{_nearest(key, _known_keys(schema))}"
+        key = _printable(unknown[2] or unknown[1])
+        if key in known_keys(schema):
+            return f"{key}: no key of this run's task; choose data=... and model=... of one task"
+        return f"{key}: there is no such key{_nearest(key, known_keys(schema))}"
     if option := re.search(r"Could not (?:find|load) '([^']+)'", text):
         if option[1].startswith("hydra/launcher/submitit"):
             return "hydra/launcher: this one needs the Slurm plugin; install it: make setup EXTRA=slurm"
         group, _, name = option[1].partition("/")
         options = _options(group, text)
-        listed = ", ".join(options) or "none"
-        return f"{group}={name}: there is no such choice{_nearest(name, options)}; there are {listed}"
+        said = f"{group}={_printable(name)}: there is no such choice"
+        return f"{said}{_nearest(name, options)}; {_listed(options, group)}"
+    if group := re.search(r"Merge error: (\w+) is not a subclass of (\w+)", text):
+        key = next((key for key, kind in _group_types(schema) if kind == group[2]), group[2])
+        return f"{key}: is a group of keys and cannot be a value ({group[1]}); set its keys, {key}.<key>=..."
     if value := re.search(r"(Value '.*' .*)[\s\S]*?full_key: (\S+)", text):
         return f"{value[2]}: {value[1]}"
     if missing := re.search(r"[Mm]issing mandatory value: (\S+)", text):
@@ -133,10 +177,18 @@ def _nearest(word: str, choices: list[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _known_keys(schema: type) -> list[str]:
+def known_keys(schema: type) -> list[str]:
     """The dotted keys of a schema; those of a training run are of all tasks."""
     plain = [task_schema(task) for task in TASKS] if schema is Config else [OmegaConf.structured(schema)]
     return list(dict.fromkeys(key for node in plain for key in _dotted_keys(node)))
+
+
+def _group_types(schema: type) -> list[tuple[str, str]]:
+    """Each group of keys with the name of its dataclass."""
+    nodes = [task_schema(task) for task in TASKS] if schema is Config else [OmegaConf.structured(schema)]
+    return [
+        (key, OmegaConf.get_type(node, key).__name__) for node in nodes for key in node if OmegaConf.is_dict(node[key])
+    ]
 
 
 def _dotted_keys(node: DictConfig, prefix: str = "") -> list[str]:

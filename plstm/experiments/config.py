@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, is_dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -24,6 +26,8 @@ OUTSIDE_ID += ("model.remat",)  # memory for time; like another mesh, it may cha
 NEUTRAL = {"task": "arrow", "augment": None, "init_from": None, "init_checkpoint": "last"}
 NEUTRAL |= {"optim.loss": "cross_entropy", "optim.schedule_per": "step"}
 NEUTRAL |= {"loop.unit": "steps", "loop.save_every": None, "loop.best_tie": "latest"}
+SMALLEST, LARGEST = 1e-37, 1e38  # of float32's numbers, a little rounded
+LONGEST_NAME = 64  # letters; W&B's tags have no more
 
 
 @dataclass
@@ -148,6 +152,10 @@ class EvalConfig:
 
 def check(config: Config) -> None:
     """Raises UserError naming the key where values are out of range or do not fit together."""
+    for key in ("model", "data"):
+        if not is_dataclass(getattr(config, key)):
+            raise UserError(f"{key}: choose one, {key}=...; see configs/{key}")
+    _check_values(config)
     _check_ranges(config)
     _check_choices(config)
     config.model.check()
@@ -158,20 +166,58 @@ def check(config: Config) -> None:
         raise UserError(f"optim.warmup_epochs={config.optim.warmup_epochs}: must be under optim.epochs")
 
 
+def _check_values(config: Any) -> None:
+    """What no key can be: a number that 32 bits do not hold, or text that cannot be printed or written to a file."""
+    for key, value in _leaves(asdict(config)):
+        if isinstance(value, float) and not (value == 0 or SMALLEST <= abs(value) <= LARGEST):
+            raise UserError(f"{key}={value}: must be a number that float32 holds, 0 or from 1e-37 to 1e38")
+        if isinstance(value, int) and abs(value) >= 2**31:
+            raise UserError(f"{key}={value}: must be under 2^31")
+        if isinstance(value, str) and not value.isprintable():
+            raise UserError(f"{key}={value!r}: must be printable text of one line")
+
+
+def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value; entries of a list have the list's key."""
+    if isinstance(node, dict):
+        for name, child in node.items():
+            yield from _leaves(child, f"{key}.{name}" if key else name)
+    elif isinstance(node, list | tuple):
+        for child in node:
+            yield from _leaves(child, key)
+    else:
+        yield key, node
+
+
 def _check_ranges(config: Config) -> None:
     for words, is_good, keys in (
         ("at least 1", lambda value: value >= 1, "optim.batch_size loop.log_every loop.eval_every mesh.fsdp"),
         ("positive", lambda value: value > 0, "optim.epochs optim.peak_lr optim.eps optim.clip_norm mesh.timeout"),
-        ("at least 0", lambda value: value >= 0, "optim.warmup_epochs optim.weight_decay"),
+        ("at least 0", lambda value: value >= 0, "seed optim.warmup_epochs optim.weight_decay"),
+        ("from 0 to 1024", lambda value: 0 <= value <= 1024, "data.workers"),
         ("in [0, 1)", lambda value: 0 <= value < 1, "optim.b1 optim.b2 optim.label_smoothing"),
         ("in [0, 1]", lambda value: 0 <= value <= 1, "optim.end_factor"),
+        ("given, or left out", lambda value: value != "", "paths.runs paths.results data.root report.table"),
+        (f"a name such as arrow/plstm, of at most {LONGEST_NAME} letters", _is_name, "experiment"),
     ):
         for key in keys.split():
+            if not _has(config, key):
+                continue
             if not is_good(value := attrgetter(key)(config)):
                 raise UserError(f"{key}={value}: must be {words}")
     every, save_every = config.loop.eval_every, config.loop.save_every
     if save_every is not None and (save_every < 1 or save_every % every):
         raise UserError(f"loop.save_every={save_every}: must be a multiple of loop.eval_every={every}, or null")
+
+
+def _has(config: Config, key: str) -> bool:
+    group, _, leaf = key.rpartition(".")
+    return hasattr(attrgetter(group)(config) if group else config, leaf)
+
+
+def _is_name(text: str) -> bool:
+    """Whether it can be part of file names, tags and links."""
+    return len(text) <= LONGEST_NAME and re.fullmatch(r"[\w.+-]+(/[\w.+-]+)*", text) is not None
 
 
 def _check_choices(config: Config) -> None:
@@ -203,8 +249,8 @@ def _check_choices(config: Config) -> None:
 
 def task_schema(task: str) -> DictConfig:
     """The typed defaults of a task's runs. Raises UserError where there is no such task."""
-    if task not in TASKS:
-        raise UserError(f"task={task}: choose one of {', '.join(TASKS)}; it goes with data=...")
+    if not isinstance(task, str) or task not in TASKS:
+        raise UserError(f"task={task!r}: choose one of {', '.join(TASKS)}; it goes with data=...")
     return OmegaConf.structured(Config(task=task, model=TASKS[task].model_schema(), data=TASKS[task].data_schema()))
 
 
@@ -213,14 +259,24 @@ def to_config(node: DictConfig) -> Config:
 
     OmegaConf's error names a key that is not in the schema: Hydra's + lets any pass.
     """
-    config = OmegaConf.to_object(OmegaConf.merge(task_schema(node.get("task", "arrow")), OmegaConf.to_container(node)))
+    plain = _resolved(node)
+    config = OmegaConf.to_object(OmegaConf.merge(task_schema(plain.get("task", "arrow")), plain))
     check(config)
     return config
 
 
 def to_eval_config(node: DictConfig) -> EvalConfig:
     """As `to_config`, for an evaluation."""
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), OmegaConf.to_container(node)))
+    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), _resolved(node)))
+    _check_values(config)
+    return config
+
+
+def _resolved(node: DictConfig) -> dict[str, Any]:
+    """A node's values with interpolations filled in, so that the schema's types hold for these, too."""
+    if missing := sorted(OmegaConf.missing_keys(node)):
+        raise UserError(f"{missing[0]}: give a value, {missing[0]}=...")
+    return OmegaConf.to_container(node, resolve=True)
 
 
 def plain_config(config: Config) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from plstm.errors import UserError
 from plstm.experiments.config import Config, to_config
 from plstm.experiments.records import CurvePoint
 from plstm.training.tracking import read_metrics
+
+MAX_PATH = 255  # letters of a name that every file system takes
 
 
 @contextlib.contextmanager
@@ -43,9 +46,11 @@ def find_run(run: str, runs: Path, key: str = "run") -> Path:
 
     Raises UserError, naming the config's `key`, where there is none, or several.
     """
+    if len(run) > MAX_PATH or not run.isprintable():
+        raise UserError(f"{key}={run[:40]!r}...: no such run in {runs}; name its folder or id")
     if (Path(run) / ".hydra").is_dir():
         return Path(run)
-    name = run if "/" not in run else ""
+    name = glob.escape(run) if "/" not in run else ""
     found = sorted(path for path in runs.glob(f"{name}*") if (path / ".hydra").is_dir()) if name else []
     if len(found) == 1:
         return found[0]

@@ -17,6 +17,7 @@ from plstm.nn.layers import MLP, norm
 from plstm.ops.dag import METHODS, NORMS, PackedDags
 
 KINDS = ("plstm", "lstm", *LAYERS)
+MOST = 2**16  # of any size; more is a slip of the hand
 PLSTM_ONLY = ("heads", "mlp_ratio", "p_norm", "reverse_p", "transition_node", "method")
 
 Batch = Mapping[str, Any]
@@ -48,8 +49,8 @@ class GraphConfig:
             if getattr(self, key) not in choices:
                 raise UserError(f"model.{key}={getattr(self, key)}: choose one of {', '.join(choices)}")
         for key in ("dim", "depth", "heads", "mlp_ratio"):
-            if getattr(self, key) < 1:
-                raise UserError(f"model.{key}={getattr(self, key)}: must be at least 1")
+            if not 1 <= getattr(self, key) <= MOST:
+                raise UserError(f"model.{key}={getattr(self, key)}: must be at least 1 and at most {MOST}")
         if self.kind == "plstm" and (self.dim % self.heads or self.dim % 2):
             raise UserError(f"model.dim={self.dim}: must be even and a multiple of model.heads={self.heads}")
         for field in fields(self):

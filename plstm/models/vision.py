@@ -16,6 +16,7 @@ from plstm.nn.mixers import AttentionMixer, PLSTMMixer
 from plstm.ops.grid import METHODS
 
 MODES = ("P", "D", "attention")
+MOST = 2**16  # of any size; more is a slip of the hand
 MOST_UNROLLED = 2  # groups of blocks
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -58,8 +59,8 @@ class VisionConfig:
             if getattr(self, key) not in choices:
                 raise UserError(f"model.{key}={getattr(self, key)}: choose one of {', '.join(choices)}")
         for key in ("image_size", "channels", "classes", "patch_size", "dim", "depth", "heads", "mlp_ratio"):
-            if getattr(self, key) < 1:
-                raise UserError(f"model.{key}={getattr(self, key)}: must be at least 1")
+            if not 1 <= getattr(self, key) <= MOST:
+                raise UserError(f"model.{key}={getattr(self, key)}: must be at least 1 and at most {MOST}")
         if not 0 <= self.drop_path < 1:
             raise UserError(f"model.drop_path={self.drop_path}: must be in [0, 1)")
         if not self.modes or any(mode not in MODES for mode in self.modes):

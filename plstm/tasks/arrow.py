@@ -51,8 +51,8 @@ class ArrowTask(VisionTask):
                 raise UserError(f"data.{key}={getattr(data, key)}: choose one of {', '.join(choices)}")
         if data.classes != 2:
             raise UserError(f"data.classes={data.classes}: arrow pointing has 2 classes")
-        if data.workers < 0:
-            raise UserError(f"data.workers={data.workers}: must be at least 0")
+        if model.channels != 3:
+            raise UserError(f"model.channels={model.channels}: the images have 3")
         if model.classes != data.classes or model.image_size != data.size:
             raise UserError(
                 "model.classes and model.image_size follow data.classes and data.size; change those instead"

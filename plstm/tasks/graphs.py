@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -95,6 +96,8 @@ class GraphTask(Task):
     def check(cls, config: Config) -> None:
         """Raises UserError naming the key where values do not fit together."""
         data = config.data
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", data.name):  # it becomes part of paths and of an address
+            raise UserError(f"data.name={data.name}: a set of TUDataset is named by letters, digits, _ and -")
         if data.folds < 3:
             raise UserError(f"data.folds={data.folds}: must be at least 3, to train, to validate and to test")
         if not 0 <= data.fold < data.folds:

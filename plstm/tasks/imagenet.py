@@ -68,6 +68,8 @@ class ImageNetTask(VisionTask):
             raise UserError("data.held_out=0: leaves no split val; hold some out, or evaluate on test alone")
         if optim.batch_size > data.train_images - data.held_out:
             raise UserError(f"optim.batch_size={optim.batch_size}: more than the training images")
+        if config.augment.repeats > optim.batch_size:
+            raise UserError(f"augment.repeats={config.augment.repeats}: more than optim.batch_size={optim.batch_size}")
         if optim.loss == "binary_cross_entropy" and optim.label_smoothing:
             raise UserError(
                 f"optim.label_smoothing={optim.label_smoothing}: binary_cross_entropy takes a class with any label "
@@ -169,8 +171,7 @@ def _check_data(data: ImageNetData) -> None:
         ("train_images", data.train_images >= 1, "at least 1"),
         ("held_out", 0 <= data.held_out <= data.train_images // 10, "0 to a tenth of data.train_images"),
         ("eval_images", data.eval_images is None or data.eval_images >= 1, "at least 1, or null"),
-        ("crop_ratio", 0 < data.crop_ratio <= 1, "over 0, at most 1"),
-        ("workers", data.workers >= 0, "at least 0"),
+        ("crop_ratio", 0.1 <= data.crop_ratio <= 1, "from 0.1 to 1"),
         ("max_corrupt", 0 <= data.max_corrupt <= 1, "in [0, 1]"),
     ):
         if not is_good:

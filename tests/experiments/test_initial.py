@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from plstm.errors import UserError
-from plstm.experiments.cli import _explain
+from plstm.experiments.cli import explain
 from plstm.experiments.config import Config, plain_config, portable, run_id, to_config
 from plstm.experiments.initial import Initial, adapt, initial_id
 from plstm.models import VisionConfig, build_model
@@ -100,10 +100,10 @@ def test_the_id_follows_the_start_and_not_its_place(trained, runs, tmp_path, com
     assert here != folder("0123456789ab") and here != folder(trained.name, "init_checkpoint=best")
     with pytest.raises(InterpolationResolutionError) as caught:
         folder("no-such-run")
-    assert _explain(caught.value, Config).startswith("init_from=no-such-run: no such run in")
+    assert explain(caught.value, Config).startswith("init_from=no-such-run: no such run in")
     with pytest.raises(InterpolationResolutionError) as caught:
         compose("train", overrides=experiment, return_hydra_config=True).hydra.run.dir  # noqa: B018
-    assert _explain(caught.value, Config) == "init_from: name the run to fine-tune, init_from=<its id or folder>"
+    assert explain(caught.value, Config) == "init_from: name the run to fine-tune, init_from=<its id or folder>"
 
 
 def test_records_name_the_start_by_its_id():
