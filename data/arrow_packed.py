@@ -73,7 +73,7 @@ def _checksum(flat: np.ndarray) -> np.ndarray:
 def _read_packed(path: Path, count: int, size: int) -> np.ndarray | None:
     """The packed file's array, or None where there is none or it is damaged."""
     try:
-        flat = np.load(path, mmap_mode="r")
+        flat = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
     fits = flat.shape == (_length(count, size),) and flat.dtype == np.uint8
@@ -96,7 +96,7 @@ def _save(path: Path, flat: np.ndarray) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(partial, "wb") as file:
-            np.save(file, flat)
+            np.save(file, flat, allow_pickle=False)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

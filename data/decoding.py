@@ -15,26 +15,41 @@ except ImportError:
     simplejpeg = None
 
 
+# Pillow's other formats are left out: reading some of them starts another program (EPS: Ghostscript).
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
+MOST_PIXELS = 2**27  # 400 MB as RGB; ImageNet's largest has half of that
+
+
 class CorruptImage(Exception):
     """An image file that cannot be decoded; the text says why."""
 
 
 def decode(content: bytes) -> Image.Image:
-    """The picture in a file of any format that Pillow reads, as RGB, its rotation tag ignored.
+    """The picture in a file of one of `FORMATS`, as RGB, its rotation tag ignored.
 
     Colour JPEGs may go through simplejpeg; grey ones, CMYK and all else through Pillow's `convert("RGB")`, and so does
     whatever simplejpeg finds fault with, so that one decoder decides what is corrupt. Raises CorruptImage.
     """
     if simplejpeg is not None and content.startswith(b"\xff\xd8"):
         try:
-            if simplejpeg.decode_jpeg_header(content)[2] == "YCbCr":
+            height, width, colours, *_ = simplejpeg.decode_jpeg_header(content)
+            _refuse_huge(width, height)
+            if colours == "YCbCr":
                 settings = {"fastdct": False, "fastupsample": False, "strict": True}
                 return Image.fromarray(simplejpeg.decode_jpeg(content, "RGB", **settings))
         except ValueError:
             pass
     try:
-        return Image.open(io.BytesIO(content)).convert("RGB")
-    except MemoryError:
+        picture = Image.open(io.BytesIO(content), formats=FORMATS)
+        _refuse_huge(*picture.size)
+        return picture.convert("RGB")
+    except (MemoryError, CorruptImage):
         raise
     except Exception as error:  # Pillow's formats raise a dozen different ones
         raise CorruptImage(f"{type(error).__name__}: {error}".split(" <_io", 1)[0]) from error
+
+
+def _refuse_huge(width: int, height: int) -> None:
+    """A file of a few bytes can claim to be a picture that fills the memory."""
+    if width * height > MOST_PIXELS:
+        raise CorruptImage(f"{width} x {height} pixels; at most {MOST_PIXELS:,} are read")

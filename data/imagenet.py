@@ -13,6 +13,7 @@ Labels are places in the sorted list of the 1,000 WordNet ids, as everywhere. Ou
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 from collections.abc import Iterator, Sequence
@@ -82,6 +83,7 @@ def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT) -
     versions = sorted(path.parent for path in folder.glob("[0-9]*/dataset_info.json"))
     if not versions:
         raise UserError(f"{folder}: no ImageNet there; prepare it from the official tars: {build}")
+    _refuse_foreign_features(versions[-1])
     builder = tfds.builder_from_directory(versions[-1])
     if SPLITS[split] not in builder.info.splits:
         raise UserError(f"{versions[-1]}: has no {SPLITS[split]} images; delete it, then: {build}")
@@ -94,6 +96,25 @@ def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT) -
     if not len(positions):
         raise UserError(f"data.split={split}: has no images with data.held_out={held_out}")
     return _ImageNet(source, positions, str(versions[-1]))
+
+
+def _refuse_foreign_features(folder: Path) -> None:
+    """TFDS imports the module of every class that `features.json` names; only its own classes are let through."""
+    path = folder / "features.json"
+    try:
+        names = list(_class_names(json.loads(path.read_text(encoding="utf-8"))))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); prepare the data again") from error
+    for name in names:
+        if not str(name).startswith("tensorflow_datasets.core.features."):
+            raise UserError(f"{path}: names a class {name!r} that is not of TFDS; prepare the data again")
+
+
+def _class_names(node: Any) -> Iterator[Any]:
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node if isinstance(node, list) else []):
+        if key in ("pythonClassName", "type"):
+            yield value
+        yield from _class_names(value)
 
 
 def _positions(split: str, images: int, held_out: int) -> np.ndarray:

@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from data.roots import data_root
 from plstm.errors import UserError
 
 URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
+MOST_BYTES = 2**31  # of a set
 TIMEOUT = 60  # seconds without an answer
 # What `fingerprint` gives for the sets of the results here; a set that is not listed is taken as it is.
 FINGERPRINTS = {
@@ -284,14 +286,17 @@ def _download(name: str, folder: Path) -> Path:
             _fetch(url, archive)
             unpacked.mkdir()
             with zipfile.ZipFile(archive) as content:  # checks every file's CRC
-                for entry in content.infolist():
-                    if Path(entry.filename).name.startswith(f"{name}_"):
+                entries = [entry for entry in content.infolist() if Path(entry.filename).name.startswith(f"{name}_")]
+                if (size := sum(entry.file_size for entry in entries)) > MOST_BYTES:
+                    raise UserError(f"{url}: unpacks to {size:,} bytes, and at most {MOST_BYTES:,} are taken")
+                for entry in entries:
+                    if not entry.is_dir():  # the last part of its path alone names what is written
                         (unpacked / Path(entry.filename).name).write_bytes(content.read(entry))
             if not (unpacked / f"{name}_A.txt").is_file():
                 raise UserError(f"{url}: has no {name}_A.txt in it")
             shutil.rmtree(folder, ignore_errors=True)
             os.rename(unpacked, folder)
-    except (OSError, zipfile.BadZipFile, EOFError) as error:
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         why = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else error
         raise UserError(
             f"data.name={name}: cannot fetch {url} ({why}); if there is such a set, put its text files into {folder}"
@@ -303,4 +308,7 @@ def _fetch(url: str, path: Path) -> None:
     from urllib.request import urlopen
 
     with urlopen(url, timeout=TIMEOUT) as answer, open(path, "wb") as file:
-        shutil.copyfileobj(answer, file)
+        while block := answer.read(2**20):
+            file.write(block)
+            if file.tell() > MOST_BYTES:
+                raise UserError(f"{url}: has more than {MOST_BYTES:,} bytes")

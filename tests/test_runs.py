@@ -211,11 +211,24 @@ def test_seeds_change_the_numbers_and_the_same_seed_does_not(finished, tmp_path)
     assert last_lines(tmp_path / "other") != last_lines(finished)
 
 
-def test_wandb_gets_the_run_offline(tmp_path):
+def test_wandb_gets_the_run_offline_and_nothing_gets_a_secret(tmp_path):
+    secrets = {
+        name: f"{name.lower()}-is-not-to-be-seen-{number}"
+        for number, name in enumerate(
+            ["WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "GITHUB_TOKEN", "PLSTM_PLANTED"]
+            + ["SLURM_PLANTED", "JAX_PLANTED", "XLA_PLANTED", "HYDRA_PLANTED", "DATABASE_URL", "my_password"]
+        )
+    }
     environment = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+    for name in ("home", "tmp"):
+        (tmp_path / name).mkdir()
+    netrc = tmp_path.parent / f"{tmp_path.name}-netrc"
+    netrc.write_text("machine api.wandb.ai login me password netrc-is-not-to-be-seen\n")
+    data = os.environ.get("PLSTM_DATA") or str(Path("~/.cache/plstm/data").expanduser())
+    environment |= {"NETRC": str(netrc), "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")} | secrets
     command = [sys.executable, str(ROOT / "train.py"), *TINY, "experiment=arrow/vit", "optim.epochs=1"]
-    command += ["logger.mode=auto", f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results"]
-    environment |= {"NETRC": str(tmp_path / "no-netrc")}
+    command += ["logger.mode=offline", f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results"]
+    command += [f"data.root={data}"] if Path(data).is_dir() else []
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert ended.returncode == 0, ended.stderr
     assert "wandb sync" in ended.stderr
@@ -223,3 +236,8 @@ def test_wandb_gets_the_run_offline(tmp_path):
     (folder,) = (run / "wandb").glob("offline-run-*")
     assert folder.name.endswith(run.name)
     assert (folder / f"run-{run.name}.wandb").stat().st_size > 1000
+    written = {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    written |= {"stdout": ended.stdout.encode(), "stderr": ended.stderr.encode()}
+    assert len(written) > 20 and any(run.name.encode() in content for content in written.values())
+    for name, content in written.items():
+        assert b"is-not-to-be-seen" not in content and b"PLANTED" not in content, name

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from PIL import Image
 
-from data.augment.crops import rgb
 from data.augment.operations import apply_operation
 from data.augment.policies import MAX_MAGNITUDE, RAND_ARGUMENTS
 from data.augment.recipes import RECIPES
 from data.augment.sheet import draw_sheet
+from data.decoding import CorruptImage, decode
 from plstm.errors import UserError
 
 MAX_VIEWS, MAX_SIZE = 100, 2048
@@ -108,10 +108,9 @@ def _named(key: str, name: str, known: Iterable[str]) -> str:
 
 def _read(path: Path) -> Image.Image:
     try:
-        with Image.open(path) as image:
-            return rgb(image).copy()
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a picture Pillow can read"
+        return decode(path.read_bytes())
+    except (OSError, CorruptImage) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"not a picture ({error})"
         raise UserError(f"{path}: {reason}") from error
 
 

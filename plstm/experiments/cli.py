@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -78,6 +79,8 @@ def run_entry(main: Callable[[], Any], schema: type) -> None:
     """Runs a Hydra main function; a config that cannot be composed ends it with one clear line and exit status 2."""
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through, so that they are worded here
+    if any(word.startswith("--experimental-rerun") for word in sys.argv[1:]):
+        _fail("--experimental-rerun: reads a pickle, which can run anything; type the run's command again instead")
     try:
         check_overrides([word for word in sys.argv[1:] if "=" in word or word.startswith("~")])
         main()
@@ -89,6 +92,19 @@ def run_entry(main: Callable[[], Any], schema: type) -> None:
         if not error.filename:
             raise
         _fail(f"{error.filename}: {error.strerror}; choose another paths.runs")
+    except (AttributeError, TypeError, ValueError) as error:
+        if any(frame.f_code.co_filename == __file__ and frame.f_code.co_name == "run" for frame in _frames(error)):
+            raise  # by a run, and not by Hydra before it
+        _fail(uncomposable(error, sys.argv[1:]))
+
+
+def uncomposable(error: Exception, words: list[str]) -> str:
+    """One line on an error that Hydra did not foresee."""
+    return f"{_printable(' '.join(words))}: cannot be composed ({' '.join(str(error).split())})"
+
+
+def _frames(error: Exception) -> list[Any]:
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def check_overrides(overrides: list[str]) -> None:

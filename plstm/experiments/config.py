@@ -265,6 +265,26 @@ def to_config(node: DictConfig) -> Config:
     return config
 
 
+def from_file(plain: dict[str, Any]) -> Config:
+    """The checked config of a run that was read from a file, which may be anybody's.
+
+    Only references to other keys, such as ${data.size}, are filled in; a resolver such as ${oc.env:NAME} would take
+    from this machine. Keys of `OUTSIDE_ID`, which are of the run's machine, are left out; others raise UserError.
+    """
+    kept = json.loads(json.dumps(plain))
+    for key, value in list(_leaves(kept)):
+        if "${" not in re.sub(r"\$\{[\w.]+\}", "", str(value)):
+            continue
+        if not f"{key}.".startswith(tuple(f"{outside}." for outside in OUTSIDE_ID)):
+            raise UserError(f"{key}: {value!r} would be filled in from this machine; write the value itself")
+        *parents, leaf = key.split(".")
+        node = kept
+        for parent in parents:
+            node = node[parent]
+        node.pop(leaf, None)
+    return to_config(OmegaConf.create(kept))
+
+
 def to_eval_config(node: DictConfig) -> EvalConfig:
     """As `to_config`, for an evaluation."""
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), _resolved(node)))

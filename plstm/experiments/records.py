@@ -159,7 +159,7 @@ def read_records(results_dir: str | Path) -> list[RunRecord]:
     """
     records = []
     for path in sorted((Path(results_dir) / "runs").glob("*.json")):
-        fields = _parse(path.read_text(encoding="utf-8"), str(path))
+        fields = _parse(path.read_bytes(), str(path))
         _check_record(fields, str(path))
         if fields["id"] != path.stem:
             raise UserError(f"{path}: field id is {fields['id']!r}; it must be the file's name")
@@ -208,7 +208,7 @@ def _read_lines(path: Path) -> list[Line]:
 def _lines_of(path: Path, *_changes: int) -> list[Line]:
     """As `_read_lines`; read once, though asked for each of the file's runs."""
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         where = f"{path}, line {number}"
         fields = _parse(line, where)
         check_type(fields, FoldLine, where)
@@ -251,7 +251,7 @@ def _columns(rows: Iterable[tuple[int, float, str, str, float]]) -> dict[str, li
     return columns
 
 
-def _parse(text: str, where: str) -> Any:
+def _parse(text: bytes, where: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from plstm.errors import UserError
-from plstm.experiments.config import Config, to_config
+from plstm.experiments.config import Config, from_file
 from plstm.experiments.records import CurvePoint
 from plstm.training.tracking import read_metrics
 
@@ -67,8 +67,8 @@ def load_config(folder: Path) -> Config:
     """The checked config that the run in `folder` was started with. Raises UserError where it is missing or damaged."""
     path = folder / ".hydra" / "config.yaml"
     try:
-        return to_config(OmegaConf.load(path))
-    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        return from_file(OmegaConf.to_container(OmegaConf.load(path)))
+    except (OSError, ValueError, TypeError, UserError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: not the config of a run ({str(error).splitlines()[0]})") from error
 
 

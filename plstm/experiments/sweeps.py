@@ -360,10 +360,16 @@ def started_runs(table: TableDefinition, runs_dir: Path) -> set[tuple]:
     """The `PlannedRun.key` of every run of the table with a checkpoint in its folder `runs_dir`/<id>."""
     keys = set()
     for path in runs_dir.glob("*/.hydra/config.yaml"):
-        config = OmegaConf.load(path)
-        if OmegaConf.select(config, "report.table") == table.name and any((path.parents[1] / "checkpoints").glob("*")):
-            keys.add(tuple(OmegaConf.select(config, key) for key in ("experiment", *table.sweep)))
+        config = OmegaConf.to_container(OmegaConf.load(path))  # as written: nothing is filled in
+        if any((path.parents[1] / "checkpoints").glob("*")) and _written(config, "report.table") == table.name:
+            keys.add(tuple(_written(config, key) for key in ("experiment", *table.sweep)))
     return keys
+
+
+def _written(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = config.get(part) if isinstance(config, dict) else None
+    return config
 
 
 def query_hardware(root: Path) -> Hardware:

@@ -150,11 +150,9 @@ def _config_of(record: RunRecord):
 
 @functools.lru_cache
 def _read_config(config_json: str):
-    from omegaconf import OmegaConf
+    from plstm.experiments.config import from_file
 
-    from plstm.experiments.config import to_config
-
-    return to_config(OmegaConf.create(json.loads(config_json)))
+    return from_file(json.loads(config_json))
 
 
 def _task_of(record: RunRecord):

@@ -152,10 +152,9 @@ def _open(path: Path) -> Any:
 
 
 def _info(path: Path, metadata: Mapping[str, str] | None) -> Info:
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from plstm.experiments.config import identity, to_config
+    from plstm.experiments.config import from_file, identity
     from plstm.tasks.vision import Preprocessing
 
     metadata = metadata or {}
@@ -165,10 +164,7 @@ def _info(path: Path, metadata: Mapping[str, str] | None) -> Info:
         version = metadata.get("format_version")
         raise UserError(f"{path}: has format version {version}, and this code reads {VERSION}; update it")
     try:
-        plain = json.loads(metadata["config"])
-        if "${" in metadata["config"]:  # it would be filled in from this machine's environment
-            raise ValueError("it has interpolations")
-        config = to_config(OmegaConf.create(identity(plain)))
+        config = from_file(identity(json.loads(metadata["config"])))
         names, preprocessing = (json.loads(metadata[key]) for key in ("class_names", "preprocessing"))
         if preprocessing is not None:
             values = {key: tuple(value) if isinstance(value, list) else value for key, value in preprocessing.items()}

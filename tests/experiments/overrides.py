@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from omegaconf.errors import OmegaConfBaseException
 
 from plstm.errors import UserError
-from plstm.experiments.cli import CONFIGS, check_overrides, explain, known_keys
+from plstm.experiments.cli import CONFIGS, check_overrides, explain, known_keys, uncomposable
 from plstm.experiments.config import Config, identity, plain_config, run_id, to_config
 from plstm.tasks import TASKS
 from plstm.training.meshes import Layout, make_mesh
@@ -207,6 +207,13 @@ def outcome(start: str, overrides: list[str], folder: str, build: Callable[[Conf
         check_overrides([*own, *overrides])
         node = compose("train", overrides=[*STARTS[start], *own, *overrides], return_hydra_config=True)
         assert node.hydra.run.dir
+    except (HydraException, OmegaConfBaseException) as error:
+        return Outcome(explain(error, Config))
+    except UserError as error:
+        return Outcome(str(error))
+    except (AttributeError, TypeError, ValueError) as error:
+        return Outcome(uncomposable(error, overrides))
+    try:
         del node._content["hydra"]
         config = to_config(node)
         build(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, event, given, settings
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -44,10 +44,24 @@ def test_any_command_line_starts_or_is_refused_in_one_line(composed, tmp_path_fa
     assert fault(overrides, outcome(start, overrides, folder, parts)) is None
 
 
+LONG = {"suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.generate]}
+
+
 @pytest.mark.slow
-@settings(max_examples=3000, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2000, **LONG)
 @given(command_lines())
 def test_thousands_of_command_lines_start_or_are_refused_in_one_line(composed, tmp_path_factory, case):
+    start, overrides = case
+    folder = tmp_path_factory.getbasetemp()
+    found = outcome(start, overrides, folder, parts)
+    event("refused" if found.line else "starts")
+    assert fault(overrides, found) is None
+
+
+@pytest.mark.slow
+@settings(max_examples=60, **LONG)
+@given(command_lines())
+def test_what_starts_traces_a_training_step(composed, tmp_path_factory, case):
     start, overrides = case
     folder = tmp_path_factory.getbasetemp()
     assert fault(overrides, outcome(start, overrides, folder, build)) is None

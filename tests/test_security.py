@@ -1,0 +1,422 @@
+"""Files from elsewhere run nothing, take nothing from this machine, and write nothing outside their folder."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import os
+import pickle
+import re
+import struct
+import sys
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from PIL import Image
+
+import data.tudataset as tudataset
+from data.decoding import MOST_PIXELS, CorruptImage, decode
+from data.folders import folder_source
+from plstm.errors import UserError
+from plstm.experiments.cli import register, run_entry
+from plstm.experiments.config import Config, plain_config, task_schema, to_config
+from plstm.experiments.records import read_records
+from plstm.experiments.runs import load_config
+from plstm.experiments.sweeps import load_table, started_runs
+from plstm.experiments.tables import read_baselines
+from plstm.experiments.verify import claim_problems
+from plstm.models import from_checkpoint
+from plstm.models.weights import config_of
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = [*ROOT.glob("*.py"), *(path for part in ("plstm", "data", "scripts") for path in (ROOT / part).rglob("*.py"))]
+SECRET = "hunter2-not-to-be-seen"
+
+
+class Planted:
+    """Its pickle makes a folder when it is read."""
+
+    def __init__(self, sign: Path):
+        self.sign = sign
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.sign),)
+
+
+@pytest.fixture
+def sign(tmp_path, monkeypatch) -> Path:
+    """A folder that must never come to be, and a secret in the environment."""
+    monkeypatch.setenv("PLSTM_PLANTED", SECRET)
+    path = tmp_path / "executed"
+    yield path
+    assert not path.exists()
+
+
+# ---------------------------------------------------------------------- no code in the sources that could
+def calls(path: Path) -> set[str]:
+    """Dotted names of what a file calls, and what it imports."""
+    tree = ast.parse(path.read_text())
+    names = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    return names | {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_sources_call_nothing_that_runs_what_it_reads(path):
+    text = path.read_text()
+    for name in calls(path):
+        last = name.split(".")[-1]
+        assert name not in ("eval", "exec", "compile", "os.system", "__import__", "yaml.load", "yaml.unsafe_load"), name
+        assert last not in ("extractall", "extract", "unpack_archive", "read_pickle", "full_load", "instantiate"), name
+        assert name.split(".")[0] not in ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"), name
+        assert "torch" not in name.split("."), name
+    for call in re.findall(r"np\.(?:load|save)\([^\n]*", text):
+        assert "allow_pickle=False" in call, call
+    for call in re.findall(r"Image\.open\([^\n]*", text):
+        assert "formats=FORMATS" in call, call
+    assert "shell=True" not in text
+
+
+# ---------------------------------------------------------------------- configs, records, weights
+def plain() -> dict:
+    register()
+    node = task_schema("arrow")
+    node.data.train_seed, node.model.classes = 43, 2
+    return plain_config(to_config(node))
+
+
+def planted_yaml(sign: Path) -> list[str]:
+    return [
+        f"seed: !!python/object/apply:os.mkdir ['{sign}']\n",
+        f"experiment: !!python/object/new:os.mkdir ['{sign}']\n",
+        "experiment: !!python/name:os.system\n",
+        "experiment: !!python/module:antigravity\n",
+    ]
+
+
+def test_yaml_tags_are_refused_wherever_yaml_is_read(sign, tmp_path):
+    for text in planted_yaml(sign):
+        path = tmp_path / "run" / ".hydra" / "config.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        with pytest.raises(UserError, match="not the config of a run"):
+            load_config(tmp_path / "run")
+        table = tmp_path / "t.yaml"
+        table.write_text(text)
+        with pytest.raises(UserError):
+            load_table(table)
+        (tmp_path / "docs").mkdir(exist_ok=True)
+        (tmp_path / "docs" / "claims.yaml").write_text(text)
+        with pytest.raises(UserError, match="cannot be read"):
+            claim_problems(tmp_path)
+
+
+def test_a_config_that_hydra_reads_with_a_tag_in_it_stops_it(sign, tmp_path, monkeypatch, capsys):
+    import train
+
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    (folder / "planted.yaml").write_text(planted_yaml(sign)[0])
+    arguments = ["train.py", f"--config-dir={folder}", "+planted@_global_=x", "--config-name=planted"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((SystemExit, Exception)) as stopped:
+        run_entry(train.main, Config)
+    assert stopped.type is SystemExit or "constructor" in str(stopped.value)
+
+
+def test_hydra_s_rerun_of_a_pickle_is_refused(sign, tmp_path, monkeypatch, capsys):
+    import train
+
+    path = tmp_path / "config.pickle"
+    path.write_bytes(pickle.dumps(Planted(sign)))
+    monkeypatch.setattr(sys, "argv", ["train.py", f"--experimental-rerun={path}"])
+    with pytest.raises(SystemExit, match="2"):
+        run_entry(train.main, Config)
+    assert "reads a pickle" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "key", ["experiment", "report.row", "paths.results", "data.root", "init_from", "loop.best_metric"]
+)
+def test_no_resolver_of_a_run_s_config_is_filled_in(sign, tmp_path, key):
+    node = OmegaConf.create(plain())
+    OmegaConf.update(node, key, "${oc.env:PLSTM_PLANTED}")
+    path = tmp_path / ".hydra" / "config.yaml"
+    path.parent.mkdir()
+    path.write_text(OmegaConf.to_yaml(node))
+    try:
+        assert SECRET not in json.dumps(plain_config(load_config(tmp_path)))
+        assert key.startswith(("report", "paths", "data.root"))  # left out
+    except UserError as error:
+        assert SECRET not in str(error) and "would be filled in from this machine" in str(error)
+
+
+def test_references_between_keys_of_a_run_s_config_are(tmp_path):
+    node = OmegaConf.create(plain())
+    node.data.train_seed, node.model.image_size = "${seed}", "${data.size}"
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "config.yaml").write_text(OmegaConf.to_yaml(node))
+    assert plain_config(load_config(tmp_path)) == plain()
+
+
+def safetensors(path: Path, metadata: dict[str, str]) -> Path:
+    header = json.dumps({"__metadata__": metadata}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    return path
+
+
+def test_metadata_of_weights_fill_in_and_run_nothing(sign, tmp_path):
+    metadata = {"format": "plstm", "format_version": "1", "run": "0123456789ab", "step": "1", "class_names": "[]"}
+    metadata["preprocessing"] = "null"
+    for value in ("${oc.env:PLSTM_PLANTED}", "${oc.env:PLSTM_PLANTED,x}", "${${oc.env:PLSTM_PLANTED}}", "a ${now:%Y}"):
+        config = plain() | {"experiment": value}
+        path = safetensors(tmp_path / "model.safetensors", metadata | {"config": json.dumps(config)})
+        with pytest.raises(UserError, match="would be filled in from this machine") as refused:
+            config_of(path)
+        assert SECRET not in str(refused.value)
+    for number in range(6):
+        path = tmp_path / "model.safetensors"
+        path.write_bytes(pickle.dumps(Planted(sign), protocol=number) if number < 6 else b"")
+        with pytest.raises(UserError, match="not a whole safetensors file"):
+            from_checkpoint(path)
+    path.write_bytes(struct.pack("<Q", 2**62) + b"{}")  # a header of a size that nobody has
+    with pytest.raises(UserError, match="not a whole safetensors file"):
+        from_checkpoint(path)
+
+
+def test_records_and_baselines_are_json_and_nothing_else(sign, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "baselines").mkdir()
+    for content in (pickle.dumps(Planted(sign)), planted_yaml(sign)[0].encode()):
+        (tmp_path / "runs" / "0123456789ab.json").write_bytes(content)
+        with pytest.raises(UserError, match="0123456789ab.json"):
+            read_records(tmp_path)
+        (tmp_path / "baselines" / "arrow-48.json").write_bytes(content)
+        with pytest.raises(UserError, match="arrow-48.json"):
+            read_baselines(load_table(ROOT / "configs/tables/arrow-demo.yaml"), tmp_path)
+
+
+def test_a_resolver_in_a_record_stays_text(sign, tmp_path):
+    from plstm.experiments.verify import record_problems
+
+    for name in ("runs", "curves"):
+        (tmp_path / name).mkdir()
+    source = ROOT / "results"
+    run = sorted((source / "runs").glob("*.json"))[0].stem
+    record = json.loads((source / "runs" / f"{run}.json").read_text())
+    record["config"]["experiment"] = "${oc.env:PLSTM_PLANTED}"
+    (tmp_path / "runs" / f"{run}.json").write_text(json.dumps(record))
+    (tmp_path / "curves" / f"{run}.csv").write_bytes((source / "curves" / f"{run}.csv").read_bytes())
+    (found,) = read_records(tmp_path)
+    with pytest.raises(UserError, match="would be filled in from this machine") as refused:
+        record_problems(found, tmp_path)
+    assert SECRET not in str(refused.value)
+
+
+def test_the_list_of_started_runs_fills_in_nothing(sign, tmp_path):
+    folder = tmp_path / "0123456789ab"
+    (folder / "checkpoints" / "1").mkdir(parents=True)
+    (folder / ".hydra").mkdir()
+    text = "{report: {table: arrow}, experiment: '${oc.env:PLSTM_PLANTED}', seed: 43, optim: {peak_lr: 1e-4}}"
+    (folder / ".hydra" / "config.yaml").write_text(text)
+    ((experiment, *_),) = started_runs(load_table(ROOT / "configs/tables/arrow.yaml"), tmp_path)
+    assert experiment == "${oc.env:PLSTM_PLANTED}"
+
+
+# ---------------------------------------------------------------------- data sets
+def test_a_packed_split_is_no_pickle(sign, tmp_path):
+    from data import arrow_packed
+
+    path = tmp_path / "val.npy"
+    np.save(path, np.array([Planted(sign)], object), allow_pickle=True)
+    assert arrow_packed._read_packed(path, 1, 48) is None  # is made again
+    path.write_bytes(pickle.dumps(Planted(sign)))
+    assert arrow_packed._read_packed(path, 1, 48) is None
+
+
+@pytest.fixture
+def archive(monkeypatch):
+    """Function of {name in the zip: content}: what the next download brings."""
+    made = {}
+
+    def zipped(entries: dict[str, bytes]) -> None:
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
+            for name, text in entries.items():
+                info = zipfile.ZipInfo(name)
+                info.external_attr = (0o120777 if text.startswith(b"->") else 0o644) << 16  # links are text, too
+                file.writestr(info, text)
+        made["content"] = content.getvalue()
+
+    monkeypatch.setattr(tudataset, "_fetch", lambda url, path: path.write_bytes(made["content"]))
+    return zipped
+
+
+def test_a_zip_writes_only_its_set_s_text_files_into_its_own_folder(sign, archive, tmp_path):
+    toy = ROOT / "tests/data/tudataset/TOY"
+    texts = {path.name: path.read_bytes() for path in toy.glob("*.txt")}
+    planted = {"../../TOY_up.txt": b"1", "/TOY_root.txt": b"1", "TOY/../../../TOY_out.txt": b"1", "evil.py": b"1"}
+    planted |= {"TOY/TOY_link.txt": b"->/etc/passwd", "..\\TOY_back.txt": b"1", "TOY/TOY_dir/": b"", "../x": b"1"}
+    archive({f"TOY/{name}": text for name, text in texts.items()} | planted)
+    root = tmp_path / "deep" / "data"
+    root.mkdir(parents=True)
+    tudataset.load_tudataset("TOY", str(root))
+    found = {path for path in tmp_path.rglob("*") if path.is_file()}
+    folder = root / "tudataset" / "TOY"
+    assert all(path.parent == folder or path.name == ".TOY.lock" for path in found), found
+    assert not any(path.is_symlink() for path in found) and not Path("/TOY_root.txt").exists()
+    assert (folder / "TOY_link.txt").read_bytes() == b"->/etc/passwd"
+    assert not list(folder.glob("evil*"))
+
+
+def test_a_zip_bomb_and_an_endless_download_are_refused(archive, tmp_path, monkeypatch):
+    monkeypatch.setattr(tudataset, "MOST_BYTES", 10_000)
+    archive({"TOY/TOY_A.txt": b"1, 2\n" * 10_000})
+    with pytest.raises(UserError, match="unpacks to 50,000 bytes"):
+        tudataset.load_tudataset("TOY", str(tmp_path))
+    assert not (tmp_path / "tudataset" / "TOY").exists()
+
+
+def test_names_of_sets_stay_in_their_folder():
+    register()
+    node = task_schema("graphs")
+    node.loop.eval_splits, node.loop.final_splits = ["val"], ["val", "test"]
+    for name in ("../x", "/etc/x", "a/b", "", "x?y", "a b"):
+        node.data.name = name
+        with pytest.raises(UserError, match="data.name"):
+            to_config(node)
+
+
+def test_text_files_of_a_set_are_numbers_alone(sign, tmp_path):
+    toy = ROOT / "tests/data/tudataset/TOY"
+    for path in toy.glob("*.txt"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    for content in (
+        pickle.dumps(Planted(sign)),
+        b"__import__('os').mkdir('x')\n",
+        b"\x93NUMPY\x01\x00",
+        b"1e400\n",
+        b"\xff",
+    ):
+        (tmp_path / "TOY_graph_labels.txt").write_bytes(content)
+        with pytest.raises(UserError, match="TOY_graph_labels.txt"):
+            tudataset.read_tudataset("TOY", tmp_path)
+
+
+def test_a_tar_of_imagenet_escapes_nowhere(sign, tmp_path):
+    """Images are read out of the tars one by one; nothing is unpacked to the names in them."""
+    from data.imagenet import prepare
+
+    picture = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(picture, "JPEG")
+
+    def tar(path_or_file, members: list[tuple[str, bytes, bytes]]) -> None:
+        kind = {"name": path_or_file} if isinstance(path_or_file, Path) else {"fileobj": path_or_file}
+        with tarfile.open(mode="w", **kind) as file:
+            for name, content, kind in members:
+                info = tarfile.TarInfo(name)
+                info.type, info.linkname, info.size = (
+                    kind,
+                    "/etc/passwd",
+                    len(content) if kind == tarfile.REGTYPE else 0,
+                )
+                file.addfile(info, io.BytesIO(content))
+
+    image, file = picture.getvalue(), tarfile.REGTYPE
+    odd = [("../../escaped.JPEG", image, file), (str(tmp_path / "absolute.JPEG"), image, file)]
+    odd += [("n01440764_link.JPEG", b"", tarfile.SYMTYPE), ("n01440764_hard.JPEG", b"", tarfile.LNKTYPE)]
+    odd += [("device.JPEG", b"", tarfile.CHRTYPE), ("pipe.JPEG", b"", tarfile.FIFOTYPE)]
+    inner = io.BytesIO()
+    tar(inner, [("n01440764_1.JPEG", image, file), *odd])
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    tar(
+        folder / "ILSVRC2012_img_train.tar",
+        [("n01440764.tar", inner.getvalue(), file), ("../../up.tar", inner.getvalue(), file)],
+    )
+    tar(folder / "ILSVRC2012_img_val.tar", [("ILSVRC2012_val_00000001.JPEG", image, file), *odd])
+    before = {path for path in tmp_path.parent.iterdir()}
+    root = tmp_path / "root" / "data"
+    root.mkdir(parents=True)
+    # Strange members may well stop it; what counts is where it wrote.
+    with contextlib.suppress(KeyError, ValueError, OSError, RuntimeError, AttributeError, IndexError):
+        prepare(folder, str(root))
+    outside = [
+        path
+        for path in tmp_path.rglob("*")
+        if path.is_file() and root not in path.parents and folder not in path.parents
+    ]
+    assert not outside and {path for path in tmp_path.parent.iterdir()} == before
+    assert not any(path.is_symlink() for path in tmp_path.rglob("*"))
+
+
+def test_features_of_a_prepared_data_set_name_no_foreign_class(sign, tmp_path, monkeypatch):
+    from data.imagenet import load_source
+
+    (tmp_path / "planted_module.py").write_text(f"import os; os.mkdir({str(sign)!r})")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / "imagenet2012" / "5.1.0"
+    folder.mkdir(parents=True)
+    (folder / "dataset_info.json").write_text("{}")
+    for key in ("pythonClassName", "type"):
+        (folder / "features.json").write_text(
+            json.dumps({"featuresDict": {"features": {"x": {key: "planted_module.X"}}}})
+        )
+        with pytest.raises(UserError, match="planted_module.X"):
+            load_source("train", str(tmp_path))
+    for content in (b"{", pickle.dumps(Planted(sign))):
+        (folder / "features.json").write_bytes(content)
+        with pytest.raises(UserError, match="features.json: cannot be read"):
+            load_source("train", str(tmp_path))
+
+
+def png(width: int, height: int) -> bytes:
+    """A PNG of a hundred bytes that claims this size."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"0" * 99)) + chunk(b"IEND", b"")
+    )
+
+
+def jpeg(width: int, height: int) -> bytes:
+    """A small JPEG whose header claims this size."""
+    picture = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(picture, "JPEG")
+    content = bytearray(picture.getvalue())
+    start = content.index(b"\xff\xc0") + 5
+    content[start : start + 4] = struct.pack(">HH", height, width)
+    return bytes(content)
+
+
+def test_pictures_that_claim_to_be_huge_are_refused_before_memory_is_taken():
+    for content in (png(100_000, 100_000), jpeg(65_000, 65_000), png(MOST_PIXELS // 1000 + 1, 1000)):
+        with pytest.raises(CorruptImage, match="pixels; at most|DecompressionBomb"):
+            decode(content)
+
+
+def test_only_plain_picture_formats_are_read(sign, tmp_path):
+    """Pillow hands an EPS file to Ghostscript, whatever its name says."""
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(" + str(sign).encode() + b") (w) file closefile\n%%EOF\n"
+    for content in (eps, pickle.dumps(Planted(sign)), b"#!/bin/sh\nmkdir x\n"):
+        with pytest.raises(CorruptImage):
+            decode(content)
+    for kind in ("PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG", "MPO"):
+        picture = io.BytesIO()
+        Image.new("RGB", (8, 8), (9, 9, 9)).save(picture, kind)
+        assert decode(picture.getvalue()).size == (8, 8)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.png").write_bytes(eps)
+    with pytest.raises(CorruptImage):
+        decode(folder_source(tmp_path)[0]["image"])
