@@ -182,7 +182,7 @@ GRAPH |= {"transition_node": "tail", "method": "recurrent"}
 
 
 def built(build) -> tuple[str, list[np.ndarray]]:
-    graphdef, params = nnx.split(build(), nnx.Param)
+    graphdef, params, _ = nnx.split(build(), nnx.Param, ...)
     return str(graphdef), [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
 
 
