@@ -30,6 +30,8 @@ def add_subject(subjects) -> None:
     parser.add_argument("--grids", type=positive, nargs="+", default=[12, 24, 32, 48], help="sides of the grids")
     parser.add_argument("--batches", type=positive, nargs="+", default=[1, 3], help=f"images of {HEADS} heads")
     parser.add_argument("--dims", type=positive, nargs="+", default=[64], help="of a head (default 64)")
+    parser.add_argument("--structures", choices=STRUCTURES, nargs="+", default=list(STRUCTURES), help="default: all")
+    parser.add_argument("--forms", choices=FORMS[1:], nargs="+", default=list(FORMS[1:]), help="of the matrix; all")
     parser.add_argument("--repeats", type=positive, default=7, help="the median is over these (default 7)")
     parser.add_argument("--out", type=Path, help="default results/benchmarks/tune-<backend>.json")
     parser.add_argument("--table", type=Path, default=ROOT / "plstm/ops/tuned.py", help="default plstm/ops/tuned.py")
@@ -42,10 +44,10 @@ def tune(options: argparse.Namespace) -> None:
     path = options.out or ROOT / f"results/benchmarks/tune-{backend}.json"
     settings = {"heads": HEADS, "repeats": options.repeats, "load_average_at_start": os.getloadavg()[0]}
     rows = []
-    for structure in STRUCTURES:
+    for structure in options.structures:
         for dim in options.dims:
             for batch in options.batches:
-                forms = [form for form in FORMS[1:] if is_possible(form, structure)]
+                forms = [form for form in options.forms if is_possible(form, structure)]
                 forms += ["chunkwise"] * (batch == max(options.batches))  # whose cost an entry is the same
                 for grid in sorted(options.grids):
                     rows.append(measure(structure, grid, batch, dim, forms, options.repeats))
@@ -54,7 +56,11 @@ def tune(options: argparse.Namespace) -> None:
                     forms = [form for form in forms if form not in slow or form == "chunkwise"]
                     write_report(path, settings, rows)
     print_rows(rows)
-    table = tuned.TABLE | {backend: choose(rows) | {"measured": name_of(path)}}
+    known, found = tuned.TABLE.get(backend, {}), choose(rows)
+    if len(options.forms) < 2:  # nothing to choose from
+        del found["forms"]
+    entry = {key: known.get(key, {}) | found.get(key, {}) for key in ("chunkwise_from", "forms")}  # the rest stays
+    table = tuned.TABLE | {backend: entry | {"measured": name_of(path)}}
     write_file(options.table, source(table).encode())
     print(f"Written to {path} and {options.table}")
 
