@@ -164,8 +164,9 @@ class Checkpoints:
         return path
 
     def _write_error(self, error: Exception) -> UserError:
-        told = re.search(r"OS error \d+: (?:[A-Z]+ )?([^\]]+)", str(error))  # within TensorStore's long words
-        reason = f"cannot write the checkpoint in {self.folder}: {told[1] if told else _first_line(error)}"
+        code = re.search(r"os_error_code='(\d+)'", str(error))  # at the end of TensorStore's long words
+        told = os.strerror(int(code[1])) if code else _first_line(error)
+        reason = f"cannot write the checkpoint in {self.folder}: {told}"
         return UserError(f"{reason}; make room there, then type the same command to go on from the last one")
 
 
