@@ -64,7 +64,7 @@ class Epochs:
 
 def benchmark_graphs(options: argparse.Namespace) -> None:
     """Times the models on each set, in turns, and writes the report."""
-    rows = []
+    rows, load = [], os.getloadavg()[0]
     for name in options.sets:
         epochs = {model: Epochs(model, name) for model in options.models}
         seconds = time_interleaved(epochs, (), options.repeats)
@@ -75,7 +75,7 @@ def benchmark_graphs(options: argparse.Namespace) -> None:
         del epochs
     print_rows(rows)
     path = options.out or ROOT / f"results/benchmarks/graphs-{jax.default_backend()}.json"
-    settings = {"repeats": options.repeats, "batch": 64, "load_average_at_start": os.getloadavg()[0]}
+    settings = {"repeats": options.repeats, "batch": 64, "load_averages": [load, os.getloadavg()[0]]}
     write_report(path, settings, rows)
     print(f"Written to {path}")
 
