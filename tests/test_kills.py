@@ -25,7 +25,8 @@ from tests.zygote import Zygote, wait_for
 TINY = ["debug=smoke", "experiment=arrow/vit", "model.dim=16", "model.heads=2", "model.depth=1", "optim.epochs=3"]
 TINY += ["loop.eval_splits=[val]", "loop.eval_every=4", "loop.log_every=1", "logger.mode=offline"]
 TINY += ["loop.final_splits=[val,test]"]  # drawing the pictures of all four takes seconds
-TIMES = {"started", "finished", "wall_seconds", "images_per_second"}  # what no two runs have in common
+# What no two runs have in common, and what a commit made while the tests run changes.
+TIMES = {"started", "finished", "wall_seconds", "images_per_second", "commit", "dirty"}
 KILLS = 60  # of the slow test
 
 
