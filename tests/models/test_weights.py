@@ -161,7 +161,7 @@ def test_tensors_of_another_model_are_named(exported, tmp_path, change, words):
         ({"config": "[1"}, "metadata are damaged"),
         ({"config": "[]"}, "metadata are damaged"),
         ({"config": '{"data": {"name": "${oc.env:HOME}"}}'}, "metadata are damaged .*filled in"),
-        ({"config": '{"data": {}, "optim": {}, "task": "knots"}'}, "metadata are damaged .*task=knots"),
+        ({"config": '{"data": {}, "optim": {}, "task": "knots"}'}, "metadata are damaged .*task='knots'"),
         ({"step": "many"}, "metadata are damaged"),
         ({"class_names": None}, "metadata are damaged"),
         ({"preprocessing": '{"side": 3}'}, "metadata are damaged .*side"),
