@@ -14,7 +14,6 @@ Beside them `sums.sums_problems` (no file changed at all) and `tables.stale_file
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 import json
@@ -237,9 +236,8 @@ def read_json(path: Path) -> Any:
 def claim_problems(root: Path) -> list[str]:
     """Lines of docs/claims.yaml that do not stand in their file as the results have them; links to other numbers.
 
-    A claim is {file, from: a JSON file of the results, or a CSV file as {rows: [...]}, text}; a {place:format} of the
-    text stands for a number there: `{metrics.last.test.accuracy:.3f}`,
-    `{rows[grid=12,structure=general].ours.median_seconds*1000:.1f}`.
+    A claim is {file, from: a JSON file of the results, text}; a {place:format} of the text stands for a number there:
+    `{metrics.last.test.accuracy:.3f}`, `{rows[grid=12,structure=general].ours.median_seconds*1000:.1f}`.
     """
     path = root / CLAIMS
     try:
@@ -251,22 +249,13 @@ def claim_problems(root: Path) -> list[str]:
     for claim in claims:
         if claim.keys() != {"file", "from", "text"}:
             raise UserError(f"{path}: a claim has file, from and text, and not {', '.join(claim)}")
-        file, source = root / claim["file"], _read_source(root / claim["from"])
+        file, source = root / claim["file"], read_json(root / claim["from"])
         parts = re.split(r"\{([^{}:]+:[^{}]+)\}", claim["text"])  # text and placeholders in turn
         parts[1::2] = [_shown(source, *part.split(":", 1), path) for part in parts[1::2]]
         text = "".join(parts)
         if _spaced(text) not in _spaced(file.read_text(encoding="utf-8")):
             words.append(f"{file}: must have, from {claim['from']}: {_spaced(text)}")
     return words + [line for file in _documents(root) for line in _link_problems(root, file)]
-
-
-def _read_source(path: Path) -> Any:
-    if path.suffix != ".csv":
-        return read_json(path)
-    try:
-        return {"rows": list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))}
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
 
 
 def _documents(root: Path) -> list[Path]:
@@ -281,7 +270,6 @@ def _shown(source: Any, place: str, form: str, path: Path) -> str:
     place, _, factor = place.partition("*")
     try:
         number = _find(source, place)
-        number = float(number) if isinstance(number, str) else number
         return format(number * float(factor) if factor else number, form)
     except (KeyError, IndexError, StopIteration, TypeError, ValueError) as error:
         raise UserError(f"{path}: {{{place}:{form}}}: no such number there ({type(error).__name__})") from error
