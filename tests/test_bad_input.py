@@ -43,6 +43,7 @@ def entry(tmp_path, monkeypatch, capsys):
     [
         (["optim.peak_lrr=1e-3"], ["optim.peak_lrr", "did you mean optim.peak_lr?"]),
         (["peak_lr=1e-3"], ["peak_lr", "did you mean optim.peak_lr?"]),
+        (["m.del.method=auto"], ["m.del.method", "did you mean model.method?"]),
         (["+optim.momentum=0.9"], ["optim.momentum", "no such key"]),
         (["seed=abc"], ["seed", "abc"]),
         (["optim.batch_size=1.5"], ["optim.batch_size", "1.5"]),

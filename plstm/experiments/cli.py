@@ -157,7 +157,10 @@ def explain(error: Exception, schema: type) -> str:
     if told := re.search("UserError raised while resolving interpolation: (.*)", text):
         return told[1]
     if unknown := re.search(r"[Kk]ey '([^']+)' (?:is not in struct|not in '\w+')(?:[\s\S]*?full_key: (\S+))?", text):
-        key = _printable(unknown[2] or unknown[1])
+        key = unknown[2] or unknown[1]
+        if (whole := re.search(r"Could not override '([^']+)'", text)) and whole[1].startswith(f"{key}."):
+            key = whole[1]  # what was typed, of which only the first part was looked for
+        key = _printable(key)
         if key in known_keys(schema):
             return f"{key}: no key of this run's task; choose data=... and model=... of one task"
         return f"{key}: there is no such key{_nearest(key, known_keys(schema))}"
