@@ -11,7 +11,6 @@ from pathlib import Path
 import hydra
 import jax
 from absl import logging
-from flax import nnx
 from omegaconf import DictConfig
 
 from plstm.errors import UserError
@@ -20,10 +19,8 @@ from plstm.experiments.config import Config, EvalConfig, check, run_name, to_eva
 from plstm.models.weights import config_of, from_checkpoint
 from plstm.tasks import TASKS, Task
 from plstm.tasks.base import Split
-from plstm.training.evaluation import describe, evaluate
+from plstm.training.evaluation import describe, evaluate, make_ready
 from plstm.training.memory import memory_errors
-from plstm.training.meshes import Layout, make_mesh
-from plstm.training.steps import make_predict
 
 ROOT = Path(__file__).resolve().parent
 
@@ -47,13 +44,11 @@ def main(node: DictConfig) -> None:
     print(f"{run_name(config)} ({source}){shown}, step {model.info.step:,}")
     devices = jax.device_count()
     batch_size = -(-config.optim.batch_size // devices) * devices  # the run's, where the devices divide it
-    layout = Layout(make_mesh(batch_size))
-    graphdef, weights = nnx.split(model)
-    weights, predict = layout.place_copies(weights), make_predict(graphdef, task.logits)
+    predict, weights, place = make_ready(model, task, batch_size)
     splits = choose_splits(task, options)
     for name, split in splits.items():
         with memory_errors(batch_size):
-            found = evaluate(predict, weights, split, batch_size, layout.place_rows)
+            found = evaluate(predict, weights, split, batch_size, place)
         print(describe(name, found, task.noun), flush=True)
     if options.figures:
         for path in task.draw(model, predict, splits, Path(options.paths.results, "figures"), run_name(config)):

@@ -8,7 +8,6 @@ Saving goes on in the background, beside the training; what is timed is until it
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import shutil
 import statistics
@@ -24,10 +23,9 @@ import jax.numpy as jnp
 from absl import logging
 
 from plstm.errors import run_script
-from plstm.experiments.records import write_file
 from plstm.training import checkpoints
 from plstm.training.environment import describe_environment
-from scripts.measuring import ROOT, positive
+from scripts.measuring import ROOT, positive, write_results
 
 TENSOR = 8_000_000  # bytes
 
@@ -82,7 +80,7 @@ def main() -> None:
         "median_seconds": seconds,
         "rounds": rounds,
     }
-    write_file(arguments.out, (json.dumps(report, indent=2) + "\n").encode())
+    write_results(arguments.out, report)
     print(f"{report['megabytes']:,.0f} MB: {seconds}")
 
 

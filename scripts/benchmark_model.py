@@ -38,23 +38,21 @@ MODELS = {
 
 
 def add_subject(subjects) -> None:
-    """Adds `model` to the benchmark's command line."""
-    parser = subjects.add_parser("model", help="training steps of pLSTM-Vis-T against ViT-T")
-    parser.add_argument("--sizes", type=positive, nargs="+", default=[192], help="pixels a side (default 192)")
-    parser.add_argument("--batch", type=positive, default=8, help="images a step (default 8)")
-    parser.add_argument("--method", choices=METHODS, default="auto", help="of pLSTM's operator")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--repeats", type=positive, default=7, help="the median is over these (default 7)")
-    parser.add_argument("--out", type=Path, help="default results/benchmarks/model-<backend>.json")
-    parser.set_defaults(run=benchmark_model)
+    """Adds `model` and `scaling` to the benchmark's command line."""
+    model = subjects.add_parser("model", help="training steps of pLSTM-Vis-T against ViT-T")
+    model.add_argument("--sizes", type=positive, nargs="+", default=[192], help="pixels a side (default 192)")
+    model.add_argument("--batch", type=positive, default=8, help="images a step (default 8)")
+    model.add_argument("--out", type=Path, help="default results/benchmarks/model-<backend>.json")
+    model.set_defaults(run=benchmark_model)
     scaling = subjects.add_parser("scaling", help="how both grow from 192 to 768 pixels: table and plot")
     scaling.add_argument("--sizes", type=positive, nargs="+", default=[192, 288, 384, 576, 768], help="pixels a side")
     scaling.add_argument("--batch", type=positive, default=3, help="images a step (default 3)")
-    scaling.add_argument("--method", choices=METHODS, default="auto", help="of pLSTM's operator")
-    scaling.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    scaling.add_argument("--repeats", type=positive, default=7, help="the median is over these (default 7)")
     scaling.add_argument("--out", type=Path, help="default results/benchmarks/scaling-<backend>.json; a .png beside it")
     scaling.set_defaults(run=benchmark_scaling)
+    for parser in (model, scaling):
+        parser.add_argument("--method", choices=METHODS, default="auto", help="of pLSTM's operator")
+        parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+        parser.add_argument("--repeats", type=positive, default=7, help="the median is over these (default 7)")
 
 
 def build_step(model: VisionConfig, batch: int) -> tuple:

@@ -9,8 +9,6 @@ In each fold the answer is the class that most of its training graphs have.
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import sys
 from pathlib import Path
 
@@ -21,8 +19,9 @@ sys.path.insert(0, str(ROOT))
 
 from data.tudataset import load_tudataset, make_folds
 from plstm.errors import run_script
-from plstm.experiments.sums import refresh_sums
 from plstm.experiments.sweeps import load_table
+from plstm.training.environment import describe_environment
+from scripts.measuring import write_results
 
 
 def majority_accuracy(labels: np.ndarray, folds: int, seed: int) -> float:
@@ -35,9 +34,6 @@ def majority_accuracy(labels: np.ndarray, folds: int, seed: int) -> float:
 
 
 def main() -> int:
-    from plstm.experiments.records import write_file
-    from plstm.training.environment import describe_environment
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", help="where data sets live, as data.root of a run")
     parser.add_argument("--out", type=Path, default=ROOT / "results/baselines/graphs.json")
@@ -50,15 +46,13 @@ def main() -> int:
         print(f"{name:10}{row[name]:8.4f}", flush=True)
     environment = describe_environment(ROOT)
     record = {
-        "command": shlex.join(["python", "scripts/majority_baselines.py"]),
+        "command": "python scripts/majority_baselines.py",
         "folds": folds,
         "fold_seed": seed,
         **{key: environment[key] for key in ("commit", "dirty", "versions")},
         "baselines": [row],
     }
-    write_file(arguments.out, (json.dumps(record, indent=2) + "\n").encode())
-    if arguments.out.is_relative_to(ROOT / "results"):
-        refresh_sums(ROOT / "results")
+    write_results(arguments.out, record)
     print(arguments.out)
     return 0
 

@@ -50,15 +50,16 @@ def write_report(path: Path, settings: dict, rows: list[dict]) -> None:
     """Writes the rows next to the command, the settings, the commit, the versions and the machine."""
     command = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
     report = {"command": command, "settings": settings, **describe_environment(ROOT), "rows": rows}
-    _write(path, report)
+    write_results(path, report)
 
 
 def add_to_report(path: Path, **entries) -> None:
     """Adds entries to a report that was written before."""
-    _write(path, json.loads(path.read_text()) | entries)
+    write_results(path, json.loads(path.read_text()) | entries)
 
 
-def _write(path: Path, report: dict) -> None:
+def write_results(path: Path, report: dict) -> None:
+    """Writes what a script found as JSON, and enters it into the digests; see `note_results`."""
     write_file(path, (json.dumps(report, indent=2) + "\n").encode())
     note_results(path)
 

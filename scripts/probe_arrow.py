@@ -10,7 +10,6 @@ images are mostly of the second kind. Writes results/probes/<run>.json.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -27,12 +26,12 @@ from data.arrow_probes import NO_LABEL, PROBES
 from data.packed import PackedSplit, pack
 from plstm.errors import UserError, run_script
 from plstm.experiments.config import run_name
-from plstm.experiments.records import write_file
 from plstm.experiments.runs import find_run, load_config
 from plstm.models import from_checkpoint
 from plstm.tasks import TASKS
 from plstm.training.environment import describe_environment
 from plstm.training.steps import make_predict
+from scripts.measuring import write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 NEAR_AND_FAR = 4  # quarters of the distances
@@ -171,7 +170,7 @@ def main() -> None:
         "rows": rows,
     }
     path = options.out or ROOT / "results" / "probes" / f"{folder.name}.json"
-    write_file(path, (json.dumps(report, indent=2) + "\n").encode())
+    write_results(path, report)
     print(f"Written to {path}")
 
 

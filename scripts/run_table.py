@@ -61,6 +61,17 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
+def check_options(table: sweeps.TableDefinition, arguments: argparse.Namespace) -> None:
+    """Raises UserError for an option that the table has no use for, or a column that it has not."""
+    if arguments.columns and not table.folds:
+        raise UserError(f"--columns: table {table.name} has no cross-validations; leave it out")
+    for column in arguments.columns.split(",") if arguments.columns else []:
+        if column not in table.columns:
+            raise UserError(f"--columns: {column!r} is none of {', '.join(table.columns)}")
+    if table.folds and (arguments.measure or arguments.images_per_second):
+        raise UserError(f"--measure, --images-per-second: they are for images, and table {table.name} is of graphs")
+
+
 def hours(seconds: float) -> str:
     return f"{seconds / 3600:.2f} h"
 
@@ -73,10 +84,10 @@ def list_runs(table: sweeps.TableDefinition, arguments: argparse.Namespace) -> l
     unfinished, costs = [], []
     matched, _ = sweeps.match_records(table, records)
     matched = [(run, record) for run, record in matched if is_wanted(table, run, arguments)]
-    record_of = {id(run): record for run, record in matched}
+    record_of = {run.key: record for run, record in matched}
     for job in sweeps.jobs(table, [run for run, _ in matched]):
-        done = [record_of[id(run)] for run in job.runs if record_of[id(run)]]
-        left = tuple(run for run in job.runs if not record_of[id(run)])
+        done = [record_of[run.key] for run in job.runs if record_of[run.key]]
+        left = tuple(run for run in job.runs if not record_of[run.key])
         if not left:
             state, cost = "finished", hours(sum(record.wall_seconds for record in done))
         else:
@@ -140,6 +151,7 @@ def main() -> int:
     arguments = parse_arguments()
     table = sweeps.load_table(ROOT / "configs/tables" / f"{arguments.table}.yaml")
     sweeps.check_overrides(table, arguments.overrides)
+    check_options(table, arguments)
     if arguments.measure:
         arguments.images_per_second = measure(table.rows[0].experiment, arguments.measure)
     unfinished = list_runs(table, arguments)

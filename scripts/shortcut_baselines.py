@@ -13,7 +13,6 @@ Finer bins fitted on more samples change the results by about .001; the splits' 
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 import time
@@ -124,8 +123,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    from plstm.experiments.records import write_file
     from plstm.training.environment import describe_environment
+    from scripts.measuring import write_results
 
     arguments = parse_arguments()
     law = ArrowLaw(arguments.size, arguments.scale)
@@ -149,7 +148,7 @@ def main() -> int:
     }
     out = arguments.out or ROOT / "results" / "baselines" / f"arrow-{law.size}.json"
     try:
-        write_file(out, (json.dumps(record, indent=2) + "\n").encode())
+        write_results(out, record)
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written ({error.strerror})") from error
     print(f"{'':41}" + "".join(f"{split:>10}" for split in SPLITS_SEEN))

@@ -198,16 +198,19 @@ def _nearest(word: str, choices: list[str]) -> str:
 
 def known_keys(schema: type) -> list[str]:
     """The dotted keys of a schema; those of a training run are of all tasks."""
-    plain = [task_schema(task) for task in TASKS] if schema is Config else [OmegaConf.structured(schema)]
-    return list(dict.fromkeys(key for node in plain for key in _dotted_keys(node)))
+    return list(dict.fromkeys(key for node in _schema_nodes(schema) for key in _dotted_keys(node)))
 
 
 def _group_types(schema: type) -> list[tuple[str, str]]:
     """Each group of keys with the name of its dataclass."""
-    nodes = [task_schema(task) for task in TASKS] if schema is Config else [OmegaConf.structured(schema)]
+    nodes = _schema_nodes(schema)
     return [
         (key, OmegaConf.get_type(node, key).__name__) for node in nodes for key in node if OmegaConf.is_dict(node[key])
     ]
+
+
+def _schema_nodes(schema: type) -> list[DictConfig]:
+    return [task_schema(task) for task in TASKS] if schema is Config else [OmegaConf.structured(schema)]
 
 
 def _dotted_keys(node: DictConfig, prefix: str = "") -> list[str]:

@@ -277,11 +277,8 @@ def from_file(plain: dict[str, Any]) -> Config:
             continue
         if not f"{key}.".startswith(tuple(f"{outside}." for outside in OUTSIDE_ID)):
             raise UserError(f"{key}: {value!r} would be filled in from this machine; write the value itself")
-        *parents, leaf = key.split(".")
-        node = kept
-        for parent in parents:
-            node = node[parent]
-        node.pop(leaf, None)
+        group, leaf = _place_of(kept, key)
+        group.pop(leaf, None)
     return to_config(OmegaConf.create(kept))
 
 
@@ -308,13 +305,18 @@ def identity(plain: dict[str, Any]) -> dict[str, Any]:
     """The part of a plain config that can change a run's numbers: without `OUTSIDE_ID`, and `NEUTRAL` where neutral."""
     kept = json.loads(json.dumps(plain))
     for key in (*OUTSIDE_ID, *NEUTRAL):
-        *parents, leaf = key.split(".")
-        node = kept
-        for parent in parents:
-            node = node.get(parent, {})
-        if key not in NEUTRAL or node.get(leaf) == NEUTRAL[key]:
-            node.pop(leaf, None)
+        group, leaf = _place_of(kept, key)
+        if key not in NEUTRAL or group.get(leaf) == NEUTRAL[key]:
+            group.pop(leaf, None)
     return kept
+
+
+def _place_of(plain: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """The group that a dotted key is in, empty where there is none, and the key's name there."""
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        plain = plain.get(parent, {})
+    return plain, leaf
 
 
 def run_id(plain: dict[str, Any]) -> str:

@@ -192,7 +192,7 @@ def _overview(table: TableDefinition, shown: list[Cell]) -> list[list[str]]:
     """Ours at the best epoch, and the paper's in brackets."""
     grid = [["Model", *table.columns.values()]]
     for row in table.rows:
-        line = [tables._Markdown.escape(row.name)]
+        line = [tables.Markdown.escape(row.name)]
         for column in table.columns:
             cell = next((c for c in shown if c.row is row and c.column == column), None)
             ours = f"{cell.mean(at_best('test')).mean:.{table.digits}f}" if cell and cell.seeds else DASH
@@ -204,11 +204,11 @@ def _overview(table: TableDefinition, shown: list[Cell]) -> list[list[str]]:
 
 def _markdown(table: TableDefinition, cells, shown, baselines, notes) -> str:
     lines = [f"# {table.title}", "", table.caption.strip(), "", "Ours at the best epoch (paper):", ""]
-    lines += tables._markdown_table(_overview(table, shown))
+    lines += tables.markdown_table(_overview(table, shown))
     for column, title in table.columns.items():
         lines += ["", f"## {title}", ""]
-        lines += tables._markdown_table([HEADER, *_section(table, cells, shown, baselines, column, tables._Markdown)])
-    lines += ["", "## Notes", "", *(f"- {tables._Markdown.escape(note)}" for note in notes)]
+        lines += tables.markdown_table([HEADER, *_section(table, cells, shown, baselines, column, tables.Markdown)])
+    lines += ["", "## Notes", "", *(f"- {tables.Markdown.escape(note)}" for note in notes)]
     return "\n".join(lines) + "\n"
 
 
@@ -242,7 +242,7 @@ def _csv(table: TableDefinition, cells: list[Cell], shown: list[Cell]) -> str:
 
 
 def _latex(table: TableDefinition, cells, shown, baselines, notes) -> str:
-    style, lines = tables._Latex, []
+    style, lines = tables.Latex, []
     for column, title in table.columns.items():
         lines.append(rf"\midrule \multicolumn{{{len(HEADER)}}}{{l}}{{{style.escape(title)}}} \\")
         section = _section(table, cells, shown, baselines, column, style)

@@ -160,7 +160,7 @@ def _notes(rows: list[TableRow], outside: list[RunRecord]) -> list[str]:
     return notes
 
 
-class _Markdown:
+class Markdown:
     pm = "±"
 
     @staticmethod
@@ -180,7 +180,7 @@ class _Markdown:
         return ": " + " ".join(cls.link(str(run.seed), f"../runs/{run.id}.json") for run in runs)
 
 
-class _Latex:
+class Latex:
     pm = r"\pm"
 
     @staticmethod
@@ -202,7 +202,7 @@ class _Latex:
         return ""
 
 
-Style = type[_Markdown] | type[_Latex]
+Style = type[Markdown] | type[Latex]
 
 
 def _grid(
@@ -309,7 +309,7 @@ def _mark(run: RunRecord) -> str:
     return "" if run.dirty is False else "*"
 
 
-def _number(value: float | None, form: str, style: Style = _Markdown) -> str:
+def _number(value: float | None, form: str, style: Style = Markdown) -> str:
     return DASH if value is None else style.math(format(value, form))
 
 
@@ -317,16 +317,16 @@ def _markdown_file(
     table: TableDefinition, rows: list[TableRow], baselines: list[dict[str, Any]], notes: list[str]
 ) -> str:
     lines = [f"# {table.title}", "", table.caption.strip(), ""]
-    lines += _markdown_table(_grid(table, rows, baselines, _Markdown))
+    lines += markdown_table(_grid(table, rows, baselines, Markdown))
     if notes:
-        lines += ["", "## Notes", "", *(f"- {_Markdown.escape(note)}" for note in notes)]
+        lines += ["", "## Notes", "", *(f"- {Markdown.escape(note)}" for note in notes)]
     if any(row.runs for row in rows):
         lines += ["", "## Runs", "", "Every finished run; those marked ✓ are in the table above.", ""]
-        lines += _markdown_table(_run_list(table, rows))
+        lines += markdown_table(_run_list(table, rows))
     return "\n".join(lines) + "\n"
 
 
-def _markdown_table(grid: list[list[str]]) -> list[str]:
+def markdown_table(grid: list[list[str]]) -> list[str]:
     header, *rows = ("| " + " | ".join(cells) + " |" for cells in grid)
     return [header, "|" + " --- |" * len(grid[0]), *rows]
 
@@ -341,13 +341,13 @@ def _run_list(table: TableDefinition, rows: list[TableRow]) -> list[list[str]]:
             hardware = run.hardware
             on_cpu = hardware["platform"] == "cpu"
             device = f"{hardware['cpu_cores']} cores" if on_cpu else f"{hardware['device_count']}"
-            cells = [f"[{run.name}](../runs/{run.id}.json)", _Markdown.escape(row.row.name)]
+            cells = [f"[{run.name}](../runs/{run.id}.json)", Markdown.escape(row.row.name)]
             cells += [str(run.config_value(key)) for key in table.sweep]
             cells += [f"{row.scale * run.metric(split):.{table.digits + 1}f}" for split in splits]
             cells += ["✓" if run in row.chosen else "", f"[csv](../curves/{run.id}.csv)"]
             cells += [f"{run.images_per_second:.0f}", f"{run.wall_seconds / 3600:.2f}"]
             cells += [f"{device} × {hardware['cpu_model'] if on_cpu else hardware['device_kind']}"]
-            cells += [_Markdown.escape(commit_of(run))]
+            cells += [Markdown.escape(commit_of(run))]
             grid.append(cells)
     return grid
 
@@ -394,7 +394,7 @@ def _csv_file(table: TableDefinition, rows: list[TableRow], baselines: list[dict
 
 
 def _latex_file(table: TableDefinition, rows: list[TableRow], baselines: list[dict[str, Any]], notes: list[str]) -> str:
-    header, *body = _grid(table, rows, baselines, _Latex)
+    header, *body = _grid(table, rows, baselines, Latex)
     lines = [" & ".join(cells) + r" \\" for cells in body]
     if baselines:
         lines.insert(len(rows), r"\midrule")
@@ -407,7 +407,7 @@ def latex_page(table: TableDefinition, header: list[str], lines: list[str], note
         [
             r"% needs \usepackage{booktabs}",
             r"\begin{table}",
-            rf"\caption{{{_Latex.escape(f'{table.title}. {table.caption.strip()}')}}}",
+            rf"\caption{{{Latex.escape(f'{table.title}. {table.caption.strip()}')}}}",
             rf"\label{{tab:{table.name}}}",
             r"\centering\footnotesize",
             rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
@@ -416,7 +416,7 @@ def latex_page(table: TableDefinition, header: list[str], lines: list[str], note
             *lines,
             r"\bottomrule",
             r"\end{tabular}",
-            *[rf"\par {_Latex.escape(note)}" for note in notes],
+            *[rf"\par {Latex.escape(note)}" for note in notes],
             r"\end{table}",
             "",
         ]

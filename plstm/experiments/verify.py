@@ -332,18 +332,12 @@ def rerun_problems(record: RunRecord, folder: Path) -> tuple[list[str], str]:
 
 
 def _evaluated(folder: Path, checkpoint: str, splits: list[str]) -> dict[str, dict[str, float]]:
-    from flax import nnx
-
     from plstm.models.weights import from_checkpoint
     from plstm.tasks import TASKS
-    from plstm.training.evaluation import evaluate
-    from plstm.training.meshes import Layout, make_mesh
-    from plstm.training.steps import make_predict
+    from plstm.training.evaluation import evaluate, make_ready
 
     model = from_checkpoint(folder, checkpoint=checkpoint)
     config = model.info.config
-    task, layout = TASKS[config.task](config), Layout(make_mesh(config.optim.batch_size))
-    graphdef, weights = nnx.split(model)
-    weights, predict = layout.place_copies(weights), make_predict(graphdef, task.logits)
-    batch_size, place = config.optim.batch_size, layout.place_rows
+    task, batch_size = TASKS[config.task](config), config.optim.batch_size
+    predict, weights, place = make_ready(model, task, batch_size)
     return {name: evaluate(predict, weights, task.split(name), batch_size, place) for name in splits}

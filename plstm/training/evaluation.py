@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 
-from plstm.tasks.base import Split
+from plstm.tasks.base import Split, Task
+from plstm.training.meshes import Layout, make_mesh
+from plstm.training.steps import make_predict
 
 BATCHES_IN_FLIGHT = 2  # how far the host may run ahead, as in training
+
+
+class Ready(NamedTuple):
+    """What `evaluate` needs of a model; its arguments have the same names."""
+
+    predict: Callable
+    weights: Any
+    place: Callable
+
+
+def make_ready(model: nnx.Module, task: Task, batch_size: int) -> Ready:
+    """A model on all devices, a whole copy on each, to be evaluated with `task`'s logits in batches of `batch_size`."""
+    layout = Layout(make_mesh(batch_size))
+    graphdef, weights = nnx.split(model)
+    return Ready(make_predict(graphdef, task.logits), layout.place_copies(weights), layout.place_rows)
 
 
 def evaluate(

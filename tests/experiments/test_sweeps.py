@@ -142,6 +142,16 @@ def test_dry_run_measures_cost_on_this_machine(add, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    "options",
+    [("arrow", "--columns", "val"), ("graphs", "--columns", "MUTAG,PTC"), ("graphs", "--measure", "64")]
+    + [("graphs", "--images-per-second", "10")],
+)
+def test_options_that_the_table_has_no_use_for_are_refused(tmp_path, options):
+    done = run_table(*options, "--dry-run", "--results", tmp_path)
+    assert done.returncode == 2 and options[1] in done.stderr and len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("override", ["seed=1", "data.size=48", "report.table=null", "fast"])
 def test_overrides_that_the_table_sets_are_refused(tmp_path, override):
     done = run_table("arrow", "--dry-run", "--results", tmp_path, override)
