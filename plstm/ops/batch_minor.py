@@ -51,12 +51,16 @@ def single_path(gates: GridGates) -> jax.Array:
 def _segment_products(transition: jax.Array) -> jax.Array:
     """`plstm.ops.sequence.segment_products` along axis -2: [..., T, batch] -> [..., T, T, batch]."""
     start = jnp.arange(transition.shape[-2])[:, None]
-    column = jnp.zeros_like(transition)
-    columns = [column]
-    for end in range(1, len(start)):
-        column = jnp.where(start == end - 1, 1, column * transition[..., end - 1, None, :])
-        columns.append(column)
-    return jnp.stack(columns, axis=-2)
+    passed = jnp.moveaxis(transition, -2, 0)[:-1, ..., None, :]
+
+    def extend(column, node):
+        n, passed = node
+        column = jnp.where(start == n, 1, column * passed)
+        return column, column
+
+    first = jnp.zeros_like(transition)
+    _, columns = lax.scan(extend, first, (jnp.arange(len(passed)), passed))
+    return jnp.moveaxis(jnp.concatenate([first[None], columns]), 0, -2)
 
 
 @jax.custom_vjp
