@@ -185,6 +185,15 @@ def _costs(config_json: str) -> tuple[int, float | None]:
 
 
 # ---------------------------------------------------------------------- measurements
+# A benchmark's ratios: two of its parts, and what of them is divided.
+RATIOS = {
+    "speedup": ("quadtree", "ours", "median_seconds"),
+    "ratio": ("pLSTM", "ViT", "median_seconds"),
+    "time_ratio": ("recomputed", "kept", "median_seconds"),
+    "memory_ratio": ("recomputed", "kept", "memory_bytes"),
+}
+
+
 def measured_problems(results_dir: Path) -> list[str]:
     """Medians and ratios that do not follow from the measurements beside them; scores that differ from their parts."""
     words = []
@@ -204,9 +213,9 @@ def _recomputed(node: dict[str, Any]) -> Iterator[tuple[str, float]]:
         yield "median_seconds", statistics.median(node["seconds"])
     if isinstance(node.get("rates"), list) and node["rates"]:
         yield "views_per_second", statistics.median(node["rates"])
-    for name, (above, below) in {"speedup": ("quadtree", "ours"), "ratio": ("pLSTM", "ViT")}.items():
-        if above in node and below in node:
-            yield name, node[above]["median_seconds"] / node[below]["median_seconds"]
+    for name, (above, below, key) in RATIOS.items():
+        if name in node and all(key in node.get(part, {}) for part in (above, below)):
+            yield name, node[above][key] / node[below][key]
     if parts := node.get("by_distance"):
         images = sum(part["images"] for part in parts)
         yield "images", images

@@ -147,6 +147,7 @@ def test_a_digit_of_a_measurement(copied, changed):
     for name, pattern in (
         ("results/benchmarks/operator-cpu.json", r'"(?:median_seconds|speedup)": (\d\.\d{8})'),
         ("results/benchmarks/model-cpu.json", r'"(?:median_seconds|ratio)": (\d\.\d{8})'),
+        ("results/benchmarks/memory-cpu.json", r'"(?:time|memory)_ratio": (\d\.\d{8})'),
         ("results/probes/1f392ab62038.json", r'"as given",\s+"images": \d+,\s+"accuracy": (\d\.\d+)'),
     ):
         text = (copied / name).read_text()
