@@ -7,10 +7,12 @@ Needs jax, flax, optax and numpy alone. Parts, each of which may fail by itself,
 
     checks     every form of the operator against the equations, values and gradients, on this device
     operator   every form, forward and backward, bfloat16 inputs
-    model      training steps of pLSTM-Vis-T and ViT-T: time, images/s, model FLOPs utilisation, hours for the paper's
-               arrow-pointing run (39,050 steps of 128), memory
+    model      training steps of pLSTM-Vis-T and ViT-T, on GPUs also of pLSTM-Vis-T with method="fused": time, images/s,
+               model FLOPs utilisation, hours for the paper's arrow-pointing run (39,050 steps of 128), memory
     profile    the five costliest operations of a step
     tests      `pytest -m gpu`, where pytest is installed
+
+A form of the operator that fails, as kernels may that a compiler does not take, leaves its error in its place.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ import optax
 from plstm.experiments.records import write_file
 from plstm.models.flops import forward_flops
 from plstm.models.vision import VisionConfig, build_model
+from plstm.ops.fused import fused
 from plstm.ops.grid import by_matrix, plstm2d
 from plstm.ops.oracle import plstm2d_oracle
 from plstm.training.environment import describe_environment
@@ -63,13 +66,23 @@ MODELS = {
     "ViT": functools.partial(VisionConfig, modes=["attention"], pooling="class_token", layer_scale=1e-4),
 }
 
+# What the kernels leave open, of which "fused" is what method="fused" takes.
+FUSED = {
+    "fused": {},
+    "fused_tf32x3": {"precision": jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3},
+    "fused_small": {"block": 32, "warps": 4},
+}
 
-def operators(structure: str) -> dict[str, Callable]:
-    """The forms that are fit for this backend."""
+
+def operators(structure: str, variants: bool = True) -> dict[str, Callable]:
+    """The forms that are fit for this backend; kernels compile for seconds, so their variants may be left out."""
     forms = ["source_scan", "batch_minor"] + ["row_transfer"] * (structure == "rank_one")
     found = {form: functools.partial(by_matrix, structure=structure, form=form) for form in forms}
     if jax.default_backend() != "cpu":
         found.pop("batch_minor")  # made for CPUs
+    if jax.default_backend() == "gpu":
+        for name in FUSED if variants else ["fused"]:
+            found[name] = functools.partial(fused, structure=structure, **FUSED[name])
     return found | {"chunkwise": functools.partial(plstm2d, structure=structure, method="chunkwise")}
 
 
@@ -80,11 +93,21 @@ def check_operators(options: argparse.Namespace, report: Callable) -> None:
             arguments = draw_operator_inputs(structure, 5 if options.tiny else 12, 2, 2, 8 if options.tiny else 64)
             expected = jax.jit(gradient_step(plstm2d_oracle))(*arguments)
             for name, operator in operators(structure).items():
-                found = jax.jit(gradient_step(operator))(*arguments)
+                row = {"structure": structure, "form": name, "passed": False}
+                try:
+                    found = jax.block_until_ready(jax.jit(gradient_step(operator))(*arguments))
+                except Exception as error:  # the other forms are worth having
+                    report(row | {"error": describe(error)})
+                    continue
                 wanted = share_gradients(expected, structure)
                 errors = [relative_error(*pair) for pair in zip(jax.tree.leaves(share_gradients(found, structure)),
                                                                 jax.tree.leaves(wanted), strict=True)]  # fmt: skip
-                report({"structure": structure, "form": name, "error": max(errors), "passed": max(errors) < 1e-4})
+                error = float(np.max(errors))  # NaN where one is
+                report(row | {"error": error, "passed": error < 1e-4})
+
+
+def describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:500]
 
 
 def share_gradients(result: tuple, structure: str) -> tuple:
@@ -108,10 +131,18 @@ def time_operators(options: argparse.Namespace, report: Callable) -> None:
             arguments = draw_operator_inputs(structure, grid, batch, 3, 8 if options.tiny else 64)
             q, k, v, gates, direct, cotangent = arguments
             arguments = (*(x.astype(jnp.bfloat16) for x in (q, k, v)), gates, direct, cotangent.astype(jnp.bfloat16))
-            steps = {n: compile_step(gradient_step(f), arguments) for n, f in operators(structure).items()}
-            seconds = time_interleaved({n: s.pop("run") for n, s in steps.items()}, arguments, options.repeats)
-            for name, step in steps.items():
-                step |= {"median_seconds": statistics.median(seconds[name]), "seconds": seconds[name]}
+            steps, runs = {}, {}
+            for name, operator in operators(structure, variants=grid in (12, 24)).items():
+                try:
+                    steps[name] = compile_step(gradient_step(operator), arguments)
+                    runs[name] = steps[name].pop("run")
+                    jax.block_until_ready(runs[name](*arguments))
+                except Exception as error:  # the other forms are worth having
+                    runs.pop(name, None)
+                    steps[name] = {"error": describe(error)}
+            seconds = time_interleaved(runs, arguments, options.repeats)
+            for name in runs:
+                steps[name] |= {"median_seconds": statistics.median(seconds[name]), "seconds": seconds[name]}
             report({"structure": structure, "grid": grid, "batch": batch, "forms": steps})
 
 
@@ -151,23 +182,33 @@ def peak() -> float | None:
 
 def configs(options: argparse.Namespace) -> dict[str, VisionConfig]:
     small = dict(image_size=32, dim=16, heads=2, depth=2, classes=10) if options.tiny else {}
-    return {name: make(**small) for name, make in MODELS.items()}
+    found = {name: make(**small) for name, make in MODELS.items()}
+    if jax.default_backend() == "gpu":
+        found["pLSTM, fused"] = MODELS["pLSTM"](method="fused", **small)
+    return found
 
 
 def time_models(options: argparse.Namespace, report: Callable) -> None:
-    """Both models in turns at each batch; a batch that does not fit is reported by its error."""
+    """The models in turns at each batch; a batch that does not fit is reported by its error."""
     for batch in [2] if options.tiny else [128, 1024]:
         for remat in (False,) if batch <= 128 else (False, True):
+            row = {"batch": batch, "remat": remat}
             try:
                 steps = {}
                 for name, config in configs(options).items():
                     config.remat = remat
-                    steps[name] = Step(config, batch)
+                    try:
+                        steps[name] = Step(config, batch)
+                        jax.block_until_ready(steps[name]())
+                    except Exception as error:  # the others are worth having
+                        if name in MODELS:
+                            raise
+                        steps.pop(name, None)
+                        row[name] = {"error": describe(error)}
                 seconds = time_interleaved(steps, (), options.repeats)
             except jax.errors.JaxRuntimeError as error:
-                report({"batch": batch, "remat": remat, "error": str(error)[:500]})
+                report(row | {"error": describe(error)})
                 continue
-            row = {"batch": batch, "remat": remat}
             for name, step in steps.items():
                 median = statistics.median(seconds[name])
                 row[name] = {"median_seconds": median, "seconds": seconds[name], "flops": step.flops, **step.report}
@@ -264,7 +305,7 @@ def main() -> None:
             PARTS[part](options, add)
         except Exception as error:  # the other parts are worth having
             traceback.print_exc()
-            add({"error": f"{type(error).__name__}: {error}"[:500]})
+            add({"error": describe(error)})
     note_results(options.out)
     print(f"{time.monotonic() - start:.0f} s; written to {options.out}")
 

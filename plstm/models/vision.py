@@ -13,7 +13,7 @@ from flax import nnx
 from plstm.errors import UserError
 from plstm.nn.layers import MLP, NORMS, LayerScale, PatchEmbedding, drop_path, linear, norm
 from plstm.nn.mixers import AttentionMixer, PLSTMMixer
-from plstm.ops.grid import METHODS
+from plstm.ops.grid import METHODS, WIDEST_FUSED
 
 MODES = ("P", "D", "attention")
 MOST = 2**16  # of any size; more is a slip of the hand
@@ -75,6 +75,8 @@ class VisionConfig:
             raise UserError(
                 f"model.patch_size={self.patch_size}: does not divide model.image_size={self.image_size} (pixels)"
             )
+        if self.method == "fused" and self.image_size // self.patch_size > WIDEST_FUSED:
+            raise UserError(f"model.method=fused: takes at most {WIDEST_FUSED} patches a side; use auto")
         if self.dim % self.heads:
             raise UserError(f"model.heads={self.heads}: must divide model.dim={self.dim}")
         if "attention" not in self.modes and self.dim % (4 * self.heads):
@@ -147,6 +149,8 @@ class VisionModel(nnx.Module):
 
     def __init__(self, config: VisionConfig, rngs: nnx.Rngs):
         config.check()
+        if config.method == "fused" and (backend := jax.default_backend()) != "gpu":  # not asked before it is needed
+            raise UserError(f"model.method=fused: runs on GPUs alone, and this is {backend}; use auto")
         dtype = DTYPES[config.dtype]
         grid = config.image_size // config.patch_size
         self.patch_size = config.patch_size

@@ -11,6 +11,7 @@ These forms give the same numbers:
 * *source scan*: the recurrence over nodes that carries, instead of a d_k x d_v state, each source node's weight on an
   edge, and so writes the gating matrix column by column. `plstm.ops.batch_minor` has more such forms for CPUs.
 * *recurrent*: Equations 1 and 2 as they stand, linear in the number of nodes; *chunkwise* is the same block by block.
+* *fused*: row transfer within GPU kernels (`plstm.ops.fused`), which keep the gating matrix on the chip.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from plstm.ops.tuned import TABLE
 
 __all__ = ["GridGates", "gating_matrix", "plstm2d"]
 
-METHODS = ("auto", "parallel", "chunkwise", "recurrent")
+METHODS = ("auto", "parallel", "chunkwise", "recurrent", "fused")
 STRUCTURES = ("general", "rank_one", "no_ru")
 FORMS = ("auto", "row_transfer", "source_scan", "batch_minor")
+WIDEST_FUSED = 64  # columns: what its kernels carry should fit the registers
 SHORTEST_BATCH = 8  # heads included: as many numbers as a CPU's vectors hold
 # Of a gating matrix for "auto" to make it. Its forward and backward pass take some 20 times that on CPUs.
 LARGEST_MATRIX = {"cpu": 2**29}
@@ -56,18 +58,25 @@ def plstm2d(
         gates: eight tensors [..., 4, Y, X]; gating and accumulation are done in their dtype, at least float32.
         direct: [..., Y, X], the weight of a node's own key and value; added once, not once a direction.
         method: "parallel" (gating matrix by row transfer), "chunkwise" (matrix states, block by block), "recurrent"
-            (node by node), or "auto": the fastest by `plstm.ops.tuned`, and chunkwise where the matrix would be huge.
+            (node by node), "fused" (GPU kernels, grids of up to 64 columns, one device), or "auto": of the others the
+            fastest by `plstm.ops.tuned`, and chunkwise where the matrix would be huge.
         structure: what the caller promises about the transitions, see `gating_matrix`.
 
     Returns:
         [..., Y, X, d_v] in v's dtype.
 
     Raises:
-        ValueError: where shapes disagree, or a method or structure is unknown.
+        ValueError: where shapes disagree, a method or structure is unknown, or "fused" cannot run here.
     """
     _check_choice("method", method, METHODS)
     _check_choice("structure", structure, STRUCTURES)
     _check_arguments(q, k, v, gates, direct)
+    if method == "fused":
+        if (backend := jax.default_backend()) != "gpu":
+            raise ValueError(f'method="fused" runs on GPUs alone; this is {backend}')
+        from plstm.ops.fused import fused  # not every build of JAX has what it imports
+
+        return fused(q, k, v, gates, direct, structure=structure)
     dtype = _gate_dtype(gates)
     direct = direct.astype(dtype)
     if method == "auto" and prefers_chunkwise(q.shape, v.shape[-1], structure, jnp.dtype(dtype).itemsize):

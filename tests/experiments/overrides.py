@@ -124,7 +124,7 @@ WORDS = {
     "model.pooling": ["corners", "class_token"],
     "model.norm": ["rmsnorm", "layernorm"],
     "model.dtype": ["float32", "bfloat16"],
-    "model.method": ["auto", "parallel", "chunkwise", "recurrent"],
+    "model.method": ["auto", "parallel", "chunkwise", "recurrent", "fused"],
     "data.name": ["arrow_pointing", "imagenet2012", "mosaics"],
     "data.placement": ["device", "stream"],
     "data.generate": ["true", "false"],

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from plstm.ops.grid import plstm2d
+from plstm.ops.grid import METHODS, plstm2d
 from plstm.ops.oracle import plstm2d_oracle
 
 from .test_grid import STRUCTURE, assemble, draw
@@ -17,9 +17,11 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("kind", list(STRUCTURE))
-@pytest.mark.parametrize("method", ["auto", "parallel", "chunkwise", "recurrent"])
+@pytest.mark.parametrize("method", METHODS)
 def test_values_and_gradients_on_the_device(outputs_and_gradients, assert_close, method, kind):
     assert jax.default_backend() != "cpu"
+    if method == "fused" and jax.default_backend() != "gpu":
+        pytest.skip("the kernels are for GPUs")
     arguments, cotangent = draw((2, 2, 12, 12), kind, jnp.float32)
 
     def operator(q, k, v, free, direct, form):

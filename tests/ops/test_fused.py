@@ -1,0 +1,99 @@
+"""The GPU kernels of the 2-D operator, run as plain JAX, against the recurrence: values and every gradient."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from plstm.errors import UserError
+from plstm.models.vision import VisionConfig, build_model
+from plstm.ops.fused import fused
+from plstm.ops.grid import GridGates, plstm2d
+
+from .test_grid import EXTREMES, STRUCTURE, assemble, draw, oracle
+
+
+@functools.cache
+def kernels(structure, **options):
+    def operator(q, k, v, free, direct):
+        return fused(q, k, v, assemble(free), direct, structure=structure, interpret=True, **options)
+
+    return operator
+
+
+FAST = [((1, 4), "p_printed"), ((5, 2), "d_mode"), ((2, 1, 3, 5), "general")]
+SLOW = [((1, 1), "general"), ((2, 1, 3, 5), "p_released"), ((17, 3), "general"), ((17, 3), "d_mode")]
+
+
+@pytest.mark.parametrize(("shape", "kind"), [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)])
+def test_values_and_gradients_in_float64(x64, outputs_and_gradients, assert_close, shape, kind):
+    arguments, cotangent = draw(shape, kind)
+    found = outputs_and_gradients(kernels(STRUCTURE[kind], block=16), arguments, cotangent)
+    assert_close(found, outputs_and_gradients(oracle, arguments, cotangent), 1e-10)
+
+
+@pytest.mark.slow
+def test_wide_rows_in_large_blocks(x64, outputs_and_gradients, assert_close):
+    arguments, cotangent = draw((3, 18), "p_printed")
+    found = outputs_and_gradients(kernels("rank_one"), arguments, cotangent)
+    assert_close(found, outputs_and_gradients(oracle, arguments, cotangent), 1e-10)
+
+
+@pytest.mark.parametrize("extreme", list(EXTREMES))
+@pytest.mark.parametrize("kind", ["general", pytest.param("d_mode", marks=pytest.mark.slow)])
+def test_gradients_are_finite_at_extreme_gates(outputs_and_gradients, assert_close, kind, extreme):
+    arguments, cotangent = draw((12, 4), kind, jnp.float32)
+    level = {name[0]: value for name, value in EXTREMES[extreme].items()}  # s, t, m
+    arguments["free"] = {name: jnp.full_like(gate, level[name[0]]) for name, gate in arguments["free"].items()}
+    found = outputs_and_gradients(kernels(STRUCTURE[kind], block=16), arguments, cotangent)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(found))
+    assert_close(found, outputs_and_gradients(oracle, arguments, cotangent), 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["d_mode", pytest.param("p_released", marks=pytest.mark.slow)])
+def test_bfloat16_inputs_with_float32_gates(outputs_and_gradients, assert_close, kind):
+    arguments, cotangent = draw((2, 5, 4), kind, jnp.float32)
+    half = arguments | {name: arguments[name].astype(jnp.bfloat16) for name in "qkv"}
+    found = outputs_and_gradients(kernels(STRUCTURE[kind]), half, cotangent)
+    assert found["output"].dtype == found["gradients"]["k"].dtype == jnp.bfloat16
+    assert {gate.dtype for gate in found["gradients"]["free"].values()} == {jnp.dtype("float32")}
+    rounded = arguments | {name: half[name].astype(jnp.float32) for name in "qkv"}
+    assert_close(found, outputs_and_gradients(oracle, rounded, cotangent), 3e-2)
+
+
+def step(structure, q, k, v, gates, direct, cotangent):
+    output, backward = jax.vjp(functools.partial(fused, structure=structure), q, k, v, gates, direct)
+    return output, backward(cotangent)
+
+
+@pytest.mark.skipif(jax.__version_info__[:3] > (0, 10, 2), reason="newer ones ask the GPU while they lower")
+@pytest.mark.parametrize(
+    ("structure", "dtype"), [("general", jnp.float32), ("rank_one", jnp.bfloat16), ("no_ru", jnp.bfloat16)]
+)
+def test_kernels_lower_for_gpus(structure, dtype):
+    """As far as Triton's intermediate form, which a machine without a GPU can write."""
+    grid = (2, 12, 12)
+    x = jax.ShapeDtypeStruct((*grid, 64), dtype)
+    gates = GridGates(*[jax.ShapeDtypeStruct((2, 4, 12, 12), jnp.float32)] * 8)
+    arguments = (x, x, x, gates, jax.ShapeDtypeStruct(grid, jnp.float32), x)
+    traced = jax.jit(functools.partial(step, structure)).trace(*arguments)
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("@__gpu$xla.gpu.triton") == 4
+
+
+def test_a_backend_without_the_kernels_says_so():
+    arguments, _ = draw((1, 1), dtype=jnp.float32)
+    gates = assemble(arguments.pop("free"))
+    with pytest.raises(ValueError, match='method="fused" runs on GPUs.*cpu'):
+        plstm2d(**arguments, gates=gates, method="fused")
+    with pytest.raises(UserError, match="model.method=fused"):
+        build_model(VisionConfig(method="fused"), 0)
+
+
+def test_grids_that_are_too_wide_are_named():
+    arguments = jax.tree.map(np.asarray, draw((1, 65), dtype=jnp.float32)[0])
+    with pytest.raises(ValueError, match="64 columns.*1 x 65"):
+        kernels("general")(**arguments)
