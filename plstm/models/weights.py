@@ -15,10 +15,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -27,6 +28,7 @@ from plstm.errors import UserError
 
 if TYPE_CHECKING:
     from plstm.experiments.config import Config
+    from plstm.tasks import Task
     from plstm.tasks.vision import Preprocessing
 
 FORMAT, VERSION = "plstm", "1"
@@ -106,14 +108,13 @@ def save_safetensors(model: Any, path: str | os.PathLike) -> None:
 
 def _from_run(run: str, runs: Path, checkpoint: str) -> Any:
     from plstm.experiments.runs import find_run, load_config
-    from plstm.tasks import TASKS
     from plstm.training.checkpoints import Checkpoints
     from plstm.training.optimizers import build_optimizer
     from plstm.training.steps import init_state
 
     folder = find_run(run, runs)
     config = load_config(folder)
-    task = TASKS[config.task](config)
+    task = _task(config)
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     step = checkpoints.last_step() if checkpoint == "last" else checkpoints.best_step()
     if step is None:
@@ -125,11 +126,9 @@ def _from_run(run: str, runs: Path, checkpoint: str) -> Any:
 
 
 def _from_file(path: Path) -> Any:
-    from plstm.tasks import TASKS
-
     with _open(path) as file:
         info = _info(path, file.metadata())
-        task = TASKS[info.config.task](info.config)
+        task = _task(info.config)
         graphdef, weights = nnx.split(nnx.eval_shape(lambda: task.build_model(0)), SAVED)
         wanted = _named(weights)
         _refuse_other_tensors(path, file, wanted)
@@ -138,6 +137,15 @@ def _from_file(path: Path) -> Any:
     model = nnx.merge(graphdef, weights)
     model.info = info
     return model
+
+
+def _task(config: Config) -> Task:
+    """A run's task. What was trained by a GPU's kernels serves elsewhere, too: all methods are one function."""
+    from plstm.tasks import TASKS
+
+    if getattr(config.model, "method", None) == "fused" and jax.default_backend() != "gpu":
+        config = replace(config, model=replace(config.model, method="auto"))
+    return TASKS[config.task](config)
 
 
 def _open(path: Path) -> Any:

@@ -111,6 +111,15 @@ def test_a_file_s_own_preprocessing_is_used(exported, tmp_path):
     np.testing.assert_allclose(pixels[12, -1], [-2, -1, -0.5])
 
 
+def test_weights_of_a_gpu_s_kernels_serve_elsewhere(exported, tmp_path):
+    path, config = tmp_path / "other.safetensors", identity(plain_config(tiny_config()))
+    rewrite(exported, path, config=json.dumps(config | {"model": config["model"] | {"method": "fused"}}))
+    image = np.random.default_rng(0).standard_normal((1, 48, 48, 3), np.float32)
+    model = from_checkpoint(path)
+    np.testing.assert_array_equal(model(image), from_checkpoint(exported)(image))
+    assert model.info.config.model.method == "fused"
+
+
 def rewrite(source: Path, path: Path, change=lambda tensors: None, **metadata) -> None:
     """A copy of a file with changed tensors or metadata; None leaves an entry out."""
     tensors = load_file(source)
