@@ -46,7 +46,6 @@ import optax
 from plstm.experiments.records import write_file
 from plstm.models.flops import forward_flops
 from plstm.models.vision import VisionConfig, build_model
-from plstm.ops.fused import fused
 from plstm.ops.grid import by_matrix, plstm2d
 from plstm.ops.oracle import plstm2d_oracle
 from plstm.training.environment import describe_environment
@@ -82,8 +81,15 @@ def operators(structure: str, variants: bool = True) -> dict[str, Callable]:
         found.pop("batch_minor")  # made for CPUs
     if jax.default_backend() == "gpu":
         for name in FUSED if variants else ["fused"]:
-            found[name] = functools.partial(fused, structure=structure, **FUSED[name])
+            found[name] = functools.partial(fused_kernels, structure=structure, **FUSED[name])
     return found | {"chunkwise": functools.partial(plstm2d, structure=structure, method="chunkwise")}
+
+
+def fused_kernels(*arguments, **options) -> jax.Array:
+    """`plstm.ops.fused.fused`, imported where it is called: a JAX without its backend costs this form alone."""
+    from plstm.ops.fused import fused
+
+    return fused(*arguments, **options)
 
 
 def check_operators(options: argparse.Namespace, report: Callable) -> None:

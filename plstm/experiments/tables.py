@@ -161,6 +161,8 @@ def _notes(rows: list[TableRow], outside: list[RunRecord]) -> list[str]:
 
 
 class Markdown:
+    """How a cell is written in Markdown; `Latex` has the same."""
+
     pm = "±"
 
     @staticmethod
@@ -181,6 +183,8 @@ class Markdown:
 
 
 class Latex:
+    """How a cell is written in LaTeX; `Markdown` has the same."""
+
     pm = r"\pm"
 
     @staticmethod
@@ -327,6 +331,7 @@ def _markdown_file(
 
 
 def markdown_table(grid: list[list[str]]) -> list[str]:
+    """The lines of a table whose first row is its header."""
     header, *rows = ("| " + " | ".join(cells) + " |" for cells in grid)
     return [header, "|" + " --- |" * len(grid[0]), *rows]
 
