@@ -2,6 +2,7 @@
 
     python scripts/benchmark.py operator                              # the 2-D operator against the paper's quad-tree
     python scripts/benchmark.py operator --grids 8 --repeats 1        # a look, without meaning
+    python scripts/benchmark.py lots                                  # ... a lot of rows at a time, against all at once
     python scripts/benchmark.py model                                 # training steps of pLSTM-Vis-T against ViT-T
     python scripts/benchmark.py model --sizes 192 384 576 768         # ... and how they grow with the image
     python scripts/benchmark.py scaling                               # ... from 192 to 768 pixels, with a plot
@@ -33,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from plstm.ops.grid import METHODS, STRUCTURES, plstm2d
-from scripts import benchmark_cost, benchmark_data, benchmark_graphs, benchmark_model, benchmark_run, tune
+from scripts import benchmark_cost, benchmark_data, benchmark_graphs, benchmark_lots, benchmark_model, benchmark_run, tune
 from scripts.measuring import compile_step, positive, time_interleaved, write_report
 from scripts.operators import draw_operator_inputs, gradient_step, quadtree_plstm2d
 
@@ -95,6 +96,7 @@ def parse_arguments() -> argparse.Namespace:
     operator.add_argument("--repeats", type=positive, default=7, help="the median is over these (default 7)")
     operator.add_argument("--out", type=Path, help="default results/benchmarks/operator-<backend>.json")
     operator.set_defaults(run=benchmark_operator)
+    benchmark_lots.add_subject(subjects)
     benchmark_model.add_subject(subjects)
     benchmark_cost.add_subjects(subjects)
     benchmark_data.add_subject(subjects)

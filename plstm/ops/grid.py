@@ -16,6 +16,7 @@ These forms give the same numbers:
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -25,6 +26,7 @@ from jax import lax
 from plstm.ops import batch_minor
 from plstm.ops.chunkwise import chunkwise
 from plstm.ops.directions import GridGates, mirror, mirror_gates, pass_node
+from plstm.ops.lots import count_lots, map_lots
 from plstm.ops.sequence import segment_products
 from plstm.ops.tuned import TABLE
 
@@ -92,8 +94,9 @@ def plstm2d(
 def prefers_chunkwise(shape: tuple[int, ...], value_size: int, structure: str, itemsize: int) -> bool:
     """What "auto" does for queries of a shape [..., Y, X, d_k]: True where a gating matrix is slower, or too large."""
     *lead, height, width, key_size = shape
-    nodes, backend = height * width, jax.default_backend()
-    if math.prod(lead) * nodes**2 * itemsize > LARGEST_MATRIX.get(backend, LARGEST_MATRIX_ELSEWHERE):
+    nodes, backend, rows = height * width, jax.default_backend(), math.prod(lead)
+    lots = count_lots(rows, nodes**2 * itemsize)
+    if rows * nodes**2 * itemsize / lots > LARGEST_MATRIX.get(backend, LARGEST_MATRIX_ELSEWHERE):
         return True
     measured = TABLE.get(backend, {}).get("chunkwise_from", {}).get(structure)
     if not measured:
@@ -103,18 +106,30 @@ def prefers_chunkwise(shape: tuple[int, ...], value_size: int, structure: str, i
     return least is not None and nodes >= least
 
 
-def by_matrix(q, k, v, gates: GridGates, direct, structure: str, form: str) -> jax.Array:
-    """`plstm2d` by a gating matrix that is made in one of FORMS."""
+def by_matrix(q, k, v, gates: GridGates, direct, structure: str, form: str, lots: int | None = None) -> jax.Array:
+    """`plstm2d` by a gating matrix that is made in one of FORMS, for a lot of the leading entries at a time.
+
+    lots: how many; none: by the size of the matrix, see `plstm.ops.lots`.
+    """
+    *lead, height, width, _ = q.shape
+    rows = math.prod(lead)
+    flat = jax.tree.map(lambda tensor: tensor.reshape(rows, *tensor.shape[len(lead) :]), (q, k, v, gates, direct))
+    lots = lots or count_lots(rows, (height * width) ** 2 * jnp.dtype(_gate_dtype(gates)).itemsize)
+    hidden = map_lots(functools.partial(_by_whole_matrix, structure=structure, form=form), flat, lots)
+    return hidden.reshape(v.shape)
+
+
+def _by_whole_matrix(q, k, v, gates: GridGates, direct, *, structure: str, form: str) -> jax.Array:
     dtype = _gate_dtype(gates)
     weights = _gating_by_target(gates, structure, form)
-    *lead, height, width, _ = q.shape
+    rows, height, width, _ = q.shape
     nodes = height * width
-    q, k, v = (tensor.reshape(*lead, nodes, tensor.shape[-1]) for tensor in (q, k, v))
-    weights = weights + direct.astype(dtype).reshape(*lead, nodes, 1) * jnp.eye(nodes, dtype=dtype)
-    similarity = jnp.einsum("...bk,...ak->...ba", q, k, preferred_element_type=dtype)
+    q, k, v = (tensor.reshape(rows, nodes, tensor.shape[-1]) for tensor in (q, k, v))
+    weights = weights + direct.astype(dtype).reshape(rows, nodes, 1) * jnp.eye(nodes, dtype=dtype)
+    similarity = jnp.einsum("rbk,rak->rba", q, k, preferred_element_type=dtype)
     weights = (weights * similarity * q.shape[-1] ** -0.5).astype(v.dtype)
-    hidden = jnp.einsum("...ba,...av->...bv", weights, v, preferred_element_type=dtype)
-    return hidden.reshape(*lead, height, width, -1).astype(v.dtype)
+    hidden = jnp.einsum("rba,rav->rbv", weights, v, preferred_element_type=dtype)
+    return hidden.reshape(rows, height, width, -1).astype(v.dtype)
 
 
 def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "auto") -> jax.Array:

@@ -228,7 +228,8 @@ def test_auto_is_chunkwise_from_the_measured_size_on_and_where_the_matrix_would_
         ((3, 9, 11, 20), "rank_one", False),
         ((3, 40, 40, 64), "no_ru", False),  # never faster
         ((3, 40, 40, 64), "general", False),  # not measured
-        ((64, 40, 40, 64), "no_ru", True),  # 64 matrices of 1,600 x 1,600
+        ((64, 40, 40, 64), "no_ru", False),  # 64 matrices of 1,600 x 1,600, a lot at a time
+        ((64, 91, 91, 64), "no_ru", True),  # two matrices of 8,281 x 8,281
     ):
         assert grid.prefers_chunkwise(shape, shape[-1], structure, itemsize=4) == expected, shape
 

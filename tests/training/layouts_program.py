@@ -4,7 +4,7 @@
 
 Trains a tiny MODEL, "pLSTM" or "MLP", which compiles fast, for two steps from one start in each layout, evaluates it,
 and saves it in FOLDER/LAYOUT; then restores each of these checkpoints in the layout named after it, the last one in the
-first. Process 0 writes the states to FOLDER/LAYOUT.npy, and prints one JSON object.
+first. pLSTM's operator works in lots of rows. Process 0 writes the states to FOLDER/LAYOUT.npy, and prints one JSON object.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from data.packed import PackedSplit
 from plstm.experiments.config import Config, OptimConfig
 from plstm.models import VisionConfig, build_model
 from plstm.nn.layers import drop_path
+from plstm.ops import lots
 from plstm.tasks.vision import VisionTask
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.evaluation import evaluate
@@ -67,6 +68,7 @@ def flat(tree) -> np.ndarray:
 
 def main(model: str, folder: Path, names: list[str]) -> None:
     start_processes(60)
+    lots.BYTES_A_CORE = 1
     task, split = VisionTask(Config(model=CONFIG)), draw_split()
     optimizer, schedule = build_optimizer(OptimConfig(), lambda step: 1e-2), lambda step: 1e-2
     graphdef, start = start_state(model, optimizer)
