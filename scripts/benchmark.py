@@ -34,7 +34,15 @@ from rich.console import Console
 from rich.table import Table
 
 from plstm.ops.grid import METHODS, STRUCTURES, plstm2d
-from scripts import benchmark_cost, benchmark_data, benchmark_graphs, benchmark_lots, benchmark_model, benchmark_run, tune
+from scripts import (
+    benchmark_cost,
+    benchmark_data,
+    benchmark_graphs,
+    benchmark_lots,
+    benchmark_model,
+    benchmark_run,
+    tune,
+)
 from scripts.measuring import compile_step, positive, time_interleaved, write_report
 from scripts.operators import draw_operator_inputs, gradient_step, quadtree_plstm2d
 

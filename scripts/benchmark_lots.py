@@ -44,7 +44,8 @@ def benchmark_lots(options: argparse.Namespace) -> None:
             lots, whole = rows[-1]["in_lots"], rows[-1]["at_once"]
             table.add_row(
                 f"{grid}x{grid}", str(images), structure, str(rows[-1]["lots"]),
-                f"{1e3 * lots['median_seconds']:.0f} / {1e3 * whole['median_seconds']:.0f}", f"{rows[-1]['speedup']:.2f}",
+                f"{1e3 * lots['median_seconds']:.0f} / {1e3 * whole['median_seconds']:.0f}",
+                f"{rows[-1]['speedup']:.2f}",
                 f"{lots['memory_bytes'] / 2**20:.0f} / {whole['memory_bytes'] / 2**20:.0f}",
             )  # fmt: skip
     Console().print(table)

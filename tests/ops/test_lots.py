@@ -48,14 +48,14 @@ def test_every_row_is_computed_once_and_in_its_place():
 def test_lots_by_cores_and_size(monkeypatch):
     monkeypatch.setattr(lots.os, "cpu_count", lambda: 2)
     matrix = 4 * 144**2  # 12 x 12 nodes
-    assert count_lots(24, matrix) == 1
+    assert count_lots(150, matrix) == 1  # eleven would do
     assert count_lots(512, matrix) == 40
     assert count_lots(9, 4 * 2304**2) == 4  # two rows at the least
     assert count_lots(1, 4 * 2304**2) == count_lots(0, matrix) == 1
     monkeypatch.setattr(lots.os, "cpu_count", lambda: 16)
-    assert count_lots(512, matrix) == 5
+    assert count_lots(4096, matrix) == 40
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert count_lots(512, matrix) == 1
+    assert count_lots(4096, matrix) == 1
 
 
 def test_a_large_batch_takes_little_memory():

@@ -4,7 +4,8 @@
 
 Trains a tiny MODEL, "pLSTM" or "MLP", which compiles fast, for two steps from one start in each layout, evaluates it,
 and saves it in FOLDER/LAYOUT; then restores each of these checkpoints in the layout named after it, the last one in the
-first. pLSTM's operator works in lots of rows. Process 0 writes the states to FOLDER/LAYOUT.npy, and prints one JSON object.
+first. pLSTM's operator works in lots of rows. Process 0 writes the states to FOLDER/LAYOUT.npy, and prints one JSON
+object.
 """
 
 from __future__ import annotations
