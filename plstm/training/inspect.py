@@ -37,17 +37,20 @@ def gate_statistics(model: VisionModel, images: jax.Array) -> dict[str, jax.Arra
     return statistics
 
 
-def gating_patterns(model: VisionModel, image: jax.Array, source: tuple[int, int]) -> list[tuple[str, jax.Array]]:
-    """What each layer's gating matrix passes from one node to all others, for one normalised image.
+def gating_patterns(
+    model: VisionModel, image: jax.Array, source: tuple[int, int]
+) -> dict[str, tuple[int, jax.Array]]:
+    """What the gating matrix of the first layer of each mode passes from one node to all others, for one image.
 
     Args:
-        image: [height, width, channels].
+        image: [height, width, channels], normalised.
         source: the node's (row, column) on the grid of patches.
 
     Returns:
-        A list of (mode, [heads, Y, X]), from the first layer to the last.
+        {mode: (number of the layer from 0, [heads, Y, X])}; empty without gates.
     """
-    return [
-        (mode, gating_matrix(gates, structure=structure)[0, :, source[0], source[1]])
-        for mode, gates, structure in _layer_gates(model, image[None])
-    ]
+    first = {}
+    for n, (mode, gates, structure) in enumerate(_layer_gates(model, image[None])):
+        if mode not in first:
+            first[mode] = n, gating_matrix(gates, structure=structure)[0, :, source[0], source[1]]
+    return first

@@ -41,13 +41,13 @@ def draw_gating(model: nnx.Module, batch: Batch, path: Path) -> list[Path]:
     """
     image = normalise(batch["image"][:1])[0]
     source = (image.shape[0] // model.patch_size // 2, image.shape[1] // model.patch_size // 2)
-    shown = {}
-    for n, (mode, pattern) in enumerate(gating_patterns(model, image, source)):
-        shown.setdefault(mode, (f"{mode}-mode, layer {n + 1}, head 1", np.asarray(pattern[0])))
+    graphdef, weights = nnx.split(model)
+    patterns = jax.jit(lambda weights, image: gating_patterns(nnx.merge(graphdef, weights), image, source))
+    shown = sorted((int(n), mode, np.asarray(pattern[0])) for mode, (n, pattern) in patterns(weights, image).items())
     if not shown:
         return []
-    titles, patterns = zip(*shown.values(), strict=True)
-    return _png(gating_figure(patterns, titles, source, path))
+    titles = [f"{mode}-mode, layer {n + 1}, head 1" for n, mode, _ in shown]
+    return _png(gating_figure([pattern for *_, pattern in shown], titles, source, path))
 
 
 def _png(paths: list[Path]) -> list[Path]:
