@@ -5,8 +5,8 @@ grid.SHORTEST_BATCH`). `chunkwise_from`: by structure and head size (the root of
 chunkwise form is faster; None where it was not up to the largest grid that was measured. `measured`: the times.
 """
 
-TABLE = {'cpu': {'chunkwise_from': {'general': {64: 1382}, 'no_ru': {64: None}, 'rank_one': {64: None}},
-         'forms': {'general': ['row_transfer', 'source_scan'],
+TABLE = {'cpu': {'chunkwise_from': {'general': {64: 1882}, 'no_ru': {64: None}, 'rank_one': {64: None}},
+         'forms': {'general': ['source_scan', 'source_scan'],
                    'no_ru': ['batch_minor', 'batch_minor'],
                    'rank_one': ['batch_minor', 'batch_minor']},
          'measured': 'results/benchmarks/tune-cpu.json'}}
