@@ -12,6 +12,8 @@ These forms give the same numbers:
   edge, and so writes the gating matrix column by column. `plstm.ops.batch_minor` has more such forms for CPUs.
 * *recurrent*: Equations 1 and 2 as they stand, linear in the number of nodes; *chunkwise* is the same block by block.
 * *fused*: row transfer within GPU kernels (`plstm.ops.fused`), which keep the gating matrix on the chip.
+
+CPUs make gating matrices for a lot of batch and heads at a time (`plstm.ops.lots`).
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ STRUCTURES = ("general", "rank_one", "no_ru")
 FORMS = ("auto", "row_transfer", "source_scan", "batch_minor")
 WIDEST_FUSED = 64  # columns: what its kernels carry should fit the registers
 SHORTEST_BATCH = 8  # heads included: as many numbers as a CPU's vectors hold
-# Of a gating matrix for "auto" to make it. Its forward and backward pass take some 20 times that on CPUs.
+# Of the gating matrices made at a time (`plstm.ops.lots`) for "auto" to make them. Their forward and backward pass take
+# some 20 times that on CPUs.
 LARGEST_MATRIX = {"cpu": 2**29}
 LARGEST_MATRIX_ELSEWHERE = 2**33
 
