@@ -28,6 +28,7 @@ from plstm.training.processes import from_main, is_main
 SUMS = "SHA256SUMS"
 UNSUMMED = (SUMS, "_CHECKPOINT_METADATA", "commit_success.txt")  # at the top; Orbax writes the last two at the rename
 DAMAGED, DELETED = "damaged", "deleted"  # folders beside the steps
+NEWEST = 2  # checkpoints that are kept, beside the best
 
 
 class Checkpoints:
@@ -49,7 +50,7 @@ class Checkpoints:
             if is_main():
                 self._set_damaged_aside(say)
             from_main(0)  # the other processes look when that is done
-        latest = checkpoint_managers.LatestN(2)
+        latest = checkpoint_managers.LatestN(NEWEST)
         best = checkpoint_managers.BestN(get_metric_fn=lambda metrics: metrics["score"], n=1)
         sys.unraisablehook = _without_closed_loops
         try:
@@ -71,6 +72,15 @@ class Checkpoints:
         except ValueError as error:  # a score that cannot be read
             damaged = [path for path in _steps(self.folder) if _damage(path)] or [self.folder]
             raise UserError(f"{damaged[0]}: a damaged checkpoint ({_first_line(error)}); move it away") from error
+        if not read_only:
+            self._remove_superfluous()
+
+    def _remove_superfluous(self) -> None:
+        """Removes what Orbax had yet to remove, after the newest was complete, when the process was killed."""
+        best = self._manager.best_step()
+        for step in sorted(self._manager.all_steps())[:-NEWEST]:
+            if step != best:
+                self._manager.delete(step)
 
     def _set_damaged_aside(self, say: Callable[[str], None]) -> None:
         for path in _steps(self.folder):

@@ -82,6 +82,21 @@ def test_a_run_goes_on_saving_into_its_folder(folder, draw_state, tmp_path):
     assert {path.name for path in copy.iterdir() if path.is_dir()} == {"40", "50"}
 
 
+def test_one_too_many_after_a_kill_is_removed(folder, draw_state, tmp_path):
+    """Orbax removes an old checkpoint after the new one is complete; the run may have ended with that one."""
+    copy = tmp_path / "checkpoints"
+    shutil.copytree(folder, copy)
+    checkpoints = Checkpoints(copy)
+    checkpoints.save(50, draw_state(50), {}, -1.0)
+    checkpoints.close()
+    shutil.copytree(folder / "30", copy / "30")
+    Checkpoints(copy, read_only=True)
+    assert (copy / "30").exists()
+    Checkpoints(copy).close()
+    assert {path.name for path in copy.iterdir() if path.is_dir()} == {"10", "40", "50"}
+    assert_equal(Checkpoints(copy, read_only=True).restore(40, draw_state(1))[0], draw_state(40))
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "name"),
     [
