@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import re
 import statistics
 from pathlib import Path
 
@@ -26,9 +27,19 @@ def add_subject(subjects) -> None:
     """Adds `lots` to the benchmark's command line."""
     parser = subjects.add_parser("lots", help="the operator in lots that stay in the cache, against all rows at once")
     parser.add_argument("--structures", choices=STRUCTURES, nargs="+", default=list(STRUCTURES), help="default: all")
+    shown = " ".join(f"{grid}x{images}" for grid, images in CASES)
+    parser.add_argument("--cases", type=case, nargs="+", default=CASES, metavar="SIDExIMAGES", help=f"default {shown}")
     parser.add_argument("--repeats", type=positive, default=7, help="the median is over these (default 7)")
     parser.add_argument("--out", type=Path, help="default results/benchmarks/lots-<backend>.json")
     parser.set_defaults(run=benchmark_lots)
+
+
+def case(text: str) -> tuple[int, int]:
+    """Side of the grid and number of images of SIDExIMAGES."""
+    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be SIDExIMAGES, such as 12x128")
+    grid, images = map(int, text.split("x"))
+    return grid, images
 
 
 def benchmark_lots(options: argparse.Namespace) -> None:
@@ -39,7 +50,7 @@ def benchmark_lots(options: argparse.Namespace) -> None:
     for column in ("grid", "images", "structure", "lots", "median ms", "speedup", "memory MiB"):
         table.add_column(column, justify="left" if column == "structure" else "right")
     for structure in options.structures:
-        for grid, images in CASES:
+        for grid, images in options.cases:
             rows.append(measure(structure, grid, images, options.repeats))
             lots, whole = rows[-1]["in_lots"], rows[-1]["at_once"]
             table.add_row(

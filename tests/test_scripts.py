@@ -25,6 +25,18 @@ def test_the_operator_benchmark_writes_ratios_and_where_they_come_from(tmp_path)
     assert all(row["speedup"] > 0 for row in written["rows"])
 
 
+def test_the_lots_benchmark_compares_lots_with_all_at_once(tmp_path):
+    out = tmp_path / "lots.json"
+    options = ["--structures", "rank_one", "--cases", "3x2", "--repeats", "1", "--out", str(out)]
+    command = [sys.executable, str(ROOT / "scripts/benchmark.py"), "lots", *options]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (row,) = json.loads(out.read_text())["rows"]
+    assert (row["structure"], row["grid"], row["images"], row["lots"]) == ("rank_one", 3, 2, 1)
+    assert row["speedup"] == row["at_once"]["median_seconds"] / row["in_lots"]["median_seconds"]
+    done = subprocess.run([*command, "--cases", "12"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "'12' must be SIDExIMAGES" in done.stderr
+
+
 @pytest.mark.slow
 def test_the_model_benchmark_writes_both_models_and_their_ratio(tmp_path):
     out = tmp_path / "model.json"
