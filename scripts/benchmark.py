@@ -1,6 +1,6 @@
 """Measure parts of this repository against their yardsticks, in one process, interleaved.
 
-    python scripts/benchmark.py operator                              # the 2-D operator against the paper's quad-tree
+    python scripts/benchmark.py operator                              # the 2-D operator, quad-tree, plain scan
     python scripts/benchmark.py operator --grids 8 --repeats 1        # a look, without meaning
     python scripts/benchmark.py lots                                  # ... a lot of rows at a time, against all at once
     python scripts/benchmark.py model                                 # training steps of pLSTM-Vis-T against ViT-T
@@ -55,9 +55,11 @@ def benchmark_operator(options: argparse.Namespace) -> None:
         yardstick = None
         for structure in STRUCTURES:
             arguments = draw_operator_inputs(structure, grid, **shape)
-            operator = functools.partial(plstm2d, method=options.method, structure=structure)
+            methods = {"ours": options.method, "scan": "recurrent"}
+            operators = {n: functools.partial(plstm2d, method=m, structure=structure) for n, m in methods.items()}
+            forms = {name: compile_step(gradient_step(operator), arguments) for name, operator in operators.items()}
             yardstick = yardstick or compile_step(gradient_step(quadtree_plstm2d), arguments)
-            forms = {"ours": compile_step(gradient_step(operator), arguments), "quadtree": yardstick}
+            forms["quadtree"] = yardstick
             seconds = time_interleaved({name: form["run"] for name, form in forms.items()}, arguments, options.repeats)
             row = {"grid": grid, "structure": structure, "method": options.method}
             for name, form in forms.items():
@@ -67,7 +69,9 @@ def benchmark_operator(options: argparse.Namespace) -> None:
                     "compile_seconds": form["compile_seconds"],
                     "memory_bytes": form["memory_bytes"],
                 }
-            row["speedup"] = row["quadtree"]["median_seconds"] / row["ours"]["median_seconds"]
+            ours = row["ours"]["median_seconds"]
+            row["speedup"] = row["quadtree"]["median_seconds"] / ours
+            row["speedup_over_scan"] = row["scan"]["median_seconds"] / ours
             rows.append(row)
     print_operator_rows(rows)
     path = options.out or ROOT / f"results/benchmarks/operator-{jax.default_backend()}.json"
@@ -76,18 +80,18 @@ def benchmark_operator(options: argparse.Namespace) -> None:
 
 
 def print_operator_rows(rows: list[dict]) -> None:
-    table = Table(title="pLSTM on a grid, forward and backward: ours / the paper's quad-tree")
+    forms = ("ours", "quadtree", "scan")
+    table = Table(title="pLSTM on a grid, forward and backward: ours / the paper's quad-tree / the plain scan")
     for column in ("grid", "structure", "median ms", "speedup", "compile s", "memory MiB"):
         table.add_column(column, justify="left" if column == "structure" else "right")
     for row in rows:
-        ours, theirs = row["ours"], row["quadtree"]
         table.add_row(
             f"{row['grid']}x{row['grid']}",
             row["structure"],
-            f"{1e3 * ours['median_seconds']:.1f} / {1e3 * theirs['median_seconds']:.1f}",
-            f"{row['speedup']:.1f}",
-            f"{ours['compile_seconds']:.1f} / {theirs['compile_seconds']:.1f}",
-            f"{ours['memory_bytes'] / 2**20:.0f} / {theirs['memory_bytes'] / 2**20:.0f}",
+            " / ".join(f"{1e3 * row[form]['median_seconds']:.1f}" for form in forms),
+            f"{row['speedup']:.1f} / {row['speedup_over_scan']:.1f}",
+            " / ".join(f"{row[form]['compile_seconds']:.1f}" for form in forms),
+            " / ".join(f"{row[form]['memory_bytes'] / 2**20:.0f}" for form in forms),
         )
     Console().print(table)
 

@@ -188,6 +188,7 @@ def _costs(config_json: str) -> tuple[int, float | None]:
 # A benchmark's ratios: two of its parts, and what of them is divided.
 RATIOS = (
     ("speedup", "quadtree", "ours", "median_seconds"),
+    ("speedup_over_scan", "scan", "ours", "median_seconds"),
     ("speedup", "at_once", "in_lots", "median_seconds"),
     ("ratio", "pLSTM", "ViT", "median_seconds"),
     ("time_ratio", "recomputed", "kept", "median_seconds"),
