@@ -6,7 +6,6 @@ import argparse
 import functools
 import os
 import re
-import statistics
 from pathlib import Path
 
 import jax
@@ -16,7 +15,7 @@ from rich.table import Table
 
 from plstm.ops.grid import STRUCTURES, by_matrix
 from plstm.ops.lots import count_lots
-from scripts.measuring import ROOT, compile_step, positive, time_interleaved, write_report
+from scripts.measuring import ROOT, compare_steps, positive, write_report
 from scripts.operators import draw_operator_inputs, gradient_step
 
 HEADS, DIM = 3, 64
@@ -69,12 +68,10 @@ def measure(structure: str, grid: int, images: int, repeats: int) -> dict:
     """Both ways for one shape."""
     arguments = draw_operator_inputs(structure, grid, images, HEADS, DIM)
     lots = count_lots(images * HEADS, grid**4 * jnp.dtype(jnp.float32).itemsize)
-    found = {}
-    for name, number in (("in_lots", lots), ("at_once", 1)):
-        operator = functools.partial(by_matrix, structure=structure, form="auto", lots=number)
-        found[name] = compile_step(gradient_step(operator), arguments)
-    seconds = time_interleaved({name: form.pop("run") for name, form in found.items()}, arguments, repeats)
-    for name, form in found.items():
-        form |= {"median_seconds": statistics.median(seconds[name]), "seconds": seconds[name]}
+    steps = {
+        name: gradient_step(functools.partial(by_matrix, structure=structure, form="auto", lots=number))
+        for name, number in (("in_lots", lots), ("at_once", 1))
+    }
+    found = compare_steps(steps, arguments, repeats)
     speedup = found["at_once"]["median_seconds"] / found["in_lots"]["median_seconds"]
     return {"structure": structure, "grid": grid, "images": images, "lots": lots, **found, "speedup": speedup}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -44,6 +45,19 @@ def time_interleaved(runs: dict[str, Callable], arguments: tuple, repeats: int) 
             if repeat:
                 seconds[name].append(time.perf_counter() - start)
     return seconds
+
+
+def compare_steps(steps: dict[str, Callable], arguments: tuple, repeats: int) -> dict[str, dict]:
+    """Compiles the steps and times them in turns.
+
+    Returns for each what `compile_step` tells, without the executable, and "median_seconds" and "seconds".
+    """
+    found = {name: compile_step(step, arguments) for name, step in steps.items()}
+    seconds = time_interleaved({name: form.pop("run") for name, form in found.items()}, arguments, repeats)
+    return {
+        name: form | {"median_seconds": statistics.median(seconds[name]), "seconds": seconds[name]}
+        for name, form in found.items()
+    }
 
 
 def write_report(path: Path, settings: dict, rows: list[dict]) -> None:

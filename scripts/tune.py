@@ -7,7 +7,6 @@ import functools
 import math
 import os
 import pprint
-import statistics
 from pathlib import Path
 
 import jax
@@ -17,7 +16,7 @@ from rich.table import Table
 from plstm.experiments.records import write_file
 from plstm.ops import tuned
 from plstm.ops.grid import FORMS, SHORTEST_BATCH, STRUCTURES, by_matrix, plstm2d
-from scripts.measuring import ROOT, compile_step, positive, time_interleaved, write_report
+from scripts.measuring import ROOT, compare_steps, positive, write_report
 from scripts.operators import draw_operator_inputs, gradient_step
 
 HOPELESS = 2.5  # times slower than the best on one grid: not tried on larger ones
@@ -73,15 +72,11 @@ def is_possible(form: str, structure: str) -> bool:
 def measure(structure: str, grid: int, batch: int, dim: int, forms: list[str], repeats: int) -> dict:
     """Seconds of the forms for one shape, forward and backward, in turns."""
     arguments = draw_operator_inputs(structure, grid, batch, HEADS, dim)
-    found = {}
-    for form in forms:
-        operator = functools.partial(by_matrix, structure=structure, form=form)
-        if form == "chunkwise":
-            operator = functools.partial(plstm2d, structure=structure, method="chunkwise")
-        found[form] = compile_step(gradient_step(operator), arguments)
-    seconds = time_interleaved({form: found[form].pop("run") for form in forms}, arguments, repeats)
-    for form in forms:
-        found[form] |= {"median_seconds": statistics.median(seconds[form]), "seconds": seconds[form]}
+    operators = {form: functools.partial(by_matrix, structure=structure, form=form) for form in forms}
+    if "chunkwise" in forms:
+        operators["chunkwise"] = functools.partial(plstm2d, structure=structure, method="chunkwise")
+    steps = {form: gradient_step(operator) for form, operator in operators.items()}
+    found = compare_steps(steps, arguments, repeats)
     fastest = min(forms, key=lambda form: found[form]["median_seconds"])
     print(f"{structure} {grid}x{grid}, batch {batch}, heads of {dim}: {fastest}", flush=True)
     return {"structure": structure, "grid": grid, "batch": batch, "dim": dim, "fastest": fastest, "forms": found}
