@@ -23,8 +23,8 @@ from plstm.ops.line_graph import Dag, pack
 SMALL = 128  # nodes of the largest graph that goes into blocks; larger ones share a block of their own
 BLOCK = 64  # nodes of a block, or as many as the largest of the small graphs has
 WIDTH = 64  # line edges a step of the level scan
-# Sizes of batches, over the size of a typical full one: each is one compiled program.
-LADDER = (0.35, 1.0, 1.15, 1.3, 1.6, 2.0, 3.0, 5.0, 8.0)
+# Sizes of batches, over a full one's: each is one compiled program.
+LADDER = (0.4, 0.7, 1.0, 1.1, 1.25, 1.6, 2.0, 3.0, 5.0, 8.0)
 
 
 class GraphBatches:
@@ -105,7 +105,7 @@ class _Part:
             self._block_nodes = max(BLOCK, _multiple(nodes.max(), 16))
             even = self._block_nodes * edges.sum() / max(nodes.sum(), 1)
             self._block_edges = _multiple(max(1.1 * even, edges.max()), 8)
-        self._blocks = -(-typical[0] // self._block_nodes)
+        self._blocks = math.ceil(share * size * nodes.mean() / self._block_nodes)
         self._lines = typical[2]
 
     def pack(self, indices: np.ndarray):

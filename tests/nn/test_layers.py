@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from plstm.nn.layers import MLP, LayerScale, PatchEmbedding, drop_path, linear, norm
+from plstm.nn.layers import MLP, LayerScale, PatchEmbedding, drop_path, exact_gelu, linear, norm
 
 
 def normal(shape, seed=0):
@@ -74,6 +74,21 @@ def test_mlp_is_two_layers_around_a_tanh_gelu(filled):
     hidden = x @ np.asarray(layer.up.kernel[...], np.float64) + layer.up.bias[...]
     hidden *= 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden**3)))
     np.testing.assert_allclose(jax.jit(layer)(x), hidden @ layer.down.kernel[...] + layer.down.bias[...], atol=1e-5)
+
+
+def test_exact_gelu_is_the_librarys_in_value_and_gradient():
+    x = jnp.concatenate([jnp.linspace(-12, 12, 4001), jnp.array([0.0, -1e4, 1e4, -1e30, 1e30])])
+    slope = jax.jit(jax.vmap(jax.grad(exact_gelu)))
+    oracle = lambda x: jax.nn.gelu(x, approximate=False)  # noqa: E731
+    np.testing.assert_allclose(jax.jit(exact_gelu)(x), oracle(x), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(slope(x), jax.vmap(jax.grad(oracle))(x), rtol=1e-6, atol=2e-6)
+    assert exact_gelu(x.astype(jnp.bfloat16)).dtype == slope(x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_mlp_takes_the_exact_gelu_where_told():
+    layer = MLP(8, 4, dtype=jnp.float32, rngs=nnx.Rngs(0), approximate=False)
+    x = normal((5, 8))
+    np.testing.assert_allclose(layer(x), layer.down(jax.nn.gelu(layer.up(x), approximate=False)), atol=1e-6)
 
 
 def test_layer_scale_starts_where_told_and_keeps_the_dtype():
