@@ -73,7 +73,6 @@ def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT) -
     """
     import tensorflow_datasets as tfds
 
-
     if split not in SPLITS:
         raise UserError(f"data.split={split}: no such split; choose from {', '.join(SPLITS)}")
     if held_out < 0:

@@ -89,7 +89,6 @@ def main() -> None:
     if not options.manual:
         raise UserError("MANUAL: name the folder with the official tars, MANUAL=/path/to/tars")
 
-
     folder = data_root(options.data)
     if not list(folder.glob(f"{NAME}/[0-9]*/dataset_info.json")):
         total = check_tars(Path(options.manual), options.verify)

@@ -126,7 +126,7 @@ def test_a_host_or_device_without_memory_names_the_batch_size(tmp_path):
     command = [sys.executable, "train.py", "debug=smoke", "experiment=arrow/vit", "model.dim=384", "model.heads=2"]
     command += ["model.patch_size=2", "data.train_images=2048", "optim.batch_size=2048", "loop.eval_splits=[val]"]
     command += [f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results"]
-    limited = ["bash", "-c", f"ulimit -v {10 * 1024**2}; exec \"$@\"", "bash", *command]
+    limited = ["bash", "-c", f'ulimit -v {10 * 1024**2}; exec "$@"', "bash", *command]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     ended = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert ended.returncode == 2

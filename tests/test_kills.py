@@ -106,9 +106,7 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
     assert logged(folder) == logged(undisturbed)
     assert has_ended(run_folder(folder)), "W&B was not told the end"
     assert files(folder / "results") == files(undisturbed / "results")
-    kept, others = (
-        {path.name for path in (run_folder(f) / "checkpoints").iterdir()} for f in (folder, undisturbed)
-    )
+    kept, others = ({path.name for path in (run_folder(f) / "checkpoints").iterdir()} for f in (folder, undisturbed))
     assert kept == others, "the same checkpoints, nothing half written, none taken for damaged"
 
 

@@ -37,9 +37,7 @@ def gate_statistics(model: VisionModel, images: jax.Array) -> dict[str, jax.Arra
     return statistics
 
 
-def gating_patterns(
-    model: VisionModel, image: jax.Array, source: tuple[int, int]
-) -> dict[str, tuple[int, jax.Array]]:
+def gating_patterns(model: VisionModel, image: jax.Array, source: tuple[int, int]) -> dict[str, tuple[int, jax.Array]]:
     """What the gating matrix of the first layer of each mode passes from one node to all others, for one image.
 
     Args:
