@@ -9,7 +9,7 @@ import csv
 import io
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,10 @@ class Cell:
         """Of the whole seeds."""
         return list(itertools.chain(*self.seeds.values()))
 
-    def mean(self, accuracy: Accuracy) -> Interval:
-        """Over the folds, then over the seeds with their interval."""
-        return t_interval([statistics.fmean(map(accuracy, runs)) for runs in self.seeds.values()])
+    def mean(self, accuracy: Accuracy, seeds: Collection[int] | None = None) -> Interval:
+        """Over the folds, then over the seeds (all, or those named) with their interval."""
+        counted = [runs for seed, runs in self.seeds.items() if seeds is None or seed in seeds]
+        return t_interval([statistics.fmean(map(accuracy, runs)) for runs in counted])
 
     def deviation(self, accuracy: Accuracy) -> float:
         """The sample deviation over the folds, the mean over the seeds."""
@@ -81,14 +82,22 @@ def find_cells(table: TableDefinition, records: Sequence[RunRecord]) -> tuple[li
 
 
 def choose(table: TableDefinition, cells: Iterable[Cell]) -> list[Cell]:
-    """One cell a row and column: the highest validation accuracy at the best epoch, of those with a whole seed."""
+    """One cell a row and column: the highest validation accuracy at the best epoch, of those with a whole seed.
+
+    Compared over the seeds that all of these have, where there are such.
+    """
     picked = []
     for _, group in itertools.groupby(cells, key=lambda cell: (cell.column, cell.row.name)):
         group = list(group)
         whole = [cell for cell in group if cell.seeds]
-        best = max(whole, key=lambda cell: cell.mean(at_best(table.select.split)).mean, default=group[0])
+        common = _common_seeds(whole) or None
+        best = max(whole, key=lambda cell: cell.mean(at_best(table.select.split), common).mean, default=group[0])
         picked.append(best)
     return picked
+
+
+def _common_seeds(cells: Sequence[Cell]) -> set[int]:
+    return set.intersection(*(set(cell.seeds) for cell in cells)) if cells else set()
 
 
 def describe_folds(finished: Iterable[tuple[Path, str]]) -> list[str]:
@@ -122,7 +131,7 @@ def render(table: TableDefinition, records: Sequence[RunRecord], results_dir: Pa
     cells, outside = find_cells(table, records)
     shown = choose(table, cells)
     baselines = tables.read_baselines(table, results_dir)
-    notes = [*table.notes, *_notes(cells, outside)]
+    notes = [*table.notes, *_notes(cells, shown, outside)]
     return {
         "md": _markdown(table, cells, shown, baselines, notes),
         "csv": _csv(table, cells, shown),
@@ -130,8 +139,16 @@ def render(table: TableDefinition, records: Sequence[RunRecord], results_dir: Pa
     }
 
 
-def _notes(cells: list[Cell], outside: list[RunRecord]) -> list[str]:
+def _notes(cells: list[Cell], shown: list[Cell], outside: list[RunRecord]) -> list[str]:
     notes = []
+    fewer = []
+    for cell in shown:
+        whole = [c for c in cells if (c.row, c.column) == (cell.row, cell.column) and c.seeds]
+        common = len(_common_seeds(whole))
+        if common < len(cell.seeds):
+            fewer.append(f"{cell.row.name} on {cell.column}: {common} of {len(cell.seeds)}")
+    if fewer:
+        notes.append(f"Rows whose depth was chosen by fewer seeds, those that both depths have: {'; '.join(fewer)}.")
     partial = [f"{c.row.name} on {c.column}, {c.chosen_value} layers: {c.partial}" for c in cells if c.partial]
     if partial:
         notes.append(f"Finished runs of seeds that miss folds, not counted: {'; '.join(partial)}.")

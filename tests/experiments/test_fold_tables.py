@@ -129,6 +129,23 @@ def test_layers_are_chosen_by_validation_and_not_by_test(table, tmp_path):
     assert not chosen["GCN"].seeds and chosen["GCN"].partial == 3
 
 
+def test_layers_are_compared_on_the_seeds_that_both_have(table, tmp_path):
+    write_cell(table, tmp_path, "graphs/gin", val=0.80)
+    write_cell(table, tmp_path, "graphs/gin", "MUTAG", 4, 44, val=0.9)
+    write_cell(table, tmp_path, "graphs/gin", "MUTAG", 8, 43, val=0.81, best=0.9)
+    write_cell(table, tmp_path, "graphs/gat", "MUTAG", 4, 43)
+    write_cell(table, tmp_path, "graphs/gat", "MUTAG", 8, 44, val=0.81)
+    write_cell(table, tmp_path, "graphs/gcn", "MUTAG", 4, 43, val=0.81)
+    write_cell(table, tmp_path, "graphs/gcn", "MUTAG", 4, 44, val=0.81)
+    write_cell(table, tmp_path, "graphs/gcn", "MUTAG", 8, 43)
+    cells, _ = find_cells(table, read_records(tmp_path))
+    chosen = {cell.row.name: cell.chosen_value for cell in choose(table, cells) if cell.column == "MUTAG"}
+    assert [chosen[name] for name in ("GIN", "GAT", "GCN")] == [8, 8, 4]
+    text = write_table(table, read_records(tmp_path), tmp_path)[0].read_text()
+    (note,) = [line for line in text.splitlines() if "chosen by fewer seeds" in line]
+    assert note.endswith("those that both depths have: GAT on MUTAG: 0 of 1; GCN on MUTAG: 1 of 2.")
+
+
 def test_the_table_says_what_is_there_and_what_is_not(table, tmp_path):
     write_cell(table, tmp_path, "graphs/gin", val=0.81)
     write_cell(table, tmp_path, "graphs/gin", "MUTAG", 8)
