@@ -28,6 +28,7 @@ METHODS = ("auto", "levels", "doubling", "recurrent")
 NORMS = ("l1", "linf")
 NORM_OFFSET = 0.5
 MOST_DOUBLED = 256  # edges of a block: doubling works on matrices of edges x edges
+IN_BOUNDS = "promise_in_bounds"  # of indices; otherwise the gradient of a sum masks those that are not
 
 
 class DagGates(NamedTuple):
@@ -112,7 +113,7 @@ def normalise_transitions(transition: jax.Array, dag: Dag | PackedDags, norm: st
     shared = dag.line_from if norm == "l1" else dag.line_to
     real = True if isinstance(dag, Dag) else dag.line_mask
     size = jnp.where(real, jnp.abs(transition), 0)
-    sums = jnp.zeros((*transition.shape[:-1], dag.num_edges), size.dtype).at[..., shared].add(size)
+    sums = jnp.zeros((*transition.shape[:-1], dag.num_edges), size.dtype).at[..., shared].add(size, mode=IN_BOUNDS)
     return transition / (NORM_OFFSET + sums[..., shared])
 
 
@@ -141,34 +142,41 @@ def _propagate_forward(transition, inputs, dag):
 
 def _propagate_backward(kept, cotangent):
     transition, states, dag = kept
-    reached = _scan_levels(transition, cotangent, dag.reverse())
-    weights = (states[dag.line_from] * reached[dag.line_to]).sum(range(2, states.ndim))
-    return jnp.where(dag.line_mask[:, None], weights, 0), reached, None
+    reached, weights = _scan_levels(transition, cotangent, dag.reverse(), states)
+    return weights, reached, None
 
 
 _propagate.defvjp(_propagate_forward, _propagate_backward)
 
 
-def _scan_levels(transition, inputs, dag):
+def _scan_levels(transition, inputs, dag, other=None):
+    """The states C; with `other`, states of the reverse graph, also sums of C_e' other_e of each line edge, [L, H]."""
     nothing = len(transition)  # what fills a row of the schedule
-    transition = jnp.pad(transition, ((0, 1), (0, 0)))[dag.schedule]
+    padded = jnp.pad(transition, ((0, 1), (0, 0)))[dag.schedule]
     in_range = jnp.minimum(dag.schedule, max(nothing - 1, 0))
 
     def visit(states, step):
-        transition, line_from, line_to = step
-        transition = transition.reshape(*transition.shape, *(1,) * (states.ndim - 2))
-        return states.at[line_to].add(transition * states[line_from]), None
+        weight, line_from, line_to = step
+        arriving = states[line_from]
+        product = None if other is None else (other[line_to] * arriving).sum(range(2, states.ndim))
+        weight = weight.reshape(*weight.shape, *(1,) * (states.ndim - 2))
+        return states.at[line_to].add(weight * arriving, mode=IN_BOUNDS), product
 
     if not nothing:
-        return inputs
-    steps = (transition, jnp.asarray(dag.line_from)[in_range], jnp.asarray(dag.line_to)[in_range])
-    return lax.scan(visit, inputs, steps)[0]
+        return inputs if other is None else (inputs, transition)
+    steps = (padded, jnp.asarray(dag.line_from)[in_range], jnp.asarray(dag.line_to)[in_range])
+    states, products = lax.scan(visit, inputs, steps)
+    if other is None:
+        return states
+    return states, jnp.zeros_like(transition).at[dag.schedule].set(products, mode="drop")
 
 
 def _by_levels(gates: DagGates, dag: PackedDags) -> jax.Array:
     """G as [blocks, target, H, source], numbered within the block."""
-    own = jax.nn.one_hot(dag.tail % dag.block_nodes, dag.block_nodes, dtype=gates.source.dtype)
-    states = _propagate(gates.transition, gates.source[..., None] * own[:, None], dag)
+    edges, heads = gates.source.shape
+    own = jnp.arange(edges)[:, None], jnp.arange(heads), (dag.tail % dag.block_nodes)[:, None]
+    start = jnp.zeros((edges, heads, dag.block_nodes), gates.source.dtype)
+    states = _propagate(gates.transition, start.at[own].set(gates.source, unique_indices=True), dag)
     return _into_nodes(gates.mark[..., None] * states, dag).reshape(dag.blocks, dag.block_nodes, *states.shape[1:])
 
 
@@ -211,7 +219,7 @@ def _recurrent(q, k, v, gates, dag, scale):
 
 def _into_nodes(edges: jax.Array, dag: PackedDags) -> jax.Array:
     """Sums [E, ...] over the edges that end in a node: [N, ...]."""
-    return jnp.zeros((dag.num_nodes, *edges.shape[1:]), edges.dtype).at[dag.head].add(edges)
+    return jnp.zeros((dag.num_nodes, *edges.shape[1:]), edges.dtype).at[dag.head].add(edges, mode=IN_BOUNDS)
 
 
 def _ends(dag: PackedDags) -> tuple[jax.Array, jax.Array]:
