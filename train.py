@@ -173,9 +173,13 @@ class Training:
         """Goes on from the last checkpoint, if there is one, else from the weights of the run to fine-tune."""
         self.info = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "wall_seconds": 0.0}
         self.info |= {"best": None, "final": None, "window": None, "evaluated": self.last}
+        self.info |= {"environment": self.environment, "earlier": []}
         if self.last:
             self.state, info = self.checkpoints.restore(self.last, self.state)
             self.info |= info
+            if self.info["environment"] != self.environment:
+                self.info["earlier"].append({"until": self.last, **self.info["environment"]})
+                self.info["environment"] = self.environment
         elif self.initial:
             params, self.start_weights = self.initial.load(self.state.params, self.layout.copies)
             self.state = self.state._replace(params=self.layout.place_state(params))
@@ -344,6 +348,7 @@ class Training:
             parameters=self.parameters,
             flops_per_image=self.task.flops(),
             metrics={"last": final, "best": self.info["best"]},
+            earlier=self.info["earlier"],
         )
         kept = [point for point in curve if self.task.keeps_curve(point.split, point.metric)]
         model = nnx.merge(self.graphdef, weights)

@@ -152,7 +152,7 @@ def _notes(cells: list[Cell], shown: list[Cell], outside: list[RunRecord]) -> li
     partial = [f"{c.row.name} on {c.column}, {c.chosen_value} layers: {c.partial}" for c in cells if c.partial]
     if partial:
         notes.append(f"Finished runs of seeds that miss folds, not counted: {'; '.join(partial)}.")
-    if any(run.dirty is not False for cell in cells for run in cell.runs):
+    if any(tables.mark(run) for cell in cells for run in cell.runs):
         notes.append("* The code of a run may differ from the commit: changed files in its working tree, or no git.")
     if outside:
         notes.append(f"Not counted, because the sweep of this table does not list their values: {len(outside)} runs.")
@@ -180,7 +180,6 @@ def _cells(table: TableDefinition, cells: list[Cell], cell: Cell, style: tables.
     difference = cell.mean(at_best("test")).mean - cell.paper[0] if cell.paper else None
     first = cell.runs[0]
     where = record_path(first.id, first.config, "..")
-    commits = sorted({style.escape(tables.commit_of(run)) for run in cell.runs})
     return [
         style.link(name, str(where)),
         layers,
@@ -190,7 +189,7 @@ def _cells(table: TableDefinition, cells: list[Cell], cell: Cell, style: tables.
         f"{first.parameters:,}",
         f"{statistics.fmean(run.wall_seconds for run in cell.runs):.1f}",
         f"{len(cell.seeds)} of {cell.planned}",
-        ", ".join(commits),
+        ", ".join(map(style.escape, tables.commits_of(cell.runs))),
     ]
 
 

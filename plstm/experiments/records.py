@@ -39,6 +39,16 @@ class Hardware(TypedDict):
     cpu_cores: int
 
 
+class Session(TypedDict):
+    """What the steps of a run up to `until` were made with."""
+
+    until: int
+    commit: str | None
+    dirty: bool | None
+    versions: dict[str, str | None]
+    hardware: Hardware
+
+
 class SplitMetrics(TypedDict):
     """Mean loss (nats) and accuracy (0 to 1) over the `count` examples of one split."""
 
@@ -77,7 +87,8 @@ class RunRecord:
 
     `id` is 12 hexadecimal digits, a hash of the resolved `config`. `table` and `row` name the place the run was made
     for, None for a run outside every table. `commit` and `dirty` are None where git did not know them. `wall_seconds`
-    adds up all sessions of the run; `flops_per_image` counts one forward pass.
+    adds up all sessions of the run; `flops_per_image` counts one forward pass. `commit`, `dirty`, `versions` and
+    `hardware` are those of the last session; where a resumed run had others before, they are in `earlier`.
     """
 
     id: str
@@ -102,6 +113,7 @@ class RunRecord:
     parameters: int
     flops_per_image: float | None
     metrics: Metrics
+    earlier: list[Session] = dataclasses.field(default_factory=list)
 
     def config_value(self, key: str) -> Any:
         """The resolved config's value at a dotted key such as `optim.peak_lr`; UserError if there is no such key."""
@@ -348,6 +360,8 @@ def _join(where: str, key: object) -> str:
 
 def _check_record(fields: Any, path: str) -> None:
     """Types by the schema, then what types cannot say."""
+    if isinstance(fields, dict):
+        fields.setdefault("earlier", [])  # records of older versions have none
     check_type(fields, RunRecord, path)
     if not re.fullmatch(r"[0-9a-f]{12}", fields["id"]):
         raise UserError(f"{path}: field id is {fields['id']!r}; it must be 12 hexadecimal digits and the file's name")

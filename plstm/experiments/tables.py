@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,7 +152,7 @@ def stale_files(table: TableDefinition, records: Sequence[RunRecord], results_di
 
 def _notes(rows: list[TableRow], outside: list[RunRecord]) -> list[str]:
     notes = []
-    if any(_mark(run) for row in rows for run in row.runs):
+    if any(mark(run) for row in rows for run in row.runs):
         notes.append("* The code of this run may differ from the commit: changed files in its working tree, or no git.")
     if outside:
         names = ", ".join(f"runs/{run.id}.json" for run in outside)
@@ -241,7 +241,7 @@ def _grid(
         cells += [_number(row.mean("epochs"), ".4g")] * (not table.costs)
         cells.append(_number(row.mean("images_per_second"), ".0f"))
         cells.append(_number(None if seconds is None else seconds / 3600, ".2f"))
-        cells.append(", ".join(sorted({style.escape(commit_of(run)) for run in row.chosen})) or DASH)
+        cells.append(", ".join(map(style.escape, commits_of(row.chosen))) or DASH)
         grid.append(cells)
     for entry in baselines:
         cells = [style.escape(entry["name"]), *[DASH] * (len(header) - 1)]
@@ -296,21 +296,23 @@ def _ours(table: TableDefinition, row: TableRow, split: str, style: Style) -> st
     if ours is None:
         return DASH
     interval = "" if ours.half_width is None else f" {style.pm} {ours.half_width:.{table.digits}f}"
-    mark = style.escape(max(_mark(run) for run in row.chosen))
-    return f"{style.math(f'{ours.mean:.{table.digits}f}{interval}')}{mark} (n={ours.n}{style.sources(row.chosen)})"
+    star = style.escape(max(mark(run) for run in row.chosen))
+    return f"{style.math(f'{ours.mean:.{table.digits}f}{interval}')}{star} (n={ours.n}{style.sources(row.chosen)})"
 
 
-def _commit(run: RunRecord) -> str:
-    return run.commit or "unknown"
+def commits_of(runs: Iterable[RunRecord], digits: int = 7) -> list[str]:
+    """The commits of all sessions of the runs, in order, each with a star where the code may differ from it."""
+    sessions = [session for run in runs for session in ({"commit": run.commit, "dirty": run.dirty}, *run.earlier)]
+    return sorted({(each["commit"] or "unknown")[:digits] + _star(each["dirty"]) for each in sessions})
 
 
-def commit_of(run: RunRecord) -> str:
-    """Seven digits, and a star where the code may differ from it."""
-    return _commit(run)[:7] + _mark(run)
+def mark(run: RunRecord) -> str:
+    """A star where the code of a session may differ from its commit."""
+    return max(_star(dirty) for dirty in (run.dirty, *(session["dirty"] for session in run.earlier)))
 
 
-def _mark(run: RunRecord) -> str:
-    return "" if run.dirty is False else "*"
+def _star(dirty: bool | None) -> str:
+    return "" if dirty is False else "*"
 
 
 def _number(value: float | None, form: str, style: Style = Markdown) -> str:
@@ -352,7 +354,7 @@ def _run_list(table: TableDefinition, rows: list[TableRow]) -> list[list[str]]:
             cells += ["✓" if run in row.chosen else "", f"[csv](../curves/{run.id}.csv)"]
             cells += [f"{run.images_per_second:.0f}", f"{run.wall_seconds / 3600:.2f}"]
             cells += [f"{device} × {hardware['cpu_model'] if on_cpu else hardware['device_kind']}"]
-            cells += [Markdown.escape(commit_of(run))]
+            cells += [Markdown.escape(", ".join(commits_of([run])))]
             grid.append(cells)
     return grid
 
@@ -380,7 +382,7 @@ def _csv_file(table: TableDefinition, rows: list[TableRow], baselines: list[dict
         line |= {field: row.mean(field) for field in ("images_per_second", "wall_seconds")}
         line["seeds"] = " ".join(str(run.seed) for run in row.chosen)
         line["runs"] = " ".join(run.id for run in row.chosen)
-        line["commits"] = " ".join(sorted({_commit(run) + _mark(run) for run in row.chosen}))
+        line["commits"] = " ".join(commits_of(row.chosen, digits=40))
         lines.append(line)
     fields = list(lines[0])
     for entry in baselines:

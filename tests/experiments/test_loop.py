@@ -1,22 +1,57 @@
-"""The loop of train.py: the host reads nothing from the device except where it logs or evaluates."""
+"""The loop of train.py: when the host reads from the device, and what a run of several sessions says of them."""
 
 from __future__ import annotations
 
-import jax.numpy as jnp
+import signal
 
+import jax.numpy as jnp
+import pytest
+
+import train
 from plstm.experiments.config import plain_config, run_id, to_config
+from plstm.experiments.records import read_records
+from plstm.experiments.tables import commits_of, mark
 from plstm.training.interrupt import Interrupt
 from train import Training
 
 
-def test_the_host_reads_from_the_device_at_log_points_only(composed, tmp_path, monkeypatch):
+@pytest.fixture
+def start(composed, tmp_path):
+    """Function without arguments that starts, or resumes, a short run in this process."""
     folders = [f"data.root={tmp_path}", f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results"]
     tiny = ["debug=smoke", "model=vit_small", "model.dim=16", "model.heads=2", "logger.mode=disabled"]
     loop = ["optim.epochs=4", "loop.log_every=5", "loop.eval_every=1000"]
     config = to_config(composed("experiment=demo/vit", *tiny, *loop, *folders))
     run = run_id(plain_config(config))
-    training = Training(config, run, tmp_path / "runs" / run, [], None)
-    training.show_banner()
+
+    def start() -> Training:
+        training = Training(config, run, tmp_path / "runs" / run, [], None)
+        training.show_banner()
+        return training
+
+    return start
+
+
+def test_a_record_names_the_commits_and_machines_of_all_sessions(start, tmp_path, monkeypatch):
+    environment = train.describe_environment(train.ROOT)
+    first, second = ({**environment, "commit": digit * 40, "dirty": digit == "a"} for digit in "ab")
+    for session in (first, second, second, None):
+        monkeypatch.setattr(train, "describe_environment", lambda root, made=session or environment: made)
+        training = start()
+        with Interrupt() as interrupt:
+            interrupt.signal_number = session and signal.SIGTERM  # as if one came during the first step
+            assert training.run_loop(interrupt) == (signal.SIGTERM if session else None)
+        if session is None:
+            training.finish()
+        training.checkpoints.close()
+    (record,) = read_records(tmp_path / "results")
+    assert record.earlier == [{"until": 1, **first}, {"until": 3, **second}]
+    assert (record.commit, record.hardware) == (environment["commit"], environment["hardware"])
+    assert {"aaaaaaa*", "bbbbbbb"} < set(commits_of([record])) and mark(record) == "*"
+
+
+def test_the_host_reads_from_the_device_at_log_points_only(start, monkeypatch):
+    training = start()
 
     array, reads = type(jnp.zeros(1)), []
     value = array._value  # what float(), int() and NumPy call for an array's numbers

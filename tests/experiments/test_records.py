@@ -32,6 +32,12 @@ def test_a_run_outside_every_table_outside_git(tmp_path):
     assert read_records(tmp_path) == [record]
 
 
+def test_records_of_before_sessions_were_told_apart_are_read(tmp_path):
+    path = write_record(example_record(), [], tmp_path)
+    corrupt(path, lambda fields: fields.pop("earlier"))
+    assert read_records(tmp_path) == [example_record()]
+
+
 def test_no_folder_no_records(tmp_path):
     assert read_records(tmp_path / "absent") == []
 
@@ -49,6 +55,7 @@ def test_no_folder_no_records(tmp_path):
         (lambda f: f.update(overrides="seed=43"), "field overrides must be a list"),
         (lambda f: f["overrides"].append(43), "field overrides.3 must be of type str"),
         (lambda f: f["hardware"].pop("cpu_cores"), "field hardware.cpu_cores is missing"),
+        (lambda f: f.update(earlier=[{"until": 5}]), "field earlier.0.commit is missing"),
         (lambda f: f["hardware"].update(host="gpu7"), "field hardware.host is unknown"),
         (lambda f: f["metrics"].update(last=[]), "field metrics.last must be a dict"),
         (lambda f: f["metrics"]["last"]["val"].pop("count"), "field metrics.last.val.count is missing"),
