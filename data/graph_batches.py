@@ -23,7 +23,7 @@ from plstm.ops.line_graph import Dag, pack
 SMALL = 128  # nodes of the largest graph that goes into blocks; larger ones share a block of their own
 BLOCK = 64  # nodes of a block, or as many as the largest of the small graphs has
 WIDTH = 64  # line edges a step of the level scan
-# Sizes of batches, over a full one's: each is one compiled program.
+# Sizes of batches, over that of a full one of average graphs: each is one compiled program.
 LADDER = (0.4, 0.7, 1.0, 1.1, 1.25, 1.6, 2.0, 3.0, 5.0, 8.0)
 
 

@@ -132,11 +132,11 @@ def _propagate(transition: jax.Array, inputs: jax.Array, dag: PackedDags) -> jax
     transition [L, H]; inputs and result [E, H, ...]. The cotangents solve the same equation on the reverse graph, so
     neither pass keeps more than the states.
     """
-    return _scan_levels(transition, inputs, dag)
+    return _scan_levels(transition, inputs, dag)[0]
 
 
 def _propagate_forward(transition, inputs, dag):
-    states = _scan_levels(transition, inputs, dag)
+    states, _ = _scan_levels(transition, inputs, dag)
     return states, (transition, states, dag)
 
 
@@ -150,7 +150,7 @@ _propagate.defvjp(_propagate_forward, _propagate_backward)
 
 
 def _scan_levels(transition, inputs, dag, other=None):
-    """The states C; with `other`, states of the reverse graph, also sums of C_e' other_e of each line edge, [L, H]."""
+    """The states C; with `other`, states of the reverse graph, also C_e' times other_e at each line edge, [L, H]."""
     nothing = len(transition)  # what fills a row of the schedule
     padded = jnp.pad(transition, ((0, 1), (0, 0)))[dag.schedule]
     in_range = jnp.minimum(dag.schedule, max(nothing - 1, 0))
@@ -163,12 +163,12 @@ def _scan_levels(transition, inputs, dag, other=None):
         return states.at[line_to].add(weight * arriving, mode=IN_BOUNDS), product
 
     if not nothing:
-        return inputs if other is None else (inputs, transition)
+        return inputs, transition
     steps = (padded, jnp.asarray(dag.line_from)[in_range], jnp.asarray(dag.line_to)[in_range])
     states, products = lax.scan(visit, inputs, steps)
-    if other is None:
-        return states
-    return states, jnp.zeros_like(transition).at[dag.schedule].set(products, mode="drop")
+    if other is not None:
+        products = jnp.zeros_like(transition).at[dag.schedule].set(products, mode="drop")
+    return states, products
 
 
 def _by_levels(gates: DagGates, dag: PackedDags) -> jax.Array:
