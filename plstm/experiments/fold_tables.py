@@ -89,15 +89,21 @@ def choose(table: TableDefinition, cells: Iterable[Cell]) -> list[Cell]:
     picked = []
     for _, group in itertools.groupby(cells, key=lambda cell: (cell.column, cell.row.name)):
         group = list(group)
-        whole = [cell for cell in group if cell.seeds]
-        common = _common_seeds(whole) or None
+        whole, common = [cell for cell in group if cell.seeds], _common_seeds(group) or None
         best = max(whole, key=lambda cell: cell.mean(at_best(table.select.split), common).mean, default=group[0])
         picked.append(best)
     return picked
 
 
-def _common_seeds(cells: Sequence[Cell]) -> set[int]:
-    return set.intersection(*(set(cell.seeds) for cell in cells)) if cells else set()
+def _common_seeds(group: Sequence[Cell]) -> set[int]:
+    """The seeds that all cells of a row and column have, but for those without any."""
+    seeds = [set(cell.seeds) for cell in group if cell.seeds]
+    return set.intersection(*seeds) if seeds else set()
+
+
+def _group_of(cell: Cell, cells: Iterable[Cell]) -> list[Cell]:
+    """The cells of its row and column, one for each value of `select.over`."""
+    return [other for other in cells if (other.row, other.column) == (cell.row, cell.column)]
 
 
 def describe_folds(finished: Iterable[tuple[Path, str]]) -> list[str]:
@@ -143,8 +149,7 @@ def _notes(cells: list[Cell], shown: list[Cell], outside: list[RunRecord]) -> li
     notes = []
     fewer = []
     for cell in shown:
-        whole = [c for c in cells if (c.row, c.column) == (cell.row, cell.column) and c.seeds]
-        common = len(_common_seeds(whole))
+        common = len(_common_seeds(_group_of(cell, cells)))
         if common < len(cell.seeds):
             fewer.append(f"{cell.row.name} on {cell.column}: {common} of {len(cell.seeds)}")
     if fewer:
@@ -168,8 +173,7 @@ def _cells(table: TableDefinition, cells: list[Cell], cell: Cell, style: tables.
     name = style.escape(cell.row.name)
     if not cell.seeds:
         return [name, *[DASH] * 5, paper, *[DASH] * 3, f"0 of {cell.planned}", DASH]
-    others = [c for c in cells if (c.row, c.column) == (cell.row, cell.column) and c is not cell]
-    missing = [str(other.chosen_value) for other in others if not other.seeds]
+    missing = [str(other.chosen_value) for other in _group_of(cell, cells) if not other.seeds]
     layers = f"{cell.chosen_value}" + (f" ({', '.join(missing)} not run)" if missing else "")
     figures = []
     for accuracy in (at_best("test"), at_last("test")):

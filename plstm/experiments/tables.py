@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -300,19 +300,16 @@ def _ours(table: TableDefinition, row: TableRow, split: str, style: Style) -> st
     return f"{style.math(f'{ours.mean:.{table.digits}f}{interval}')}{star} (n={ours.n}{style.sources(row.chosen)})"
 
 
-def commits_of(runs: Iterable[RunRecord], digits: int = 7) -> list[str]:
+def commits_of(runs: Sequence[RunRecord], digits: int = 7) -> list[str]:
     """The commits of all sessions of the runs, in order, each with a star where the code may differ from it."""
-    sessions = [session for run in runs for session in ({"commit": run.commit, "dirty": run.dirty}, *run.earlier)]
-    return sorted({(each["commit"] or "unknown")[:digits] + _star(each["dirty"]) for each in sessions})
+    sessions = [(run.commit, run.dirty) for run in runs]
+    sessions += [(session["commit"], session["dirty"]) for run in runs for session in run.earlier]
+    return sorted({(commit or "unknown")[:digits] + ("" if dirty is False else "*") for commit, dirty in sessions})
 
 
 def mark(run: RunRecord) -> str:
     """A star where the code of a session may differ from its commit."""
-    return max(_star(dirty) for dirty in (run.dirty, *(session["dirty"] for session in run.earlier)))
-
-
-def _star(dirty: bool | None) -> str:
-    return "" if dirty is False else "*"
+    return "*" if any(commit.endswith("*") for commit in commits_of([run])) else ""
 
 
 def _number(value: float | None, form: str, style: Style = Markdown) -> str:
