@@ -1,4 +1,4 @@
-"""Draw the training curves of results tables into results/figures.
+"""Draw what results tables show, training curves or accuracies, into results/figures.
 
     python scripts/make_figures.py                 # every table of configs/tables that has finished runs
     python scripts/make_figures.py arrow
@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plstm.errors import run_script
-from plstm.experiments.figures import draw_curves
+from plstm.experiments.figures import draw_table
 from plstm.experiments.records import read_records
 from plstm.experiments.sums import refresh_sums
 from plstm.experiments.sweeps import load_tables
@@ -25,12 +25,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="tables whose curves to draw, all if none is named")
+    parser.add_argument("names", nargs="*", help="tables to draw, all if none is named")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records, curves and figures")
     arguments = parser.parse_args()
     records = read_records(arguments.results)
     for table in load_tables(ROOT / "configs/tables", arguments.names):
-        paths = draw_curves(table, records, arguments.results)
+        paths = draw_table(table, records, arguments.results)
         print(f"{table.name}: {' '.join(map(str, paths)) or 'no finished run, or no figure asked for; nothing drawn'}")
     refresh_sums(arguments.results)
 

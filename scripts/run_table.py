@@ -161,7 +161,7 @@ def main() -> int:
     def report() -> None:
         records = read_records(arguments.results)
         paths = tables.write_table(table, records, arguments.results)
-        print("wrote", *paths, *figures.draw_curves(table, records, arguments.results), flush=True)
+        print("wrote", *paths, *figures.draw_table(table, records, arguments.results), flush=True)
         sums.refresh_sums(arguments.results)
 
     def after_job(job: sweeps.Job) -> None:

@@ -1,12 +1,8 @@
-"""Figures: training curves from run records, classified samples, gating patterns; each a .png and a byte-stable .svg.
-
-Colours are Okabe and Ito's, which readers with any colour vision tell apart; a model has the same one in every figure.
-"""
+"""Figures: training curves from run records, classified samples, gating patterns; each a .png and an .svg."""
 
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from plstm.errors import UserError
-from plstm.experiments.records import RunRecord, read_curve, write_file
+from plstm.experiments.drawing import MODEL_STYLES, legend_below, new_figure, save, style
+from plstm.experiments.fold_figures import draw_cells
+from plstm.experiments.records import RunRecord, read_curve
 from plstm.experiments.statistics import Interval, t_interval
 from plstm.experiments.sweeps import TableDefinition
 from plstm.experiments.tables import read_baselines, table_rows
@@ -24,29 +22,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# By the model in the experiment's name: colour and line style.
-MODEL_STYLES = {
-    "plstm": ("#0072B2", "-"),
-    "plstm_no_posemb": ("#56B4E9", "-"),
-    "plstm_p_mode": ("#009E73", "-"),
-    "plstm_d_mode": ("#CC79A7", "-"),
-    "plstm_stm_bias": ("#E69F00", "-"),
-    "plstm_printed": ("#0072B2", (0, (4, 1.5))),
-    "vit": ("#D55E00", "-"),
-}
 FINE_TUNING_LINE = (0, (4, 1.5))
 OTHER_STYLES = [("#000000", style) for style in ("-", "--", "-.", ":")]
 RIGHT, WRONG = "#00735C", "#C04A00"
-STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "figure.dpi": 150,
-    "svg.hashsalt": "plstm",
-}
+
+
+def draw_table(table: TableDefinition, records: Sequence[RunRecord], results_dir: Path) -> list[Path]:
+    """Draw what a table shows, `draw_curves` or, of cross-validations, `plstm.experiments.fold_figures.draw_cells`."""
+    return (draw_cells if table.folds else draw_curves)(table, records, results_dir)
 
 
 def draw_curves(table: TableDefinition, records: Sequence[RunRecord], results_dir: Path) -> list[Path]:
@@ -66,8 +49,8 @@ def draw_curves(table: TableDefinition, records: Sequence[RunRecord], results_di
     curves = {row.row.name: [read_curve(run, results_dir) for run in row.chosen] for row in rows}
     paper = _paper_curves(results_dir / table.figure.paper_curves) if table.figure.paper_curves else {}
     baseline = next((b for b in read_baselines(table, results_dir) if b["name"] == table.figure.baseline), {})
-    with _style():
-        figure = _new_figure(3.4 * len(table.figure.panels), 3.5)
+    with style():
+        figure = new_figure(3.4 * len(table.figure.panels), 3.5)
         axes = figure.subplots(1, len(table.figure.panels), sharey=True, squeeze=False)[0]
         for (split, title), axis in zip(table.figure.panels.items(), axes, strict=True):
             for row in rows:
@@ -85,8 +68,8 @@ def draw_curves(table: TableDefinition, records: Sequence[RunRecord], results_di
         axes[0].set_ylabel("Accuracy")
         if paper:
             axes[0].plot([], [], color="0.5", lw=0.7, label="thin: the paper's mean")
-        _legend_below(figure, axes)
-        return _save(figure, results_dir / "figures" / f"{table.name}-curves")
+        legend_below(figure, axes)
+        return save(figure, results_dir / "figures" / f"{table.name}-curves")
 
 
 def samples_figure(
@@ -111,7 +94,7 @@ def samples_figure(
         The .png and .svg. Above every image stands the predicted class with its probability, such as "at 0.97", in
         green with a check mark where it is right, in red with a cross where it is wrong.
     """
-    with _style():
+    with style():
         figure, axes = _picture_grid(len(images), columns=6, width=1.6, height=2.0)
         for axis, image, label, row, title in zip(axes, images, labels, probabilities, titles, strict=True):
             axis.imshow(image, cmap="gray", vmin=0, vmax=255)
@@ -120,7 +103,7 @@ def samples_figure(
             says = f"{class_names[predicted]} {row[predicted]:.2f}"
             axis.set_title(f"{'✓' if right else '✗'} {says}", color=RIGHT if right else WRONG, fontsize=9, pad=3)
             axis.set_xlabel(title, fontsize=8, color="0.3")
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def gating_figure(
@@ -141,7 +124,7 @@ def gating_figure(
     """
     from matplotlib.colors import SymLogNorm
 
-    with _style():
+    with style():
         figure, axes = _picture_grid(len(patterns), columns=4, width=3.3, height=3.0)
         for axis, pattern, title in zip(axes, patterns, titles, strict=True):
             largest = float(np.abs(pattern).max()) or 1.0
@@ -153,7 +136,7 @@ def gating_figure(
             bar = figure.colorbar(picture, ax=axis, shrink=0.85, ticks=ticks, format=lambda value, _: f"{value:.1g}")
             bar.ax.minorticks_off()
             bar.outline.set_visible(False)
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def _row_styles(table: TableDefinition) -> dict[str, tuple]:
@@ -205,43 +188,12 @@ def _paper_curves(path: Path) -> dict[tuple[str, str], tuple[list[float], list[f
     return curves
 
 
-def _style():
-    import matplotlib
-
-    return matplotlib.rc_context(STYLE)
-
-
-def _new_figure(width: float, height: float) -> Figure:
-    """A figure of its own, in inches, on the Agg canvas: no window system, no global state."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure((width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def _picture_grid(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     """A figure with `count` framed axes for pictures, in lines of at most `columns`; inches for each."""
     columns = min(count, columns)
     lines = -(-count // columns)
-    figure = _new_figure(width * columns, height * lines)
+    figure = new_figure(width * columns, height * lines)
     axes = [figure.add_subplot(lines, columns, index + 1, xticks=[], yticks=[]) for index in range(count)]
     for axis in axes:
         axis.spines[:].set(visible=True, color="0.6", linewidth=0.6)
     return figure, axes
-
-
-def _legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
-    entries = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=5, fontsize=8, columnspacing=1.2)
-
-
-def _save(figure: Figure, path: Path) -> list[Path]:
-    written = []
-    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-        data = io.BytesIO()
-        figure.savefig(data, format=kind, metadata=metadata)
-        written.append(path.with_name(f"{path.name}.{kind}"))
-        write_file(written[-1], data.getvalue())
-    return written

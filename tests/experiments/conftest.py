@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import math
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -96,3 +97,10 @@ def add(tmp_path):
         return record
 
     return write
+
+
+def svg_texts(path):
+    """The texts of an SVG: matplotlib writes each as a comment before its outlines."""
+    parser = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
+    tree = ElementTree.parse(path, parser)
+    return [node.text.strip() for node in tree.iter() if node.tag is ElementTree.Comment]

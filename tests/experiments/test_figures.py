@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from plstm.experiments.figures import draw_curves, gating_figure, samples_figure
 from plstm.experiments.records import curve_path, read_records
 from plstm.experiments.sweeps import load_table
 
-from .conftest import ROOT
+from .conftest import ROOT, svg_texts
 
 
 @pytest.fixture
@@ -32,13 +31,6 @@ def has_colour(image, colour):
     return (image == [int(colour[i : i + 2], 16) for i in (1, 3, 5)]).all(-1).sum() > 20
 
 
-def labels(path):
-    """The texts of an SVG: matplotlib writes each as a comment before its outlines."""
-    parser = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
-    tree = ElementTree.parse(path, parser)
-    return [node.text.strip() for node in tree.iter() if node.tag is ElementTree.Comment]
-
-
 def test_curves_show_a_line_a_model_with_band_chance_and_baseline(arrow, add, tmp_path):
     for seed in (43, 44, 45):
         add(seed=seed)
@@ -51,7 +43,7 @@ def test_curves_show_a_line_a_model_with_band_chance_and_baseline(arrow, add, tm
     image = pixels(png)
     assert image.shape[1] > 1200 and has_colour(image, "#0072B2") and has_colour(image, "#D55E00")
     assert not has_colour(image, "#009E73")
-    texts = labels(svg)
+    texts = svg_texts(svg)
     titles = ["Training", "Validation", "Validation (ext.)"]
     assert [text for text in texts if text in titles] == titles and texts.count("Epoch") == 3
     for text in ("pLSTM (n=3)", "ViT (n=1)", "chance", "arrow direction only"):
@@ -84,7 +76,7 @@ def test_the_papers_curves_stand_behind_ours(arrow, add, tmp_path):
     (tmp_path / "paper/curves.csv").write_text(text.getvalue())
     without = pixels(draw_curves(arrow, read_records(tmp_path), tmp_path)[0])
     png, svg = draw_curves(table, read_records(tmp_path), tmp_path)
-    assert "thin: the paper's mean" in labels(svg)
+    assert "thin: the paper's mean" in svg_texts(svg)
     assert without.shape != pixels(png).shape or (without != pixels(png)).any()
     (tmp_path / "paper/curves.csv").write_text(text.getvalue().replace("epoch", "time"))
     with pytest.raises(UserError, match=r"paper/curves.csv, line 2: must be row,split,epoch,accuracy"):
@@ -117,7 +109,7 @@ def test_samples_show_prediction_and_correctness(tmp_path):
     probabilities, names = np.stack([1 - at, at], axis=1), ("past", "at")
     titles = [f"sample {i}" for i in range(8)]
     png, svg = samples_figure(images, label, probabilities, names, titles, tmp_path / "samples")
-    texts = labels(svg)
+    texts = svg_texts(svg)
     assert [text for text in texts if text.startswith(("✓", "✗"))] == [
         *["✓ at 0.97", "✓ past 0.98", "✗ at 0.90", "✗ past 0.70"],
         *["✗ past 0.50", "✓ past 0.90", "✓ at 0.80", "✓ at 0.60"],  # a tie is class 0, as in the accuracy
@@ -130,7 +122,7 @@ def test_gating_shows_sign_scale_and_source(tmp_path):
     y, x = np.mgrid[:12, :12]
     pattern = np.where((y >= 4) & (x >= 3), 0.5 ** (y - 4) * (-0.7) ** (x - 3), 0.0)
     png, svg = gating_figure([pattern, np.zeros((6, 9))], ["D-mode", "P-mode"], (4, 3), tmp_path / "gating")
-    texts = labels(svg)
+    texts = svg_texts(svg)
     assert "D-mode" in texts and "P-mode" in texts and {"-1", "0", "1"} <= set(texts)
     image = pixels(png).astype(int)
     red, blue = image[..., 0] - image[..., 2], image[..., 2] - image[..., 0]

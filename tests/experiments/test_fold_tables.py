@@ -13,6 +13,7 @@ import pytest
 
 from plstm.errors import UserError
 from plstm.experiments import sweeps
+from plstm.experiments.figures import draw_table
 from plstm.experiments.fold_tables import at_best, at_last, choose, describe_folds, find_cells
 from plstm.experiments.records import CurvePoint, read_collection, read_curve, read_records, write_record
 from plstm.experiments.statistics import t_interval
@@ -20,7 +21,7 @@ from plstm.experiments.sweeps import load_table, planned_runs
 from plstm.experiments.tables import render_table, stale_files, write_table
 from scripts.majority_baselines import majority_accuracy
 
-from .conftest import HARDWARE, ROOT, example_record
+from .conftest import HARDWARE, ROOT, example_record, svg_texts
 
 TABLES = ROOT / "configs/tables"
 
@@ -281,3 +282,22 @@ def test_the_majority_of_each_fold_s_training_graphs():
     labels = np.repeat([0, 1], [60, 40])
     assert majority_accuracy(labels, 10, 42) == pytest.approx(0.6)
     assert majority_accuracy(1 - labels, 10, 42) == pytest.approx(0.6)
+
+
+def test_the_figure_shows_whole_seeds_beside_the_papers(table, tmp_path):
+    assert draw_table(table, [], tmp_path) == []
+    write_cell(table, tmp_path, "graphs/gin", "NCI1", 8, 43, count=9)
+    assert draw_table(table, read_records(tmp_path), tmp_path) == []
+    (tmp_path / "baselines").mkdir()
+    (tmp_path / "baselines/graphs.json").write_text('{"baselines": [{"name": "majority class", "MUTAG": 0.665}]}')
+    write_cell(table, tmp_path, "graphs/plstm", "MUTAG", 4, 43)
+    png, svg = draw_table(table, read_records(tmp_path), tmp_path)
+    assert png == tmp_path / "figures/graphs-accuracies.png" and png.stat().st_size > 1000
+    shown = {"MUTAG", "pLSTM", "paper", "majority class", "ours, last epoch", "ours, best validation epoch"}
+    assert shown <= set(svg_texts(svg)) and not {"GIN", "NCI1", "90% interval over seeds"} & set(svg_texts(svg))
+    one_seed = svg.read_bytes()
+    draw_table(table, read_records(tmp_path), tmp_path)
+    assert svg.read_bytes() == one_seed
+    write_cell(table, tmp_path, "graphs/plstm", "MUTAG", 4, 44, best=0.6)
+    draw_table(table, read_records(tmp_path), tmp_path)
+    assert "90% interval over seeds" in svg_texts(svg)
