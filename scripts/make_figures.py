@@ -15,10 +15,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plstm.errors import run_script
+from plstm.experiments.definitions import load_tables
 from plstm.experiments.figures import draw_table
 from plstm.experiments.records import read_records
 from plstm.experiments.sums import refresh_sums
-from plstm.experiments.sweeps import load_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 

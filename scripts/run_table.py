@@ -21,7 +21,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plstm.errors import UserError
-from plstm.experiments import figures, sums, sweeps, tables
+from plstm.experiments import execution, figures, sums, sweeps, tables
+from plstm.experiments.definitions import TableDefinition, check_overrides, load_table
 from plstm.experiments.records import Hardware, RunRecord, read_records
 from scripts.measuring import positive, time_interleaved
 
@@ -61,7 +62,7 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def check_options(table: sweeps.TableDefinition, arguments: argparse.Namespace) -> None:
+def check_options(table: TableDefinition, arguments: argparse.Namespace) -> None:
     """Raises UserError for an option that the table has no use for, or a column that it has not."""
     if arguments.columns and not table.folds:
         raise UserError(f"--columns: table {table.name} has no cross-validations; leave it out")
@@ -76,11 +77,11 @@ def hours(seconds: float) -> str:
     return f"{seconds / 3600:.2f} h"
 
 
-def list_runs(table: sweeps.TableDefinition, arguments: argparse.Namespace) -> list[sweeps.Job]:
+def list_runs(table: TableDefinition, arguments: argparse.Namespace) -> list[sweeps.Job]:
     """Print one line a run or cross-validation and a total; return what is unfinished in order."""
     records = read_records(arguments.results)
     started = sweeps.started_runs(table, arguments.runs)
-    hardware = sweeps.query_hardware(ROOT) if any(record.table == table.name for record in records) else None
+    hardware = execution.query_hardware(ROOT) if any(record.table == table.name for record in records) else None
     unfinished, costs = [], []
     matched, _ = sweeps.match_records(table, records)
     matched = [(run, record) for run, record in matched if is_wanted(table, run, arguments)]
@@ -115,12 +116,12 @@ def list_runs(table: sweeps.TableDefinition, arguments: argparse.Namespace) -> l
     return unfinished
 
 
-def is_wanted(table: sweeps.TableDefinition, run: sweeps.PlannedRun, arguments: argparse.Namespace) -> bool:
+def is_wanted(table: TableDefinition, run: sweeps.PlannedRun, arguments: argparse.Namespace) -> bool:
     return not (table.folds and arguments.columns) or run.values[table.folds.over] in arguments.columns.split(",")
 
 
 def estimate(
-    table: sweeps.TableDefinition,
+    table: TableDefinition,
     run: sweeps.PlannedRun,
     records: list[RunRecord],
     hardware: Hardware | None,
@@ -149,8 +150,8 @@ def measure(experiment: str, batch: int) -> float:
 
 def main() -> int:
     arguments = parse_arguments()
-    table = sweeps.load_table(ROOT / "configs/tables" / f"{arguments.table}.yaml")
-    sweeps.check_overrides(table, arguments.overrides)
+    table = load_table(ROOT / "configs/tables" / f"{arguments.table}.yaml")
+    check_overrides(table, arguments.overrides)
     check_options(table, arguments)
     if arguments.measure:
         arguments.images_per_second = measure(table.rows[0].experiment, arguments.measure)
@@ -176,7 +177,7 @@ def main() -> int:
     def overrides(job: sweeps.Job) -> list[str]:
         return [*sweeps.initial_override(table, job.runs[0], read_records(arguments.results)), *arguments.overrides]
 
-    failures = sweeps.execute(unfinished[: arguments.max_runs], overrides, ROOT, after_job, arguments.processes)
+    failures = execution.execute(unfinished[: arguments.max_runs], overrides, ROOT, after_job, arguments.processes)
     text = (arguments.results / "tables" / f"{table.name}.md").read_text()
     print(text.partition("\n## ")[0], f"\npictures of each run: {arguments.runs}/*/figures", flush=True)
     if failures:

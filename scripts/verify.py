@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from absl import logging
 
 from plstm.errors import UserError, run_script
+from plstm.experiments.definitions import load_tables
 from plstm.experiments.records import read_records
 from plstm.experiments.sums import sums_problems
-from plstm.experiments.sweeps import load_tables
 from plstm.experiments.tables import stale_files
 from plstm.experiments.verify import claim_problems, measured_problems, record_problems, rerun_problems
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from plstm.experiments import tables
+from plstm.experiments.definitions import Row, TableDefinition
 from plstm.experiments.records import RunRecord, read_collection, record_path
 from plstm.experiments.statistics import Interval, t_interval
-from plstm.experiments.sweeps import Row, TableDefinition, match_records
+from plstm.experiments.sweeps import match_records
 
 DASH = tables.DASH
 Accuracy = Callable[[RunRecord], float]

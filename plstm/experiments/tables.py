@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plstm.errors import UserError
+from plstm.experiments.definitions import Row, TableDefinition
 from plstm.experiments.records import RunRecord, check_type, write_file
 from plstm.experiments.statistics import Interval, t_interval
-from plstm.experiments.sweeps import Row, TableDefinition, match_records
+from plstm.experiments.sweeps import match_records
 
 if TYPE_CHECKING:
     from plstm.experiments.costs import Cost

@@ -11,8 +11,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from plstm.experiments.cli import register
+from plstm.experiments.definitions import load_table
 from plstm.experiments.records import RunRecord, write_record
-from plstm.experiments.sweeps import load_table
 
 ROOT = Path(__file__).resolve().parents[2]
 HARDWARE = {"platform": "gpu", "device_kind": "H100", "device_count": 1, "cpu_model": "Xeon", "cpu_cores": 8}

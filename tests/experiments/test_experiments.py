@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 
 from plstm.experiments.config import Config, run_id, to_config
 from plstm.experiments.config import plain_config as plain
+from plstm.experiments.definitions import load_table
 from plstm.experiments.records import read_records
-from plstm.experiments.sweeps import load_table
 from plstm.models import build_model
 from plstm.tasks import TASKS
 from plstm.training.optimizers import decay_mask, learning_rate_schedule

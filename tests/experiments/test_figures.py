@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from plstm.errors import UserError
+from plstm.experiments.definitions import load_table
 from plstm.experiments.figures import draw_curves, gating_figure, samples_figure
 from plstm.experiments.records import curve_path, read_records
-from plstm.experiments.sweeps import load_table
 
 from .conftest import ROOT, svg_texts
 

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from plstm.errors import UserError
-from plstm.experiments import sweeps
+from plstm.experiments import execution, sweeps
+from plstm.experiments.definitions import load_table
 from plstm.experiments.figures import draw_table
 from plstm.experiments.fold_tables import at_best, at_last, choose, describe_folds, find_cells
 from plstm.experiments.records import CurvePoint, read_collection, read_curve, read_records, write_record
 from plstm.experiments.statistics import t_interval
-from plstm.experiments.sweeps import load_table, planned_runs
+from plstm.experiments.sweeps import planned_runs
 from plstm.experiments.tables import render_table, stale_files, write_table
 from scripts.majority_baselines import majority_accuracy
 
@@ -270,7 +271,7 @@ def test_cross_validations_run_side_by_side_a_thread_each(table, tmp_path):
     (tmp_path / "train.py").write_text(WAIT_FOR_EACH_OTHER)
     runs = [run for name in ("gat", "gcn", "gin") for run in cell_of(table, f"graphs/{name}")[:2]]
     done = []
-    failures = sweeps.execute(sweeps.jobs(table, runs), lambda job: [], tmp_path, done.append, processes=2)
+    failures = execution.execute(sweeps.jobs(table, runs), lambda job: [], tmp_path, done.append, processes=2)
     assert failures == [
         "experiment=graphs/gcn data.name=MUTAG seed=43 model.depth=4 data.fold=0,1: exit status 3",
     ]

@@ -8,9 +8,10 @@ import time
 import pytest
 
 from plstm.errors import UserError
-from plstm.experiments import sweeps
+from plstm.experiments import execution, sweeps
 from plstm.experiments.costs import experiment_cost
-from plstm.experiments.sweeps import load_table, load_tables, planned_runs
+from plstm.experiments.definitions import load_table, load_tables
+from plstm.experiments.sweeps import planned_runs
 
 from .conftest import HARDWARE, ROOT, example_record
 
@@ -135,7 +136,7 @@ def test_dry_run_lists_every_run(add, tmp_path):
 
 
 def test_dry_run_measures_cost_on_this_machine(add, tmp_path):
-    add(wall_seconds=7200.0, hardware=sweeps.query_hardware(ROOT))
+    add(wall_seconds=7200.0, hardware=execution.query_hardware(ROOT))
     done = run_table("arrow", "--dry-run", "--results", tmp_path)
     assert (
         "104 to run, about 28.00 h for 14 of them on this hardware, 90 of unknown cost" in done.stdout.splitlines()[-1]
@@ -210,7 +211,7 @@ from pathlib import Path
 sys.path.insert(0, {root!r})
 from tests.experiments.conftest import example_curve, example_record
 from plstm.experiments.records import write_record
-from plstm.experiments.sweeps import load_table
+from plstm.experiments.definitions import load_table
 given = dict(argument.split("=", 1) for argument in sys.argv[1:])
 print("training", *sys.argv[1:])
 if given["experiment"] == "reduced/imagenet_vit":

@@ -10,9 +10,9 @@ import pytest
 
 from plstm.errors import UserError
 from plstm.experiments.costs import experiment_cost
+from plstm.experiments.definitions import Reference, load_table
 from plstm.experiments.records import read_records, write_record
 from plstm.experiments.statistics import t_interval
-from plstm.experiments.sweeps import Reference, load_table
 from plstm.experiments.tables import DASH, render_table, stale_files, table_rows, write_table
 
 from .conftest import ROOT, example_record

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from plstm.errors import UserError
+from plstm.experiments.definitions import load_table
 from plstm.experiments.records import read_records, write_record
 from plstm.experiments.sums import NAME, refresh_sums, sums_problems, write_sums
-from plstm.experiments.sweeps import load_table
 from plstm.experiments.tables import stale_files
 from plstm.experiments.verify import claim_problems, measured_problems, record_problems, rerun_problems
 
