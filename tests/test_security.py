@@ -25,13 +25,13 @@ import data.tudataset as tudataset
 from data.decoding import MOST_PIXELS, CorruptImage, decode
 from data.folders import folder_source
 from plstm.errors import UserError
+from plstm.experiments.baselines import read_baselines
 from plstm.experiments.cli import register, run_entry
 from plstm.experiments.config import Config, plain_config, task_schema, to_config
 from plstm.experiments.definitions import load_table
 from plstm.experiments.records import read_records
 from plstm.experiments.runs import load_config
 from plstm.experiments.sweeps import started_runs
-from plstm.experiments.tables import read_baselines
 from plstm.experiments.verify import claim_problems
 from plstm.models import from_checkpoint
 from plstm.models.weights import config_of

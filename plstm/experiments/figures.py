@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from plstm.errors import UserError
+from plstm.experiments.baselines import read_baselines
 from plstm.experiments.definitions import TableDefinition
 from plstm.experiments.drawing import MODEL_STYLES, legend_below, new_figure, save, style
 from plstm.experiments.fold_figures import draw_cells
 from plstm.experiments.records import RunRecord, read_curve
 from plstm.experiments.statistics import Interval, t_interval
-from plstm.experiments.tables import read_baselines, table_rows
+from plstm.experiments.tables import table_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

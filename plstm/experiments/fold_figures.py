@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plstm.experiments.baselines import read_baselines
 from plstm.experiments.definitions import TableDefinition
 from plstm.experiments.drawing import MODEL_STYLES, legend_below, new_figure, save, style
 from plstm.experiments.fold_tables import Cell, at_best, at_last, choose, find_cells
 from plstm.experiments.records import RunRecord
-from plstm.experiments.tables import read_baselines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

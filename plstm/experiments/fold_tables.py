@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plstm.experiments import tables
+from plstm.experiments.baselines import read_baselines
 from plstm.experiments.definitions import Row, TableDefinition
-from plstm.experiments.records import RunRecord, read_collection, record_path
+from plstm.experiments.records import RunRecord, commits_of, mark, read_collection, record_path
 from plstm.experiments.statistics import Interval, t_interval
 from plstm.experiments.sweeps import match_records
+from plstm.experiments.typesetting import DASH, Latex, Markdown, Style, latex_page, markdown_table
 
-DASH = tables.DASH
 Accuracy = Callable[[RunRecord], float]
 
 
@@ -137,7 +137,7 @@ def render(table: TableDefinition, records: Sequence[RunRecord], results_dir: Pa
     """The contents of the table's .md, .csv and .tex."""
     cells, outside = find_cells(table, records)
     shown = choose(table, cells)
-    baselines = tables.read_baselines(table, results_dir)
+    baselines = read_baselines(table, results_dir)
     notes = [*table.notes, *_notes(cells, shown, outside)]
     return {
         "md": _markdown(table, cells, shown, baselines, notes),
@@ -158,7 +158,7 @@ def _notes(cells: list[Cell], shown: list[Cell], outside: list[RunRecord]) -> li
     partial = [f"{c.row.name} on {c.column}, {c.chosen_value} layers: {c.partial}" for c in cells if c.partial]
     if partial:
         notes.append(f"Finished runs of seeds that miss folds, not counted: {'; '.join(partial)}.")
-    if any(tables.mark(run) for cell in cells for run in cell.runs):
+    if any(mark(run) for cell in cells for run in cell.runs):
         notes.append("* The code of a run may differ from the commit: changed files in its working tree, or no git.")
     if outside:
         notes.append(f"Not counted, because the sweep of this table does not list their values: {len(outside)} runs.")
@@ -169,7 +169,7 @@ HEADER = ["Model", "Layers", "Best epoch", "Over seeds", "Last epoch", "Over see
 HEADER += ["Parameters", "Seconds a fold", "Seeds", "Commit"]
 
 
-def _cells(table: TableDefinition, cells: list[Cell], cell: Cell, style: tables.Style) -> list[str]:
+def _cells(table: TableDefinition, cells: list[Cell], cell: Cell, style: Style) -> list[str]:
     paper = style.math(f"{cell.paper[0]:.4f} {style.pm} {cell.paper[1]:.2f}") if cell.paper else DASH
     name = style.escape(cell.row.name)
     if not cell.seeds:
@@ -194,17 +194,17 @@ def _cells(table: TableDefinition, cells: list[Cell], cell: Cell, style: tables.
         f"{first.parameters:,}",
         f"{statistics.fmean(run.wall_seconds for run in cell.runs):.1f}",
         f"{len(cell.seeds)} of {cell.planned}",
-        ", ".join(map(style.escape, tables.commits_of(cell.runs))),
+        ", ".join(map(style.escape, commits_of(cell.runs))),
     ]
 
 
-def _baseline(table: TableDefinition, entry: dict[str, Any], column: str, style: tables.Style) -> list[str]:
+def _baseline(table: TableDefinition, entry: dict[str, Any], column: str, style: Style) -> list[str]:
     value = entry.get(column)
     figure = DASH if value is None else style.math(f"{value:.{table.digits}f}")
     return [style.escape(entry["name"]), DASH, figure, DASH, figure, *[DASH] * (len(HEADER) - 5)]
 
 
-def _section(table: TableDefinition, cells, shown, baselines, column: str, style: tables.Style) -> list[list[str]]:
+def _section(table: TableDefinition, cells, shown, baselines, column: str, style: Style) -> list[list[str]]:
     rows = [_cells(table, cells, cell, style) for cell in shown if cell.column == column]
     return rows + [_baseline(table, entry, column, style) for entry in baselines]
 
@@ -213,7 +213,7 @@ def _overview(table: TableDefinition, shown: list[Cell]) -> list[list[str]]:
     """Ours at the best epoch, and the paper's in brackets."""
     grid = [["Model", *table.columns.values()]]
     for row in table.rows:
-        line = [tables.Markdown.escape(row.name)]
+        line = [Markdown.escape(row.name)]
         for column in table.columns:
             cell = next((c for c in shown if c.row is row and c.column == column), None)
             ours = f"{cell.mean(at_best('test')).mean:.{table.digits}f}" if cell and cell.seeds else DASH
@@ -225,11 +225,11 @@ def _overview(table: TableDefinition, shown: list[Cell]) -> list[list[str]]:
 
 def _markdown(table: TableDefinition, cells, shown, baselines, notes) -> str:
     lines = [f"# {table.title}", "", table.caption.strip(), "", "Ours at the best epoch (paper):", ""]
-    lines += tables.markdown_table(_overview(table, shown))
+    lines += markdown_table(_overview(table, shown))
     for column, title in table.columns.items():
         lines += ["", f"## {title}", ""]
-        lines += tables.markdown_table([HEADER, *_section(table, cells, shown, baselines, column, tables.Markdown)])
-    lines += ["", "## Notes", "", *(f"- {tables.Markdown.escape(note)}" for note in notes)]
+        lines += markdown_table([HEADER, *_section(table, cells, shown, baselines, column, Markdown)])
+    lines += ["", "## Notes", "", *(f"- {Markdown.escape(note)}" for note in notes)]
     return "\n".join(lines) + "\n"
 
 
@@ -263,9 +263,9 @@ def _csv(table: TableDefinition, cells: list[Cell], shown: list[Cell]) -> str:
 
 
 def _latex(table: TableDefinition, cells, shown, baselines, notes) -> str:
-    style, lines = tables.Latex, []
+    style, lines = Latex, []
     for column, title in table.columns.items():
         lines.append(rf"\midrule \multicolumn{{{len(HEADER)}}}{{l}}{{{style.escape(title)}}} \\")
         section = _section(table, cells, shown, baselines, column, style)
         lines += [" & ".join(line) + r" \\" for line in section]
-    return tables.latex_page(table, HEADER, lines, notes)
+    return latex_page(table, HEADER, lines, notes)

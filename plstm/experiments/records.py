@@ -19,7 +19,7 @@ import math
 import os
 import re
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -129,6 +129,18 @@ class RunRecord:
         if split not in self.metrics["last"]:
             raise UserError(f"runs/{self.id}.json: field metrics.last has no split {split!r}; evaluate the run on it")
         return self.metrics["last"][split][metric]
+
+
+def commits_of(runs: Sequence[RunRecord], digits: int = 7) -> list[str]:
+    """The commits of all sessions of the runs, in order, each with a star where the code may differ from it."""
+    sessions = [(run.commit, run.dirty) for run in runs]
+    sessions += [(session["commit"], session["dirty"]) for run in runs for session in run.earlier]
+    return sorted({(commit or "unknown")[:digits] + ("" if dirty is False else "*") for commit, dirty in sessions})
+
+
+def mark(run: RunRecord) -> str:
+    """A star where the code of a session may differ from its commit."""
+    return "*" if any(commit.endswith("*") for commit in commits_of([run])) else ""
 
 
 def write_record(

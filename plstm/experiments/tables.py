@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plstm.errors import UserError
+from plstm.experiments import fold_tables
+from plstm.experiments.baselines import read_baselines
 from plstm.experiments.definitions import Row, TableDefinition
-from plstm.experiments.records import RunRecord, check_type, write_file
+from plstm.experiments.records import RunRecord, commits_of, mark, write_file
 from plstm.experiments.statistics import Interval, t_interval
 from plstm.experiments.sweeps import match_records
+from plstm.experiments.typesetting import DASH, Latex, Markdown, Style, latex_page, markdown_table
 
 if TYPE_CHECKING:
     from plstm.experiments.costs import Cost
 
-DASH = "–"
 COSTS = ("parameters", "flops")
 
 
@@ -93,47 +92,21 @@ def _choose(table: TableDefinition, runs: list[RunRecord]) -> list[RunRecord]:
     return max(filter(None, groups), key=lambda g: t_interval([r.metric(select.split, select.metric) for r in g]).mean)
 
 
-def read_baselines(table: TableDefinition, results_dir: Path) -> list[dict[str, Any]]:
-    """Chance, then the entries {"name", split: accuracy, ...} under "baselines" in the table's baseline file.
-
-    A file not made yet gives one entry without accuracies; a file of another form raises UserError.
-    """
-    entries: list[dict[str, Any]] = []
-    if table.chance is not None:
-        entries.append({"name": "chance", **dict.fromkeys(table.columns, table.chance)})
-    if table.baselines is None:
-        return entries
-    path = results_dir / table.baselines
-    if not path.is_file():
-        return [*entries, {"name": f"baselines ({table.baselines}, not measured yet)"}]
-    try:
-        measured = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: not a JSON file ({error}); make it again") from error
-    check_type(measured, dict[str, Any], str(path))
-    check_type(measured.get("baselines"), list[dict[str, Any]], f"{path}: field baselines")
-    for index, entry in enumerate(measured["baselines"]):
-        for key in ["name", *entry]:
-            check_type(entry.get(key), str if key == "name" else float, f"{path}: field baselines.{index}.{key}")
-    return entries + measured["baselines"]
-
-
 def render_table(table: TableDefinition, records: Sequence[RunRecord], results_dir: Path) -> dict[Path, bytes]:
     """The files of a table, path -> contents: `tables/<name>.md`, `.csv` and `.tex` below `results_dir`."""
-    if table.folds:
-        from plstm.experiments import fold_tables  # which takes its styles from here
+    texts = (fold_tables.render if table.folds else _render)(table, records, results_dir)
+    return {results_dir / "tables" / f"{table.name}.{kind}": text.encode() for kind, text in texts.items()}
 
-        texts = fold_tables.render(table, records, results_dir)
-        return {results_dir / "tables" / f"{table.name}.{kind}": text.encode() for kind, text in texts.items()}
+
+def _render(table: TableDefinition, records: Sequence[RunRecord], results_dir: Path) -> dict[str, str]:
     rows, outside = table_rows(table, records)
     baselines = read_baselines(table, results_dir)
     notes = [*table.notes, *_notes(rows, outside)]
-    texts = {
+    return {
         "md": _markdown_file(table, rows, baselines, notes),
         "csv": _csv_file(table, rows, baselines),
         "tex": _latex_file(table, rows, baselines, notes),
     }
-    return {results_dir / "tables" / f"{table.name}.{kind}": text.encode() for kind, text in texts.items()}
 
 
 def write_table(table: TableDefinition, records: Sequence[RunRecord], results_dir: Path) -> list[Path]:
@@ -159,55 +132,6 @@ def _notes(rows: list[TableRow], outside: list[RunRecord]) -> list[str]:
         names = ", ".join(f"runs/{run.id}.json" for run in outside)
         notes.append(f"Not counted, because the sweep of this table does not list their values: {names}.")
     return notes
-
-
-class Markdown:
-    """How a cell is written in Markdown; `Latex` has the same."""
-
-    pm = "±"
-
-    @staticmethod
-    def escape(text: str) -> str:
-        return text.replace("|", "\\|").replace("*", "\\*")
-
-    @staticmethod
-    def math(text: str) -> str:
-        return text
-
-    @staticmethod
-    def link(text: str, target: str) -> str:
-        return f"[{text}]({target})"
-
-    @classmethod
-    def sources(cls, runs: list[RunRecord]) -> str:
-        return ": " + " ".join(cls.link(str(run.seed), f"../runs/{run.id}.json") for run in runs)
-
-
-class Latex:
-    """How a cell is written in LaTeX; `Markdown` has the same."""
-
-    pm = r"\pm"
-
-    @staticmethod
-    def escape(text: str) -> str:
-        special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-        special |= {"±": r"$\pm$", "×": r"$\times$", "<": "$<$", ">": "$>$"}
-        return re.sub(r"[\\~^±×<>&%$#_{}]", lambda match: special.get(match[0], f"\\{match[0]}"), text)
-
-    @staticmethod
-    def math(text: str) -> str:
-        return f"${text}$"
-
-    @staticmethod
-    def link(text: str, target: str) -> str:
-        return text
-
-    @staticmethod
-    def sources(runs: list[RunRecord]) -> str:
-        return ""
-
-
-Style = type[Markdown] | type[Latex]
 
 
 def _grid(
@@ -301,18 +225,6 @@ def _ours(table: TableDefinition, row: TableRow, split: str, style: Style) -> st
     return f"{style.math(f'{ours.mean:.{table.digits}f}{interval}')}{star} (n={ours.n}{style.sources(row.chosen)})"
 
 
-def commits_of(runs: Sequence[RunRecord], digits: int = 7) -> list[str]:
-    """The commits of all sessions of the runs, in order, each with a star where the code may differ from it."""
-    sessions = [(run.commit, run.dirty) for run in runs]
-    sessions += [(session["commit"], session["dirty"]) for run in runs for session in run.earlier]
-    return sorted({(commit or "unknown")[:digits] + ("" if dirty is False else "*") for commit, dirty in sessions})
-
-
-def mark(run: RunRecord) -> str:
-    """A star where the code of a session may differ from its commit."""
-    return "*" if any(commit.endswith("*") for commit in commits_of([run])) else ""
-
-
 def _number(value: float | None, form: str, style: Style = Markdown) -> str:
     return DASH if value is None else style.math(format(value, form))
 
@@ -328,12 +240,6 @@ def _markdown_file(
         lines += ["", "## Runs", "", "Every finished run; those marked ✓ are in the table above.", ""]
         lines += markdown_table(_run_list(table, rows))
     return "\n".join(lines) + "\n"
-
-
-def markdown_table(grid: list[list[str]]) -> list[str]:
-    """The lines of a table whose first row is its header."""
-    header, *rows = ("| " + " | ".join(cells) + " |" for cells in grid)
-    return [header, "|" + " --- |" * len(grid[0]), *rows]
 
 
 def _run_list(table: TableDefinition, rows: list[TableRow]) -> list[list[str]]:
@@ -404,25 +310,3 @@ def _latex_file(table: TableDefinition, rows: list[TableRow], baselines: list[di
     if baselines:
         lines.insert(len(rows), r"\midrule")
     return latex_page(table, header, [r"\midrule", *lines], notes)
-
-
-def latex_page(table: TableDefinition, header: list[str], lines: list[str], notes: list[str]) -> str:
-    """A whole `table` environment."""
-    return "\n".join(
-        [
-            r"% needs \usepackage{booktabs}",
-            r"\begin{table}",
-            rf"\caption{{{Latex.escape(f'{table.title}. {table.caption.strip()}')}}}",
-            rf"\label{{tab:{table.name}}}",
-            r"\centering\footnotesize",
-            rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
-            r"\toprule",
-            " & ".join(header) + r" \\",
-            *lines,
-            r"\bottomrule",
-            r"\end{tabular}",
-            *[rf"\par {Latex.escape(note)}" for note in notes],
-            r"\end{table}",
-            "",
-        ]
-    )

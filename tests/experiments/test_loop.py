@@ -9,8 +9,7 @@ import pytest
 
 import train
 from plstm.experiments.config import plain_config, run_id, to_config
-from plstm.experiments.records import read_records
-from plstm.experiments.tables import commits_of, mark
+from plstm.experiments.records import commits_of, mark, read_records
 from plstm.training.interrupt import Interrupt
 from train import Training
 

@@ -13,7 +13,8 @@ from plstm.experiments.costs import experiment_cost
 from plstm.experiments.definitions import Reference, load_table
 from plstm.experiments.records import read_records, write_record
 from plstm.experiments.statistics import t_interval
-from plstm.experiments.tables import DASH, render_table, stale_files, table_rows, write_table
+from plstm.experiments.tables import render_table, stale_files, table_rows, write_table
+from plstm.experiments.typesetting import DASH
 
 from .conftest import ROOT, example_record
 
