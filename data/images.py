@@ -246,6 +246,7 @@ class _CorruptImages:
         self._names: set[str] = set()
 
     def report(self, corrupt: list[tuple[str, str]]) -> None:
+        """Warns once of each (name, why); raises UserError where there are too many in all."""
         for name, why in corrupt:
             if name not in self._names:
                 self._names.add(name)

@@ -48,6 +48,7 @@ from scripts.operators import draw_operator_inputs, gradient_step, quadtree_plst
 
 
 def benchmark_operator(options: argparse.Namespace) -> None:
+    """Times the operator's forms on each grid and structure, and writes the report."""
     rows = []
     shape = {"batch": options.batch, "heads": options.heads, "dim": options.dim}
     settings = {"dtype": "float32", "repeats": options.repeats, "load_average_at_start": os.getloadavg()[0], **shape}
@@ -80,6 +81,7 @@ def benchmark_operator(options: argparse.Namespace) -> None:
 
 
 def print_operator_rows(rows: list[dict]) -> None:
+    """Prints the table."""
     forms = ("ours", "quadtree", "scan")
     table = Table(title="pLSTM on a grid, forward and backward: ours / the paper's quad-tree / the plain scan")
     for column in ("grid", "structure", "median ms", "speedup", "compile s", "memory MiB"):

@@ -1,6 +1,6 @@
-"""What all figures share: colours, type, the canvas, and files that come out the same byte for byte.
+"""What all figures share: type, the canvas, a legend, and files that come out the same byte for byte.
 
-Colours are Okabe and Ito's, which readers with any colour vision tell apart; a model has the same one in every figure.
+Their colours are Okabe and Ito's, which readers with any colour vision tell apart.
 """
 
 from __future__ import annotations
@@ -16,16 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# By the model in the experiment's name: colour and line style.
-MODEL_STYLES = {
-    "plstm": ("#0072B2", "-"),
-    "plstm_no_posemb": ("#56B4E9", "-"),
-    "plstm_p_mode": ("#009E73", "-"),
-    "plstm_d_mode": ("#CC79A7", "-"),
-    "plstm_stm_bias": ("#E69F00", "-"),
-    "plstm_printed": ("#0072B2", (0, (4, 1.5))),
-    "vit": ("#D55E00", "-"),
-}
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 10,

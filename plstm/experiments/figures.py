@@ -13,7 +13,7 @@ import numpy as np
 from plstm.errors import UserError
 from plstm.experiments.baselines import read_baselines
 from plstm.experiments.definitions import TableDefinition
-from plstm.experiments.drawing import MODEL_STYLES, legend_below, new_figure, save, style
+from plstm.experiments.drawing import legend_below, new_figure, save, style
 from plstm.experiments.fold_figures import draw_cells
 from plstm.experiments.records import RunRecord, read_curve
 from plstm.experiments.statistics import Interval, t_interval
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# By the model in the experiment's name: colour and line style, the same in all curves.
+MODEL_STYLES = {
+    "plstm": ("#0072B2", "-"),
+    "plstm_no_posemb": ("#56B4E9", "-"),
+    "plstm_p_mode": ("#009E73", "-"),
+    "plstm_d_mode": ("#CC79A7", "-"),
+    "plstm_stm_bias": ("#E69F00", "-"),
+    "plstm_printed": ("#0072B2", (0, (4, 1.5))),
+    "vit": ("#D55E00", "-"),
+}
 FINE_TUNING_LINE = (0, (4, 1.5))
 OTHER_STYLES = [("#000000", style) for style in ("-", "--", "-.", ":")]
 RIGHT, WRONG = "#00735C", "#C04A00"
