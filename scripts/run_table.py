@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plstm.errors import UserError
-from plstm.experiments import execution, figures, sums, sweeps, tables
+from plstm.experiments import execution, figures, fold_tables, sums, sweeps, tables
 from plstm.experiments.definitions import TableDefinition, check_overrides, load_table
 from plstm.experiments.records import Hardware, RunRecord, read_records
 from scripts.measuring import positive, time_interleaved
@@ -82,7 +82,8 @@ def list_runs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
     records = read_records(arguments.results)
     started = sweeps.started_runs(table, arguments.runs)
     hardware = execution.query_hardware(ROOT) if any(record.table == table.name for record in records) else None
-    unfinished, costs = [], []
+    superfluous = fold_tables.superfluous_runs(table, records)
+    unfinished, costs, saved = [], [], 0
     matched, _ = sweeps.match_records(table, records)
     matched = [(run, record) for run, record in matched if is_wanted(table, run, arguments)]
     record_of = {run.key: record for run, record in matched}
@@ -91,6 +92,9 @@ def list_runs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
         left = tuple(run for run in job.runs if not record_of[run.key])
         if not left:
             state, cost = "finished", hours(sum(record.wall_seconds for record in done))
+        elif left[0].key in superfluous:
+            state, cost = "rejected", "not needed"  # another value was chosen
+            saved += len(left)
         else:
             state = "partial" if done or any(run.key in started for run in left) else "missing"
             own = [estimate(table, run, records, hardware, arguments.images_per_second) for run in left]
@@ -104,16 +108,25 @@ def list_runs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
             start = ["init_from=ID"]
         command = shlex.join(["python", "train.py", *job.overrides, *start, *arguments.overrides])
         print(f"{state:8}  {cost:>14}  {command}")
-    known = [cost for cost in costs if cost is not None]
-    total = f"{len(matched)} runs: {len(matched) - len(costs)} finished, {len(costs)} to run"
-    if known:
-        throughput = arguments.images_per_second
-        where = f"at {throughput:g} images/s of the first row's model" if throughput else "on this hardware"
-        total += f", about {hours(sum(known))} for {len(known)} of them {where}"
-    if len(known) < len(costs):
-        total += f", {len(costs) - len(known)} of unknown cost (no finished run to measure from)"
-    print(total, flush=True)
+    finished = len(matched) - len(costs) - saved
+    counts = [f"{finished} finished", *([f"{saved} not needed"] if saved else [])]
+    counts.append(describe_costs(costs, arguments.images_per_second))
+    print(f"{len(matched)} runs: {', '.join(counts)}", flush=True)
     return unfinished
+
+
+def describe_costs(costs: list[float | None], images_per_second: float | None) -> str:
+    """How many runs are left, and what those of known cost should take together (seconds each)."""
+    known = [cost for cost in costs if cost is not None]
+    words = f"{len(costs)} to run"
+    if known:
+        words += f", about {hours(sum(known))} for {len(known)} of them "
+        words += (
+            f"at {images_per_second:g} images/s of the first row's model" if images_per_second else "on this hardware"
+        )
+    if len(known) < len(costs):
+        words += f", {len(costs) - len(known)} of unknown cost (no finished run to measure from)"
+    return words
 
 
 def is_wanted(table: TableDefinition, run: sweeps.PlannedRun, arguments: argparse.Namespace) -> bool:
@@ -177,7 +190,11 @@ def main() -> int:
     def overrides(job: sweeps.Job) -> list[str]:
         return [*sweeps.initial_override(table, job.runs[0], read_records(arguments.results)), *arguments.overrides]
 
-    failures = execution.execute(unfinished[: arguments.max_runs], overrides, ROOT, after_job, arguments.processes)
+    def is_needed(job: sweeps.Job) -> bool:
+        return job.runs[0].key not in fold_tables.superfluous_runs(table, read_records(arguments.results))
+
+    work = unfinished[: arguments.max_runs]
+    failures = execution.execute(work, overrides, ROOT, after_job, arguments.processes, is_needed)
     text = (arguments.results / "tables" / f"{table.name}.md").read_text()
     print(text.partition("\n## ")[0], f"\npictures of each run: {arguments.runs}/*/figures", flush=True)
     if failures:

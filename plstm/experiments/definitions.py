@@ -36,11 +36,13 @@ class Row:
 class Folds:
     """What makes a table one of cross-validations, `plstm.experiments.fold_tables`: two of its swept keys.
 
-    `fold` tells the runs of a cross-validation apart; `over` has the values that are the table's columns.
+    `fold` tells the runs of a cross-validation apart; `over` has the values that are the table's columns. With
+    `choose_once` other seeds run only the chosen value of `select.over`, once one seed is whole with every value.
     """
 
     fold: str = MISSING
     over: str = MISSING
+    choose_once: bool = False
 
 
 @dataclass

@@ -25,6 +25,7 @@ def execute(
     root: Path,
     after_job: Callable[[Job], None],
     processes: int = 1,
+    is_needed: Callable[[Job], bool] = lambda job: True,
 ) -> list[str]:
     """Start jobs in order, each a process in `root` with its output on ours, so many at a time.
 
@@ -34,6 +35,7 @@ def execute(
         root: the folder of `train.py`.
         after_job: called after every job that exits with status 0; its UserError counts as that job's failure.
         processes: how many jobs run side by side; more than one compute with one thread each.
+        is_needed: asked before a job starts, for what others have found meanwhile; where not, it is left out.
 
     Returns:
         One line a failed job; a failure does not stop the others. KeyboardInterrupt is handed to the running processes
@@ -47,6 +49,9 @@ def execute(
             while waiting and len(running) < processes:
                 number, job = waiting.pop(0)
                 with _noting(failures, job):
+                    if not is_needed(job):
+                        print(f"run {number}/{len(work)}: no longer needed: {' '.join(job.overrides)}", flush=True)
+                        continue
                     command = [sys.executable, "train.py", *job.overrides, *overrides(job)]
                     print(f"run {number}/{len(work)}: {shlex.join(['python', *command[1:]])}", flush=True)
                     # A process group of its own: the terminal's Ctrl-C reaches only this process, which hands it on.

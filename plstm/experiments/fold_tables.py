@@ -18,7 +18,7 @@ from plstm.experiments.baselines import read_baselines
 from plstm.experiments.definitions import Row, TableDefinition
 from plstm.experiments.records import RunRecord, commits_of, mark, read_collection, record_path
 from plstm.experiments.statistics import Interval, t_interval
-from plstm.experiments.sweeps import match_records
+from plstm.experiments.sweeps import match_records, planned_runs
 from plstm.experiments.typesetting import DASH, Latex, Markdown, Style, latex_page, markdown_table
 
 Accuracy = Callable[[RunRecord], float]
@@ -100,6 +100,21 @@ def _common_seeds(group: Sequence[Cell]) -> set[int]:
     """The seeds that all cells of a row and column have, but for those without any."""
     seeds = [set(cell.seeds) for cell in group if cell.seeds]
     return set.intersection(*seeds) if seeds else set()
+
+
+def superfluous_runs(table: TableDefinition, records: Sequence[RunRecord]) -> set[tuple]:
+    """The `PlannedRun.key` of the runs that `folds.choose_once` saves: those of cells not chosen, where one is."""
+    if not (table.folds and table.folds.choose_once):
+        return set()
+    cells, _ = find_cells(table, records)
+    rejected = set()
+    for chosen in choose(table, cells):
+        group = _group_of(chosen, cells)
+        if all(cell.seeds for cell in group) and _common_seeds(group):
+            rejected |= {(cell.row.experiment, cell.column, cell.chosen_value) for cell in group if cell is not chosen}
+    over, value = table.folds.over, table.select.over
+    runs = planned_runs(table)
+    return {run.key for run in runs if (run.row.experiment, run.values[over], run.values[value]) in rejected}
 
 
 def _group_of(cell: Cell, cells: Iterable[Cell]) -> list[Cell]:

@@ -3,6 +3,8 @@
 import dataclasses
 import hashlib
 import math
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -97,6 +99,12 @@ def add(tmp_path):
         return record
 
     return write
+
+
+def run_table(*arguments):
+    """`scripts/run_table.py` with these arguments, run to its end."""
+    command = [sys.executable, "scripts/run_table.py", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def svg_texts(path):

@@ -15,14 +15,14 @@ from plstm.errors import UserError
 from plstm.experiments import execution, sweeps
 from plstm.experiments.definitions import load_table
 from plstm.experiments.figures import draw_table
-from plstm.experiments.fold_tables import at_best, at_last, choose, describe_folds, find_cells
+from plstm.experiments.fold_tables import at_best, at_last, choose, describe_folds, find_cells, superfluous_runs
 from plstm.experiments.records import CurvePoint, read_collection, read_curve, read_records, write_record
 from plstm.experiments.statistics import t_interval
 from plstm.experiments.sweeps import planned_runs
 from plstm.experiments.tables import render_table, stale_files, write_table
 from scripts.majority_baselines import majority_accuracy
 
-from .conftest import HARDWARE, ROOT, example_record, svg_texts
+from .conftest import HARDWARE, ROOT, example_record, run_table, svg_texts
 
 TABLES = ROOT / "configs/tables"
 
@@ -146,6 +146,31 @@ def test_layers_are_compared_on_the_seeds_that_both_have(table, tmp_path):
     text = write_table(table, read_records(tmp_path), tmp_path)[0].read_text()
     (note,) = [line for line in text.splitlines() if "chosen by fewer seeds" in line]
     assert note.endswith("those that both depths have: GAT on MUTAG: 0 of 1; GCN on MUTAG: 1 of 2.")
+
+
+def test_one_seed_chooses_the_layers_that_the_others_run(table, tmp_path):
+    write_cell(table, tmp_path, "graphs/gin", val=0.80)
+    write_cell(table, tmp_path, "graphs/gin", "MUTAG", 8, 43, val=0.81, count=9)
+    write_cell(table, tmp_path, "graphs/gat", "MUTAG", 4, 43)
+    write_cell(table, tmp_path, "graphs/gat", "MUTAG", 8, 44)
+    assert superfluous_runs(table, read_records(tmp_path)) == set()
+    write_cell(table, tmp_path, "graphs/gin", "MUTAG", 8, 43, val=0.81)
+    found = superfluous_runs(table, read_records(tmp_path))
+    cells = [cell_of(table, "graphs/gin", "MUTAG", 4, seed) for seed in (43, 44, 45)]
+    assert found == {run.key for cell in cells for run in cell}
+    every = dataclasses.replace(table, folds=dataclasses.replace(table.folds, choose_once=False))
+    assert superfluous_runs(every, read_records(tmp_path)) == set()
+    assert superfluous_runs(load_table(TABLES / "arrow.yaml"), []) == set()
+
+
+def test_a_dry_run_names_what_is_not_needed(table, tmp_path):
+    write_cell(table, tmp_path, "graphs/gin")
+    write_cell(table, tmp_path, "graphs/gin", "MUTAG", 8, val=0.81)
+    done = run_table("graphs", "--dry-run", "--columns", "MUTAG", "--results", tmp_path, "--runs", tmp_path)
+    *lines, total = done.stdout.splitlines()
+    rejected = [line.split()[7:9] for line in lines if line.startswith("rejected")]
+    assert rejected == [["seed=44", "model.depth=4"], ["seed=45", "model.depth=4"]], done
+    assert total.startswith("480 runs: 20 finished, 20 not needed, 440 to run, 440 of unknown cost")
 
 
 def test_the_table_says_what_is_there_and_what_is_not(table, tmp_path):
@@ -277,6 +302,17 @@ def test_cross_validations_run_side_by_side_a_thread_each(table, tmp_path):
     ]
     assert sorted(job.runs[0].row.name for job in done) == ["GAT", "GIN"]
     assert (tmp_path / "graphs-gat").read_text() == "1"
+
+
+def test_a_job_that_is_no_longer_needed_is_left_out(table, tmp_path, capsys):
+    (tmp_path / "train.py").write_text("import sys; open('started', 'a').write(sys.argv[1] + ' ')")
+    runs = [cell_of(table, f"graphs/{name}")[0] for name in ("gat", "gcn", "gin")]
+    done = []
+    rejects_gcn = lambda job: "gat" not in str(done) or job.runs[0].row.name != "GCN"  # noqa: E731
+    work = sweeps.jobs(table, runs)
+    assert execution.execute(work, lambda job: [], tmp_path, done.append, is_needed=rejects_gcn) == []
+    assert (tmp_path / "started").read_text() == "experiment=graphs/gat experiment=graphs/gin "
+    assert "run 2/3: no longer needed: experiment=graphs/gcn" in capsys.readouterr().out
 
 
 def test_the_majority_of_each_fold_s_training_graphs():

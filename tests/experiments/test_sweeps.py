@@ -13,14 +13,9 @@ from plstm.experiments.costs import experiment_cost
 from plstm.experiments.definitions import load_table, load_tables
 from plstm.experiments.sweeps import planned_runs
 
-from .conftest import HARDWARE, ROOT, example_record
+from .conftest import HARDWARE, ROOT, example_record, run_table
 
 TABLES = ROOT / "configs/tables"
-
-
-def run_table(*arguments):
-    command = [sys.executable, "scripts/run_table.py", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def test_every_table_loads_and_names_a_figure():
