@@ -9,6 +9,7 @@
     python scripts/benchmark.py compile                               # compilation against the depth
     python scripts/benchmark.py memory                                # planned memory, with and without model.remat
     python scripts/benchmark.py data                                  # views a second and core of each ImageNet recipe
+    python scripts/benchmark.py allocator                             # freed memory kept, and given back to the system
     python scripts/benchmark.py run                                   # whole runs of train.py, start and end included
     python scripts/benchmark.py tune                                  # what method="auto" takes: plstm/ops/tuned.py
     python scripts/benchmark.py graphs --sets MUTAG NCI1              # epochs of the graph models; sets in $PLSTM_DATA
@@ -34,7 +35,9 @@ from rich.console import Console
 from rich.table import Table
 
 from plstm.ops.grid import METHODS, STRUCTURES, plstm2d
+from plstm.training.memory import keep_freed_memory
 from scripts import (
+    benchmark_allocator,
     benchmark_cost,
     benchmark_data,
     benchmark_graphs,
@@ -111,6 +114,7 @@ def parse_arguments() -> argparse.Namespace:
     operator.add_argument("--out", type=Path, help="default results/benchmarks/operator-<backend>.json")
     operator.set_defaults(run=benchmark_operator)
     benchmark_lots.add_subject(subjects)
+    benchmark_allocator.add_subject(subjects)
     benchmark_model.add_subject(subjects)
     benchmark_cost.add_subjects(subjects)
     benchmark_data.add_subject(subjects)
@@ -122,6 +126,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
+    keep_freed_memory()  # as train.py does
     options.run(options)
 
 

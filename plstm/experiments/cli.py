@@ -24,6 +24,7 @@ from plstm.errors import UserError
 from plstm.experiments.config import Config, EvalConfig, run_id, task_schema
 from plstm.experiments.initial import initial_id
 from plstm.tasks import TASKS
+from plstm.training.memory import keep_freed_memory
 
 EXIT_BAD_INPUT = 2
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -59,6 +60,7 @@ def task(schema: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[Dict
         def run(node: DictConfig) -> Any:
             if jax.config.jax_compilation_cache_dir is None:  # a resumed or repeated run starts without compiling again
                 jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/plstm/jax").expanduser()))
+            keep_freed_memory()
             try:
                 return function(node)
             except UserError as error:

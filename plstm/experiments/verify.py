@@ -190,6 +190,7 @@ RATIOS = (
     ("speedup", "quadtree", "ours", "median_seconds"),
     ("speedup_over_scan", "scan", "ours", "median_seconds"),
     ("speedup", "at_once", "in_lots", "median_seconds"),
+    ("speedup", "given_back", "kept", "median_seconds"),
     ("ratio", "pLSTM", "ViT", "median_seconds"),
     ("time_ratio", "recomputed", "kept", "median_seconds"),
     ("memory_ratio", "recomputed", "kept", "memory_bytes"),

@@ -1,13 +1,38 @@
-"""A device or a host without room for a run: one line that says what was tried and what to change."""
+"""Memory of a run: the host's is kept between steps, and want of it becomes one line that says what to change."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 
 import jax
 
 from plstm.errors import UserError
+
+# Of glibc's malloc.h: no memory is mapped by itself, all threads share one heap, its end is never given back, and it
+# grows by 64 MiB at least.
+MALLOC_OPTIONS = {"M_MMAP_MAX": (-4, 0), "M_ARENA_MAX": (-8, 1), "M_TRIM_THRESHOLD": (-1, -1), "M_TOP_PAD": (-2, 2**26)}
+
+
+def keep_freed_memory() -> bool:
+    """Has malloc keep what is freed for what is allocated next, and returns whether it does.
+
+    On CPUs a training step allocates its temporaries, up to gigabytes, and frees them again; where the system takes
+    them back it must clear fresh pages for the next step, a tenth to a third of the step's time. Call it before threads
+    start. Nothing changes without glibc, beside an accelerator, whose runtime keeps its own memory, and where the
+    environment sets malloc's ways (MALLOC_... or mmap_max in GLIBC_TUNABLES).
+    """
+    told = any(name.startswith("MALLOC_") for name in os.environ) or "mmap_max" in os.environ.get("GLIBC_TUNABLES", "")
+    if told or entry_points(group="jax_plugins"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return all([mallopt(option, value) for option, value in MALLOC_OPTIONS.values()])
 
 
 @contextlib.contextmanager

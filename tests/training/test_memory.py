@@ -1,0 +1,75 @@
+"""Whether freed memory stays with the process: counted in pages that the system had to clear."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plstm.training import memory
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import resource, sys, threading
+import jax, jax.numpy as jnp
+import numpy as np
+from plstm.training.memory import keep_freed_memory
+
+kept = keep_freed_memory() if "keep" in sys.argv else None
+counts = []
+
+def work():  # what threads other than the first allocate stays, too
+    np.ones(2**24).sum()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        np.ones(2**24).sum()  # 128 MiB
+    counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+assert float(jnp.ones(8).sum()) == 8  # JAX has started its own threads
+for thread in [threading.Thread(target=work) for _ in range(2)]:
+    thread.start()
+    thread.join()
+print(kept, *counts)
+"""
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc's options are glibc's")
+
+
+def count_faults(*arguments: str, **environment: str) -> tuple[str, list[int]]:
+    """What `keep_freed_memory` returned, and the page faults of eight arrays in each of two threads."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=plain | environment, capture_output=True, text=True, check=True)
+    kept, *counts = done.stdout.split()
+    return kept, [int(count) for count in counts]
+
+
+@glibc
+def test_freed_memory_is_used_again():
+    given_back = count_faults()[1]
+    kept, faults = count_faults("keep")
+    assert kept == "True"
+    assert max(faults) < min(given_back) / 10, (faults, given_back)
+
+
+def test_the_environment_s_own_settings_stand(monkeypatch):
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: pytest.fail("malloc was touched"))
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    assert not memory.keep_freed_memory()
+    monkeypatch.delenv("MALLOC_ARENA_MAX")
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=9")
+    assert not memory.keep_freed_memory()
+
+
+def test_beside_an_accelerator_and_without_glibc_nothing_changes(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())  # a C library without mallopt
+    monkeypatch.setattr(memory, "entry_points", lambda group: ())
+    assert not memory.keep_freed_memory()
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: pytest.fail("malloc was touched"))
+    monkeypatch.setattr(memory, "entry_points", lambda group: ("cuda12",))
+    assert not memory.keep_freed_memory()
