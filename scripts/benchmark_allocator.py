@@ -39,7 +39,7 @@ def add_subject(subjects) -> None:
     parser.add_argument("--sets", nargs="*", default=[], help="epochs of the graph pLSTM on these sets (default none)")
     parser.add_argument("--steps", type=positive, default=12, help="steps, or epochs, a process (default 12)")
     parser.add_argument("--rounds", type=positive, default=3, help="processes of each kind (default 3)")
-    parser.add_argument("--out", type=Path, help="default results/benchmarks/allocator.json")
+    parser.add_argument("--out", type=Path, help="default results/benchmarks/allocator-cpu.json")
     parser.set_defaults(run=benchmark_allocator)
 
 
@@ -56,7 +56,7 @@ def benchmark_allocator(options: argparse.Namespace) -> None:
             row |= {name: summarise(found[keep]) for name, keep in (("kept", True), ("given_back", False))}
             rows.append(row | {"speedup": row["given_back"]["median_seconds"] / row["kept"]["median_seconds"]})
     print_rows(rows)
-    path = options.out or ROOT / "results/benchmarks/allocator.json"
+    path = options.out or ROOT / "results/benchmarks/allocator-cpu.json"
     write_report(path, {"steps": options.steps, "rounds": options.rounds, "load_average_at_start": load}, rows)
     print(f"Written to {path}")
 
