@@ -34,7 +34,7 @@ from plstm.training.checkpoints import Checkpoints
 from plstm.training.environment import describe_environment
 from plstm.training.evaluation import describe, evaluate
 from plstm.training.interrupt import Interrupt
-from plstm.training.memory import memory_errors
+from plstm.training.memory import forget_programs_near_limit, memory_errors
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer, epoch_schedule, learning_rate_schedule
 from plstm.training.processes import Votes, check_agreement, from_main, is_main, start_processes
@@ -285,6 +285,7 @@ class Training:
         if self.is_best(found):
             self.info["best"] = {"step": self.step, **found}
         self.info["evaluated"] = self.step
+        forget_programs_near_limit()
         self.window.restart_clock()
         return found
 

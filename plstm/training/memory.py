@@ -1,4 +1,4 @@
-"""Memory of a run: the host's is kept between steps, and want of it becomes one line that says what to change."""
+"""The host's memory: kept between steps, its mappings watched, want of it told in one line with what to change."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import jax
 
@@ -15,6 +16,8 @@ from plstm.errors import UserError
 # Of glibc's malloc.h: no memory is mapped by itself, all threads share one heap, its end is never given back, and it
 # grows by 64 MiB at least.
 MALLOC_OPTIONS = {"M_MMAP_MAX": (-4, 0), "M_ARENA_MAX": (-8, 1), "M_TRIM_THRESHOLD": (-1, -1), "M_TOP_PAD": (-2, 2**26)}
+MAPPINGS, MOST_MAPPINGS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
+FULL = 0.8  # of the mappings that Linux allows; what is compiled until the next look must fit into the rest
 
 
 def keep_freed_memory() -> bool:
@@ -33,6 +36,23 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     return all([mallopt(option, value) for option, value in MALLOC_OPTIONS.values()])
+
+
+def forget_programs_near_limit() -> bool:
+    """Drops all compiled programs if the process has nearly as many mappings as Linux allows; returns whether it did.
+
+    XLA maps every kernel of a CPU program by itself, a thousand mappings for the graph pLSTM, and the process aborts
+    beyond vm.max_map_count (65,530). A run whose batches have dozens of sizes comes near that. What is needed again is
+    traced again and read from the compilation cache.
+    """
+    try:
+        used, most = MAPPINGS.read_bytes().count(b"\n"), int(MOST_MAPPINGS.read_text())
+    except (OSError, ValueError):  # another system
+        return False
+    if used < FULL * most:
+        return False
+    jax.clear_caches()
+    return True
 
 
 @contextlib.contextmanager

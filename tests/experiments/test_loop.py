@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 import train
 from plstm.experiments.config import plain_config, run_id, to_config
 from plstm.experiments.records import commits_of, mark, read_records
+from plstm.training import memory
 from plstm.training.interrupt import Interrupt
 from train import Training
 
@@ -61,3 +63,20 @@ def test_the_host_reads_from_the_device_at_log_points_only(start, monkeypatch):
     training.tracker.finish(1)
     assert training.steps >= 12
     assert set(reads) == {*range(5, training.steps, 5), training.steps}
+
+
+def test_forgetting_programs_changes_no_digit(start, tmp_path, monkeypatch):
+    few = tmp_path / "max_map_count"
+    few.write_text("1")
+    lines = []
+    for limit in (memory.MOST_MAPPINGS, few):
+        monkeypatch.setattr(memory, "MOST_MAPPINGS", limit)
+        training = start()
+        training.eval_every = 4
+        with Interrupt() as interrupt:
+            training.run_loop(interrupt)
+        training.checkpoints.close()
+        found = training.metrics.lines()
+        lines.append([{name: line[name] for name in line if name != "images_per_second"} for line in found])
+        shutil.rmtree(tmp_path / "runs")
+    assert lines[0] == lines[1] and len(lines[0]) > 6

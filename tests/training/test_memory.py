@@ -1,4 +1,4 @@
-"""Whether freed memory stays with the process: counted in pages that the system had to clear."""
+"""Whether freed memory stays with the process, counted in pages that the system had to clear; a process's mappings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from plstm.training import memory
@@ -73,3 +75,21 @@ def test_beside_an_accelerator_and_without_glibc_nothing_changes(monkeypatch):
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: pytest.fail("malloc was touched"))
     monkeypatch.setattr(memory, "entry_points", lambda group: ("cuda12",))
     assert not memory.keep_freed_memory()
+
+
+def test_programs_are_forgotten_near_the_limit_of_mappings_alone(tmp_path, monkeypatch):
+    traced = []
+    double = jax.jit(lambda x: traced.append(x.shape) or 2 * x)
+    for name, count in (("MAPPINGS", 79), ("MOST_MAPPINGS", 100)):
+        path = tmp_path / name
+        path.write_text("a line\n" * count if name == "MAPPINGS" else f"{count}\n")
+        monkeypatch.setattr(memory, name, path)
+    double(jnp.ones(3))
+    assert not memory.forget_programs_near_limit()
+    double(jnp.ones(3))
+    assert len(traced) == 1
+    (tmp_path / "MAPPINGS").write_text("a line\n" * 80)
+    assert memory.forget_programs_near_limit()
+    assert double(jnp.ones(3)).tolist() == [2, 2, 2] and len(traced) == 2
+    monkeypatch.setattr(memory, "MAPPINGS", tmp_path / "nothing")  # as on other systems
+    assert not memory.forget_programs_near_limit()
