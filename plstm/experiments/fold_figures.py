@@ -28,7 +28,7 @@ def draw_cells(table: TableDefinition, records: Sequence[RunRecord], results_dir
     Returns:
         `figures/<name>-accuracies.png` and `.svg`; nothing is drawn, and the list is empty, without a whole seed.
     """
-    from matplotlib.ticker import MultipleLocator
+    from matplotlib.ticker import MaxNLocator
 
     cells = [cell for cell in choose(table, find_cells(table, records)[0]) if cell.seeds]
     if not cells:
@@ -47,7 +47,7 @@ def draw_cells(table: TableDefinition, records: Sequence[RunRecord], results_dir
                 if column in entry:
                     axis.axvline(entry[column], color="0.45", lw=0.9, ls=(0, (6, 3)), label=entry["name"], zorder=0)
             axis.set(title=title, xlabel="Test accuracy")
-            axis.xaxis.set_major_locator(MultipleLocator(0.05))
+            axis.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
             axis.grid(color="0.92", lw=0.7)
         axes[0].set_yticks(range(len(names)), names)
         axes[0].invert_yaxis()
