@@ -22,7 +22,7 @@ import types
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, NamedTuple, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from plstm.errors import UserError
 
@@ -47,6 +47,7 @@ class Session(TypedDict):
     dirty: bool | None
     versions: dict[str, str | None]
     hardware: Hardware
+    xla_flags: NotRequired[str | None]  # not in records of older versions
 
 
 class SplitMetrics(TypedDict):
@@ -87,8 +88,9 @@ class RunRecord:
 
     `id` is 12 hexadecimal digits, a hash of the resolved `config`. `table` and `row` name the place the run was made
     for, None for a run outside every table. `commit` and `dirty` are None where git did not know them. `wall_seconds`
-    adds up all sessions of the run; `flops_per_image` counts one forward pass. `commit`, `dirty`, `versions` and
-    `hardware` are those of the last session; where a resumed run had others before, they are in `earlier`.
+    adds up all sessions of the run; `flops_per_image` counts one forward pass. `commit`, `dirty`, `versions`,
+    `hardware` and `xla_flags` are those of the last session; where a resumed run had others before, they are in
+    `earlier`. The last two fields are younger than some records, which read as if they had the defaults.
     """
 
     id: str
@@ -113,6 +115,7 @@ class RunRecord:
     parameters: int
     flops_per_image: float | None
     metrics: Metrics
+    xla_flags: str | None = None
     earlier: list[Session] = dataclasses.field(default_factory=list)
 
     def config_value(self, key: str) -> Any:
@@ -335,7 +338,8 @@ def check_type(value: Any, kind: Any, where: str) -> None:
     Args:
         value: what was read.
         kind: str, bool, int, float (an integer will do, a non-finite number will not), Any, one of these or None,
-            list[...], dict[str, ...], a TypedDict or a dataclass; the last two allow neither missing nor unknown keys.
+            list[...], dict[str, ...], a TypedDict or a dataclass; in the last two a key may be missing where it is
+            NotRequired or has a default, and none may be unknown.
         where: the file and the dotted field, for the message.
     """
     origin, args = get_origin(kind), get_args(kind)
@@ -343,7 +347,7 @@ def check_type(value: Any, kind: Any, where: str) -> None:
         if value is not None:
             check_type(value, next(arg for arg in args if arg is not types.NoneType), where)
     elif is_typeddict(kind) or dataclasses.is_dataclass(kind):
-        _check_keys(value, get_type_hints(kind), where)
+        _check_keys(value, kind, where)
     elif origin in (dict, list):
         if not isinstance(value, origin):
             raise UserError(f"{where} must be a {origin.__name__}, not {value!r}")
@@ -356,14 +360,22 @@ def check_type(value: Any, kind: Any, where: str) -> None:
         raise UserError(f"{where} must be of type {kind.__name__}, not {value!r}")
 
 
-def _check_keys(value: Any, hints: dict[str, Any], where: str) -> None:
+def _check_keys(value: Any, kind: Any, where: str) -> None:
     if not isinstance(value, dict):
         raise UserError(f"{where} must be an object, not {value!r}")
-    for problem, keys in (("unknown", value.keys() - hints.keys()), ("missing", hints.keys() - value.keys())):
+    hints = get_type_hints(kind)
+    for problem, keys in (("unknown", value.keys() - hints.keys()), ("missing", _required(kind) - value.keys())):
         if keys:
             raise UserError(f"{_join(where, min(keys))} is {problem}")
-    for key, kind in hints.items():
-        check_type(value[key], kind, _join(where, key))
+    for key, item in value.items():
+        check_type(item, hints[key], _join(where, key))
+
+
+def _required(kind: Any) -> set[str]:
+    if is_typeddict(kind):
+        return set(kind.__required_keys__)
+    none = dataclasses.MISSING
+    return {field.name for field in dataclasses.fields(kind) if field.default is none and field.default_factory is none}
 
 
 def _join(where: str, key: object) -> str:
@@ -372,8 +384,6 @@ def _join(where: str, key: object) -> str:
 
 def _check_record(fields: Any, path: str) -> None:
     """Types by the schema, then what types cannot say."""
-    if isinstance(fields, dict):
-        fields.setdefault("earlier", [])  # records of older versions have none
     check_type(fields, RunRecord, path)
     if not re.fullmatch(r"[0-9a-f]{12}", fields["id"]):
         raise UserError(f"{path}: field id is {fields['id']!r}; it must be 12 hexadecimal digits and the file's name")

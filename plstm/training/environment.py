@@ -1,4 +1,7 @@
-"""What a run was made with: commit, versions and hardware. Never the process environment, which holds secrets."""
+"""What a run was made with: commit, versions, hardware, XLA's flags.
+
+Of the process environment nothing but XLA_FLAGS, for it holds secrets.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,18 @@ def describe_environment(repo_root: str | Path) -> dict:
       repo_root: the clone the run was started from.
 
     Returns:
-      {"commit": str | None, "dirty": bool | None, "versions": {name: str | None}, "hardware": {...}}.
+      {"commit": str | None, "dirty": bool | None, "versions": {name: str | None}, "hardware": {...},
+      "xla_flags": str | None}.
       `commit` and `dirty` are None where `repo_root` is not the top of a git clone or git does not answer.
       `dirty` says that the code differs from the commit: a file under `CODE_PATHS` is changed, gone, or new and
       not ignored. Results and run outputs lie elsewhere and leave it False.
       `hardware` holds JAX's platform, device_kind and device_count (over all processes), the cpu_model and
-      cpu_cores, the number of cores this process may use.
+      cpu_cores, the number of cores this process may use. `xla_flags` is the variable XLA_FLAGS, None where it is
+      not set: the number of threads in it, for one, changes the last digits of sums.
     """
     commit, dirty = _describe_commit(Path(repo_root).resolve())
-    return {"commit": commit, "dirty": dirty, "versions": _versions(), "hardware": _hardware()}
+    made = {"commit": commit, "dirty": dirty, "versions": _versions(), "hardware": _hardware()}
+    return {**made, "xla_flags": os.environ.get("XLA_FLAGS")}
 
 
 def _describe_commit(root: Path) -> tuple[str | None, bool | None]:

@@ -154,25 +154,8 @@ class Tracker:
             project=project,
             entity=entity,
         )
-        lines = list(lines)
-
-        def connect():
-            for attempt in ("online", "offline") if mode == "online" else ("offline",):
-                try:
-                    run = _start_client(mode=attempt, **arguments)
-                except Exception as error:
-                    _give_up(f"could not start {attempt}", error)
-                    continue
-                if attempt == "offline":
-                    parts = Path(directory) / "wandb" / "offline-run-"
-                    _say(f"offline; upload with: wandb sync {shlex.quote(str(parts))}*-{run_id}")
-                for line in lines:
-                    if line["step"] >= run.step:  # the next step that a run continued online has not
-                        run.log(row_of(line), step=line["step"])
-                return run
-            return None
-
-        return cls(connect if mode != "disabled" else None)
+        modes, lines = ("online", "offline") if mode == "online" else (mode,), list(lines)
+        return cls(None if mode == "disabled" else lambda: _connect(modes, lines, arguments))
 
     def log(self, line: Mapping) -> None:
         """Logs a line of `metrics.jsonl`; steps must not go back, the client drops those that do."""
@@ -257,6 +240,24 @@ def _is_logged_in() -> bool:
         return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
         return False
+
+
+def _connect(modes: Iterable[str], lines: list[Mapping], arguments: dict):
+    """The client's run in the first mode that starts, with those of the lines that it lacks; None where none starts."""
+    for mode in modes:
+        try:
+            run = _start_client(mode=mode, **arguments)
+        except Exception as error:
+            _give_up(f"could not start {mode}", error)
+            continue
+        if mode == "offline":
+            parts = Path(arguments["dir"]) / "wandb" / "offline-run-"
+            _say(f"offline; upload with: wandb sync {shlex.quote(str(parts))}*-{arguments['id']}")
+        for line in lines:
+            if line["step"] >= run.step:  # the next step that a run continued online has not
+                run.log(row_of(line), step=line["step"])
+        return run
+    return None
 
 
 def _start_client(**arguments):

@@ -71,11 +71,13 @@ def test_without_git_there_is_no_commit(clone, monkeypatch):
 
 def test_versions_and_hardware_are_json_without_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("PLANTED_TOKEN", "planted-secret-value")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
     described = describe_environment(tmp_path)
     text = json.dumps(described)
     assert "PLANTED_TOKEN" not in text and "planted-secret-value" not in text
     assert described["versions"]["plstm"] == plstm.__version__
     assert None not in described["versions"].values()
+    assert described["xla_flags"] == "--xla_cpu_multi_thread_eigen=false"
     hardware = described["hardware"]
     assert hardware["platform"] == "cpu" and hardware["device_count"] >= 1 and hardware["device_kind"]
     assert hardware["cpu_cores"] >= 1 and hardware["cpu_model"]
