@@ -89,8 +89,9 @@ def train(config: Config, interrupt: Interrupt) -> tuple[Training | None, int | 
             signal_number = training.run_loop(interrupt)
             training.checkpoints.close()  # who finds the record must find the checkpoint
             if signal_number is None:
+                weights = training.whole_weights()  # of all processes together, so before one of them may leave
                 interrupt.leave_at_once(f"at step {training.step:,}, saved; the same command goes on")
-                training.finish()
+                training.finish(weights)
         finally:
             training.tracker.finish(SECONDS_TO_LEAVE)  # where the run ends before its end
     return training, signal_number
@@ -187,7 +188,7 @@ class Training:
         self.start = self.step = int(self.state.step)
         self.window = Window(self.info["window"])
         self.metrics = MetricsWriter(self.folder / "metrics.jsonl", enabled=is_main())
-        self.metrics.truncate_after(self.start)
+        self.metrics.truncate_after(self.start, self.info["evaluated"])
 
     def show_banner(self) -> None:
         """Prints what is about to run."""
@@ -320,10 +321,13 @@ class Training:
             )
 
     # ------------------------------------------------------------------ the end
-    def finish(self) -> None:
-        """Writes the run's record and curve to the results."""
+    def whole_weights(self) -> nnx.State:
+        """The weights on the host."""
+        return jax.device_get(self.layout.local(self.state.weights))
+
+    def finish(self, weights: nnx.State) -> None:
+        """Writes the run's record and curve to the results, and pictures by the weights."""
         config, final = self.config, self.info["final"]
-        weights = jax.device_get(self.layout.local(self.state.weights))
         if not is_main():
             return
         curve = curve_of(self.metrics.path)

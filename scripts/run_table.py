@@ -48,14 +48,16 @@ def parse_arguments() -> argparse.Namespace:
         metavar="BATCH",
         help="with --dry-run: time training steps of the first row's model on BATCH images, and estimate by that",
     )
-    parser.add_argument("--max-runs", type=int, help="start at most this many runs, or cross-validations")
-    parser.add_argument("--processes", type=int, default=1, help="how many run side by side (1)")
+    parser.add_argument("--max-runs", type=positive, help="start at most this many runs, or cross-validations")
+    parser.add_argument("--processes", type=positive, default=1, help="how many run side by side (1)")
     parser.add_argument("--columns", metavar="A,B", help="of a table of cross-validations: only these (all)")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records, tables and figures")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of unfinished runs")
     arguments = parser.parse_intermixed_args()
     if arguments.measure and not arguments.dry_run:
         parser.error("--measure goes with --dry-run: this process would hold on to the devices")
+    if arguments.images_per_second is not None and not arguments.images_per_second > 0:
+        parser.error("argument --images-per-second: must be above 0")
     for key, path in (("results", arguments.results), ("runs", arguments.runs)):
         if path != ROOT / key:
             arguments.overrides.append(f"paths.{key}={path.resolve()}")

@@ -83,6 +83,7 @@ def run_entry(main: Callable[[], Any], schema: type) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through, so that they are worded here
     if any(word.startswith("--experimental-rerun") for word in sys.argv[1:]):
         _fail("--experimental-rerun: reads a pickle, which can run anything; type the run's command again instead")
+    sys.argv[1:] = [quote_ids(word) for word in sys.argv[1:]]
     try:
         check_overrides([word for word in sys.argv[1:] if "=" in word or word.startswith("~")])
         main()
@@ -107,6 +108,13 @@ def uncomposable(error: Exception, words: list[str]) -> str:
 
 def _frames(error: Exception) -> list[Any]:
     return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+def quote_ids(word: str) -> str:
+    """An override of `run` or `init_from` with quotes around ids that Hydra would take for numbers, such as 12e456."""
+    if not word.startswith(("run=", "init_from=")):
+        return word
+    return re.sub(r"(?<=[=,])\d+e\d+(?=,|$)", r'"\g<0>"', word)
 
 
 def check_overrides(overrides: list[str]) -> None:

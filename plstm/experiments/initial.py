@@ -57,6 +57,8 @@ class Initial:
         if config.init_checkpoint == "best" and not self.config.loop.keeps_best:
             raise UserError(f"init_checkpoint=best: {self.folder} kept none ({self.config.loop.why_no_best})")
         self.step = last if config.init_checkpoint == "last" else self._checkpoints.best_step()
+        if self.step is None:
+            raise UserError(f"init_checkpoint=best: {self.folder} has lost it; take init_checkpoint=last")
 
     def _refuse_another_model(self, config: Config) -> None:
         theirs, ours = asdict(self.config.model), asdict(config.model)

@@ -372,8 +372,9 @@ def _check_keys(value: Any, kind: Any, where: str) -> None:
 
 
 def _required(kind: Any) -> set[str]:
-    if is_typeddict(kind):
-        return set(kind.__required_keys__)
+    if is_typeddict(kind):  # whose __required_keys__ does not see NotRequired in annotations that are strings
+        hints = get_type_hints(kind, include_extras=True)
+        return {key for key, hint in hints.items() if get_origin(hint) is not NotRequired}
     none = dataclasses.MISSING
     return {field.name for field in dataclasses.fields(kind) if field.default is none and field.default_factory is none}
 

@@ -1,7 +1,8 @@
 """`results/SHA256SUMS`: a digest of every file of the results, as `sha256sum` writes it, so that no digit moves unseen.
 
-Records and curves are written once and never change; tables, figures and measurements are made anew at times. So
-`write_sums` takes new files and changed ones of the second kind, and refuses changed ones of the first.
+Records and curves are written once and never change; the files of folds, a run a line, only grow; tables, figures and
+measurements are made anew at times. So `write_sums` takes new files and changed ones of the last kind, and refuses
+changed records, of folds, too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from plstm.errors import UserError
 from plstm.experiments.records import write_file
 
 NAME = "SHA256SUMS"
-WRITTEN_ONCE = ("runs/", "curves/")
+WRITTEN_ONCE, GROWING = ("runs/", "curves/"), ("folds/",)
 
 
 def found_sums(results_dir: Path) -> dict[str, str]:
@@ -41,7 +42,7 @@ def write_sums(results_dir: Path) -> Path:
     """Writes the file. Raises UserError where a record or curve is not what it was when it was first written down."""
     found, known = found_sums(results_dir), read_sums(results_dir)
     for name, digest in found.items():
-        if name.startswith(WRITTEN_ONCE) and known.get(name, digest) != digest:
+        if name.startswith((*WRITTEN_ONCE, *GROWING)) and known.get(name, digest) not in _earlier(results_dir, name):
             raise UserError(
                 f"{results_dir / name}: changed since {NAME} was written; records and curves never change: restore it, "
                 f"or, if it belongs to another run now, delete its line in {NAME} first"
@@ -49,6 +50,18 @@ def write_sums(results_dir: Path) -> Path:
     path = results_dir / NAME
     write_file(path, "".join(f"{digest}  {name}\n" for name, digest in found.items()).encode())
     return path
+
+
+def _earlier(results_dir: Path, name: str) -> set[str]:
+    """The digests that a record's file may have had: its own, and where it grows, those of its first lines."""
+    data = (results_dir / name).read_bytes()
+    if not name.startswith(GROWING):
+        return {hashlib.sha256(data).hexdigest()}
+    so_far, digests = hashlib.sha256(), set()
+    for line in data.splitlines(keepends=True):
+        so_far.update(line)
+        digests.add(so_far.hexdigest())
+    return digests
 
 
 def refresh_sums(results_dir: Path) -> None:

@@ -118,7 +118,8 @@ def _from_run(run: str, runs: Path, checkpoint: str) -> Any:
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     step = checkpoints.last_step() if checkpoint == "last" else checkpoints.best_step()
     if step is None:
-        raise UserError(f"{folder}: no checkpoint yet; train the run until its first evaluation")
+        other = "; or take the last" if checkpoints.last_step() else ""
+        raise UserError(f"{folder}: no {checkpoint} checkpoint; train the run until its first evaluation{other}")
     graphdef, state = init_state(task.build_model(0), build_optimizer(config.optim, lambda step: 0.0))
     model = nnx.merge(graphdef, checkpoints.restore(step, state)[0].weights)
     model.info = Info(folder.absolute().name, step, tuple(task.class_names), task.preprocessing, config)

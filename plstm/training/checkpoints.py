@@ -120,8 +120,9 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def best_step(self) -> int | None:
-        """The step of the checkpoint with the highest score, or None."""
-        return self._manager.best_step()
+        """The step of the checkpoint with the highest score, or None where none has one from 0."""
+        step = self._manager.best_step()
+        return None if step is None or self._manager.metrics(step)["score"] < 0 else step
 
     def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
         """The state and info of the checkpoint of `step`.

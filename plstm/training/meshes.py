@@ -7,7 +7,8 @@ Rajbhandari et al., 2020). What is computed is the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,9 +76,13 @@ class Layout:
 
     def gather(self, tree: Any) -> Any:
         """A placed state with a copy on each device."""
-        if self.mesh.shape["fsdp"] == 1:
+        if all(leaf.is_fully_replicated for leaf in jax.tree.leaves(tree)):
             return tree
-        return jax.jit(lambda tree: tree, out_shardings=self.copies)(tree)
+        return self._copy(tree)
+
+    @functools.cached_property
+    def _copy(self) -> Callable[[Any], Any]:
+        return jax.jit(lambda tree: tree, out_shardings=self.copies)
 
     def local(self, tree: Any) -> Any:
         """A placed state, whole, on one device of this process."""

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import numpy as np
-
 from plstm.errors import UserError
 
 MODES = ("auto", "online", "offline", "disabled")
@@ -51,11 +49,19 @@ class MetricsWriter:
         """All lines so far."""
         return read_metrics(self.path) if self._enabled and self.path.exists() else []
 
-    def truncate_after(self, step: int) -> None:
-        """Drops the lines of later steps, so that a run resumed at `step` writes them once."""
+    def truncate_after(self, step: int, evaluated: int) -> None:
+        """Drops the lines of later steps, so that a run resumed at `step` writes them once.
+
+        `evaluated`, at most `step`, is the last step whose evaluation the checkpoint knows; later ones will come again.
+        """
         if not self._enabled or not self.path.exists():
             return
-        kept = [json.dumps(record) + "\n" for record in read_metrics(self.path) if record["step"] <= step]
+
+        def is_known(line: dict) -> bool:
+            is_of_training = line["split"] == "train" and "count" not in line
+            return line["step"] <= (step if is_of_training else evaluated)
+
+        kept = [json.dumps(line) + "\n" for line in read_metrics(self.path) if is_known(line)]
         temporary = self.path.with_name(self.path.name + ".tmp")
         with _disk_errors(self.path):
             temporary.write_text("".join(kept), encoding="utf-8")
@@ -162,19 +168,13 @@ class Tracker:
         row, step = row_of(line), line["step"]
         self._call("log", lambda run: run.log(row, step=step))
 
-    def image(self, name: str, image: str | Path | np.ndarray, step: int, caption: str | None = None) -> None:
-        """Logs a picture: a file, or an array (H, W) or (H, W, 3), uint8 or float in [0, 1]."""
+    def image(self, name: str, path: str | Path, step: int) -> None:
+        """Logs a picture, a file."""
 
         def log_image(run) -> None:
             import wandb
 
-            if isinstance(image, str | Path):
-                data = str(image)
-            else:
-                data = np.asarray(image)
-                if data.dtype.kind == "f":
-                    data = np.rint(255 * data.clip(0, 1)).astype(np.uint8)
-            run.log({name: wandb.Image(data, caption=caption)}, step=step)
+            run.log({name: wandb.Image(str(path))}, step=step)
 
         self._call("log an image", log_image)
 

@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from plstm.errors import UserError
-from plstm.experiments.cli import explain
-from plstm.experiments.config import Config, plain_config, portable, run_id, to_config
+from plstm.experiments.cli import explain, quote_ids
+from plstm.experiments.config import Config, plain_config, portable, run_id, to_config, to_eval_config
 from plstm.experiments.initial import Initial, adapt, initial_id
 from plstm.models import VisionConfig, build_model
 from plstm.training.checkpoints import Checkpoints
@@ -33,7 +33,7 @@ def start_run(runs, node, checkpoints):
     OmegaConf.save(node, folder / ".hydra/config.yaml")
     kept = Checkpoints(folder / "checkpoints")
     for step, state, final in checkpoints:
-        kept.save(step, state, {"final": final}, score=-step)
+        kept.save(step, state, {"final": final}, score=1 / step)
     kept.close()
     return folder
 
@@ -104,6 +104,18 @@ def test_the_id_follows_the_start_and_not_its_place(trained, runs, tmp_path, com
     with pytest.raises(InterpolationResolutionError) as caught:
         compose("train", overrides=experiment, return_hydra_config=True).hydra.run.dir  # noqa: B018
     assert explain(caught.value, Config) == "init_from: name the run to fine-tune, init_from=<its id or folder>"
+
+
+@pytest.mark.parametrize("run", ["12e456", "123e45", "1e5", "123456", "1f392a"])
+def test_an_id_that_looks_like_a_number_is_an_id(run):
+    assert to_eval_config(compose("eval", overrides=[quote_ids(f"run={run}")])).run == run
+    assert compose("train", overrides=["experiment=demo/vit", quote_ids(f"init_from={run}")]).init_from == run
+
+
+def test_only_ids_are_quoted():
+    words = ["optim.peak_lr=1e-4,3e4", "seed=1e5", "init_from=runs/12e45", "run=1f392a"]
+    assert [quote_ids(word) for word in words] == words
+    assert quote_ids("init_from=1e5,3f,2e7") == 'init_from="1e5",3f,"2e7"'
 
 
 def test_records_name_the_start_by_its_id():

@@ -43,7 +43,7 @@ def test_a_record_names_the_commits_and_machines_of_all_sessions(start, tmp_path
             interrupt.signal_number = session and signal.SIGTERM  # as if one came during the first step
             assert training.run_loop(interrupt) == (signal.SIGTERM if session else None)
         if session is None:
-            training.finish()
+            training.finish(training.whole_weights())
         training.checkpoints.close()
     (record,) = read_records(tmp_path / "results")
     assert record.earlier == [{"until": 1, **first}, {"until": 3, **second}]

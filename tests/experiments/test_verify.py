@@ -214,6 +214,16 @@ def test_records_and_curves_are_written_down_once(add, tmp_path):
     assert "changed" in sums_problems(tmp_path)[0]
     refresh_sums(tmp_path)
     assert not sums_problems(tmp_path)
+    (tmp_path / "folds").mkdir()
+    folds = tmp_path / "folds" / "graphs-gin-MUTAG.jsonl"
+    folds.write_text("first\n")
+    write_sums(tmp_path)
+    folds.write_text("first\nsecond\n")
+    write_sums(tmp_path)
+    folds.write_text("second\n")
+    with pytest.raises(UserError, match=r"MUTAG.jsonl.*never change"):
+        write_sums(tmp_path)
+    folds.write_text("first\nsecond\n")
     write_record(dataclasses.replace(record, wall_seconds=1.0), [], tmp_path)
     with pytest.raises(UserError, match="records and curves never change"):
         write_sums(tmp_path)

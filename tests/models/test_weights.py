@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -78,6 +79,16 @@ def test_a_run_and_its_file_are_the_model_that_was_trained(runs, exported):
 
 def test_the_best_checkpoint(runs):
     assert_same(from_checkpoint(ID, runs=runs, checkpoint="best"), tiny_state(tiny_config(), 1)[0])
+
+
+def test_a_checkpoint_without_a_score_is_not_the_best(runs, tmp_path):
+    folder = tmp_path / ID
+    shutil.copytree(runs / ID / ".hydra", folder / ".hydra")
+    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints.save(2, tiny_state(tiny_config(), 2)[1], {}, -1.0)  # as of a run stopped before its first evaluation
+    checkpoints.close()
+    with pytest.raises(UserError, match=f"{folder}: no best checkpoint; .*; or take the last"):
+        from_checkpoint(folder, checkpoint="best")
 
 
 def test_the_file_says_all_that_is_needed_to_use_it(runs, exported):

@@ -42,15 +42,27 @@ def test_resumed_metrics_equal_uninterrupted_ones(tmp_path):
         resumed.write(step, step / 390.5, "train", {"loss": 1 / step})
     with resumed.path.open("a") as file:
         file.write('{"step": 300, "epo')  # the process was killed while it wrote
-    resumed.truncate_after(100)
+    resumed.truncate_after(100, evaluated=100)
     for step in (200, 300):
         resumed.write(step, step / 390.5, "train", {"loss": 1 / step})
     assert resumed.path.read_bytes() == whole.path.read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"whole.jsonl", "resumed.jsonl"}
 
 
+def test_evaluations_that_the_checkpoint_does_not_know_are_dropped(tmp_path):
+    writer = MetricsWriter(tmp_path / "metrics.jsonl")
+    for step in (100, 200):
+        writer.write(step, step, "train", {"loss": 1.0})
+        for split in ("train", "val"):
+            writer.write(step, step, split, {"loss": 1.0, "count": 7})
+        writer.write(step, step, "model", {"gate": 1.0})
+    lines = writer.lines()
+    writer.truncate_after(200, evaluated=100)  # saved by a signal before the evaluation of step 200
+    assert writer.lines() == lines[:5]
+
+
 def test_truncating_metrics_that_were_never_written_writes_none(tmp_path):
-    MetricsWriter(tmp_path / "metrics.jsonl").truncate_after(100)
+    MetricsWriter(tmp_path / "metrics.jsonl").truncate_after(100, evaluated=100)
     assert not list(tmp_path.iterdir())
 
 
@@ -95,9 +107,10 @@ def run_script(folder: Path, script: str, *arguments: str, **environment: str) -
 def offline(tmp_path_factory):
     """A run tracked offline in two parts, as after an interruption, with secrets planted around it."""
     folder = tmp_path_factory.mktemp("runs of a user") / "0123abcd"
+    folder.mkdir()
+    Image.new("L", (8, 8), 200).save(folder / "gating.png")
     script = """
         import time
-        import numpy as np
         lines = []
         for step in (1, 2):
             time.sleep(1.1 * (step - 1))  # the client names its folders by the second
@@ -108,7 +121,7 @@ def offline(tmp_path_factory):
             lines.append({"step": step, "epoch": 0.5 * step, "split": "val", "loss": None, "accuracy": 0.25})
             tracker.log(lines[-1])
             if step == 1:
-                tracker.image("gating", np.linspace(0, 1, 64).reshape(8, 8), step=step, caption="node 3")
+                tracker.image("gating", folder + "/gating.png", step=step)
             tracker.summary({"best_accuracy": 0.8125})
             print("console line")
             tracker.finish()
@@ -140,20 +153,12 @@ def test_a_run_started_twice_has_one_history_with_each_step_once(offline):
 def test_offline_run_holds_what_was_logged_and_no_secret(offline):
     folder, _ = offline
     files = {path: path.read_bytes() for path in (folder / "wandb").rglob("*") if path.is_file()}
-    for wanted in (b"0.00123", b"1.4375", b"2.4375", b"0.8125", b"arrow-plstm-s43", b"node 3"):
+    for wanted in (b"0.00123", b"1.4375", b"2.4375", b"0.8125", b"arrow-plstm-s43", b"gating"):
         assert any(wanted in content for content in files.values()), wanted
     for path, content in files.items():
         for unwanted in (b"planted", b"PLANTED_TOKEN", b"console line", b"--password"):
             assert unwanted not in content, f"{unwanted} is in {path}"
     assert {path.suffix for path in files} == {".wandb", ".log", ".png"}, "no code, requirements or metadata"
-
-
-def test_image_in_zero_to_one_keeps_its_range(offline):
-    folder, _ = offline
-    (path,) = {path.resolve() for path in (folder / "wandb").rglob("*.png")}
-    pixels = np.asarray(Image.open(path).convert("L"), dtype=int)
-    assert pixels.shape == (8, 8)
-    np.testing.assert_allclose(pixels, np.linspace(0, 255, 64).reshape(8, 8), atol=1)
 
 
 def test_unreachable_server_falls_back_to_offline(tmp_path):
