@@ -40,7 +40,7 @@ help: ## List these commands
 
 .PHONY: setup
 setup: $(READY) ## Make .venv with the pinned dependencies (EXTRA=cuda, EXTRA=cuda,slurm, PYTHON=python3.11)
-	@echo "Ready: $$($(PY) -V), $$($(PY) -c 'import jax; print("jax", jax.__version__)')"
+	@echo "Ready: $$($(PY) -V), $$($(PY) -c 'import jax; print("jax", jax.__version__)'); source $(VENV)/bin/activate"
 
 .PHONY: demo
 demo: $(READY) ## Train a small pLSTM and ViT on arrow pointing, write a table and a figure (about 12 minutes)

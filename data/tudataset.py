@@ -37,19 +37,19 @@ FINGERPRINTS = {
 
 
 class Sizes(NamedTuple):
-    """Of a set: its graphs, the numbers that a node has, and the classes."""
+    """Of a set: its graphs, the numbers that a node has, and the labels of its classes, in order."""
 
     graphs: int
     features: int
-    classes: int
+    classes: tuple[str, ...]
 
 
 # Of the same sets.
 SIZES = {
-    "MUTAG": Sizes(188, 7, 2),
-    "PTC_FM": Sizes(349, 18, 2),
-    "PROTEINS": Sizes(1113, 4, 2),
-    "NCI1": Sizes(4110, 37, 2),
+    "MUTAG": Sizes(188, 7, ("-1", "1")),
+    "PTC_FM": Sizes(349, 18, ("-1", "1")),
+    "PROTEINS": Sizes(1113, 4, ("1", "2")),
+    "NCI1": Sizes(4110, 37, ("0", "1")),
 }
 
 
@@ -57,7 +57,7 @@ SIZES = {
 class GraphSet:
     """Undirected graphs with a class each, nodes and edges of all graphs one after another.
 
-    labels: int32 [G], 0 to classes - 1 in the order of the file's labels.
+    labels: int32 [G], positions in `classes`, the file's labels in order.
     node_start, edge_start: int64 [G + 1]; graph g has the nodes node_start[g] to node_start[g + 1] - 1, in file order.
     features: float32 [nodes, F], attributes as they are, then one-hot labels; a one where a set has neither.
     edges: int32 [edges, 2], pairs (lower, higher) of node numbers within the graph, each once, sorted; no loops.
@@ -71,14 +71,15 @@ class GraphSet:
     edge_start: np.ndarray
     edges: np.ndarray
     edge_features: np.ndarray
+    classes: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
-    def classes(self) -> int:
-        """How many classes there are."""
-        return int(self.labels.max()) + 1
+    def sizes(self) -> Sizes:
+        """See `Sizes`."""
+        return Sizes(len(self), self.features.shape[1], self.classes)
 
     def graph(self, g: int) -> tuple[int, np.ndarray]:
         """The number of nodes of graph g, and its edges."""
@@ -127,7 +128,7 @@ def read_tudataset(name: str, folder: Path) -> GraphSet:
     """The set `name` from the text files in `folder`. Raises UserError naming a file that is missing or damaged."""
     graph_of, labels = _column(folder, name, "graph_indicator"), _column(folder, name, "graph_labels")
     count, nodes = len(labels), len(graph_of)
-    if nodes == 0 or count == 0 or graph_of[0] != 1 or graph_of[-1] != count or not (np.diff(graph_of) >= 0).all():
+    if 0 in (nodes, count) or graph_of[0] != 1 or graph_of[-1] != count or not np.isin(np.diff(graph_of), (0, 1)).all():
         raise _damaged(folder, name, "graph_indicator", f"must count up from 1 to the {count} graphs of graph_labels")
     node_start = np.searchsorted(graph_of, np.arange(1, count + 2))
     pairs = _table(folder, name, "A")
@@ -143,14 +144,16 @@ def read_tudataset(name: str, folder: Path) -> GraphSet:
     edges, rows = edges[no_loop], rows[no_loop]
     graph = graph_of[edges[:, 0]] - 1
     features = _features(folder, name, "node", nodes)
+    classes, labels = np.unique(labels, return_inverse=True)
     return GraphSet(
         name=name,
-        labels=np.unique(labels, return_inverse=True)[1].astype(np.int32),
+        labels=labels.astype(np.int32),
         node_start=node_start,
         features=features if features.shape[1] else np.ones((nodes, 1), np.float32),
         edge_start=np.searchsorted(graph, np.arange(count + 1)),
         edges=(edges - node_start[graph][:, None]).astype(np.int32),
         edge_features=edge_columns[rows],
+        classes=tuple(map(str, classes.tolist())),
     )
 
 

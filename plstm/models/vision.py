@@ -69,6 +69,10 @@ class VisionConfig:
             raise UserError(f"model.modes={list(self.modes)}: attention cannot alternate with P or D")
         if self.pooling == "class_token" and "attention" not in self.modes:
             raise UserError("model.pooling=class_token: a class token has no place on pLSTM's grid; use corners")
+        if self.gates != "released" and "P" not in self.modes:
+            raise UserError(f"model.gates={self.gates}: only P-mode has it, and model.modes={list(self.modes)}")
+        if self.stm_bias_only and "attention" in self.modes:
+            raise UserError("model.stm_bias_only=true: attention has no such gates; leave it out")
         if self.depth % len(self.modes):
             raise UserError(f"model.depth={self.depth}: must be a multiple of the {len(self.modes)} model.modes")
         if self.image_size % self.patch_size:
@@ -154,7 +158,6 @@ class VisionModel(nnx.Module):
         dtype = DTYPES[config.dtype]
         grid = config.image_size // config.patch_size
         self.patch_size = config.patch_size
-        self.dtype = dtype
         self.groups_count = config.depth // len(config.modes)
         self.embedding = PatchEmbedding(config.patch_size, config.channels, config.dim, dtype=dtype, rngs=rngs)
         start = nnx.initializers.truncated_normal(0.02)

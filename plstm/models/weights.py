@@ -130,6 +130,7 @@ def _from_file(path: Path) -> Any:
     with _open(path) as file:
         info = _info(path, file.metadata())
         task = _task(info.config)
+        task.fit(info.class_names, {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
         graphdef, weights = nnx.split(nnx.eval_shape(lambda: task.build_model(0)), SAVED)
         wanted = _named(weights)
         _refuse_other_tensors(path, file, wanted)

@@ -17,6 +17,7 @@ SOURCE_BIAS, MARK_BIAS, DIRECT_BIAS, TRANSITION_BIAS = -4.0, -4.0, -6.0, 1.0  # 
 TRANSITION_SCALE = 5.0
 ORIENTATION_BIAS_RANGE = 2.0
 DIRECTIONS = 4
+HIGHEST = jax.lax.Precision.HIGHEST  # by default accelerators multiply float32 in fewer bits
 
 
 class GroupedGates(nnx.Module):
@@ -41,7 +42,7 @@ class GroupedGates(nnx.Module):
             pre = jnp.broadcast_to(pre, (*x.shape[:-1], kinds, gates))
         else:
             groups = x.reshape(*x.shape[:-1], gates, -1)
-            pre = pre + jnp.einsum("...nc,knc->...kn", groups, self.weight[...])
+            pre = pre + jnp.einsum("...nc,knc->...kn", groups, self.weight[...], precision=HIGHEST)
         return _heads_first(jnp.moveaxis(pre, -2, 0), self.heads)
 
 
@@ -59,7 +60,7 @@ class Orientation(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x float32 [..., Y, X, dim] -> alpha [..., heads, 4, Y, X]."""
-        pre = self.bias[...] + 0.5 / x.shape[-1] * (x @ self.weight[...])
+        pre = self.bias[...] + 0.5 / x.shape[-1] * jnp.matmul(x, self.weight[...], precision=HIGHEST)
         return _heads_first(jax.nn.sigmoid(pre), self.heads)
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from plstm.nn.gates import HIGHEST
 from plstm.nn.layers import NORM_EPSILON, linear
 from plstm.ops.dag import DagGates, PackedDags, normalise_transitions, plstm_dag
 
@@ -55,8 +56,12 @@ class GraphMixer(nnx.Module):
         Every gate is a linear map of the features it reads side by side, each multiplied first and gathered then.
         P-mode: |t| normalised (Equation 4); D-mode: tanh(t), on the multitree.
         """
-        of_source, of_mark, of_transition, of_direct = jnp.split((h @ self.node_weight[...]).T, 4)
-        to_source, to_mark, to_first, to_second = jnp.split((e @ self.edge_weight[...]).T, 4)
+        of_nodes, of_edges = (
+            jnp.matmul(x, weight[...], precision=HIGHEST).T
+            for x, weight in ((h, self.node_weight), (e, self.edge_weight))
+        )
+        of_source, of_mark, of_transition, of_direct = jnp.split(of_nodes, 4)
+        to_source, to_mark, to_first, to_second = jnp.split(of_edges, 4)
         source_bias, mark_bias, direct_bias = self.bias[..., None]
         tail = jnp.asarray(dag.tail)
         source = jax.nn.sigmoid(of_source[:, tail] + to_source + source_bias)

@@ -40,13 +40,13 @@ def chunkwise(q, k, v, gates: GridGates, structure: str, block: int = BLOCK, gro
             number. By default 1 on CPUs, whose caches hold the states of few, and all elsewhere.
 
     Returns:
-        [..., Y, X, d_v] in the gates' dtype.
+        [..., Y, X, d_v] in the gates' dtype. Reverse-mode derivatives only.
     """
     *lead, height, width, _ = q.shape
     entries = gates.s_r.size // (4 * height * width)
     group = group or (1 if jax.default_backend() == "cpu" else max(entries, 1))
-    q, k, v = (tensor.astype(gates.s_r.dtype) for tensor in (q * q.shape[-1] ** -0.5, k, v))
-    inputs = (q, k, v, gates)
+    q, k, v = (tensor.astype(gates.s_r.dtype) for tensor in (q, k, v))
+    inputs = (q * q.shape[-1] ** -0.5, k, v, gates)
     inputs = jax.tree.map(lambda x: x.reshape(entries // group, group, *x.shape[len(lead) :]), inputs)
     hidden = lax.map(jax.checkpoint(lambda inputs: _one_group(*inputs, structure, block)), inputs)
     return hidden.reshape(*lead, height, width, v.shape[-1])

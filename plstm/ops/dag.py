@@ -61,10 +61,10 @@ def plstm_dag(
         dag: the graph, or packed graphs (whose arrays may be traced, so that one program serves many).
         scale: of the queries; none: d_k ** -0.5.
         method: "levels", "doubling", "recurrent" (see above), or "auto": "recurrent" where a block has more than
-            d_k d_v nodes; else "levels" on a CPU; elsewhere "doubling", from 256 edges a block on "recurrent".
+            d_k d_v nodes; else "levels" on a CPU; elsewhere "doubling", over 256 edges a block "recurrent".
 
     Returns:
-        [..., N, d_v] in v's dtype.
+        [..., N, d_v] in v's dtype; "levels" and "recurrent" have reverse-mode derivatives only.
 
     Raises:
         ValueError: where shapes disagree or the method is unknown.
@@ -190,7 +190,7 @@ def _by_doubling(gates: DagGates, dag: PackedDags) -> jax.Array:
     step = jnp.moveaxis(step, 3, 1)  # T [blocks, H, from, to]
     tail, head = (jax.nn.one_hot(end % nodes, nodes, dtype=dtype).reshape(blocks, edges, nodes) for end in _ends(dag))
     source, mark = (gate.reshape(blocks, edges, heads) for gate in (gates.source, gates.mark))
-    paths = jnp.einsum("ben,beh->bhne", tail, source)  # S, then S (I + T), S (I + T + T^2 + T^3), ...
+    paths = _product("ben,beh->bhne", tail, source)  # S, then S (I + T), S (I + T + T^2 + T^3), ...
     doublings = math.ceil(math.log2(max(dag.depth, 1)))
     for n in range(doublings):
         paths = paths + _product("bhne,bhef->bhnf", paths, step)
@@ -209,11 +209,11 @@ def _attend(q, k, v, gating, dag, scale):
 
 
 def _recurrent(q, k, v, gates, dag, scale):
-    q, k, v = (tensor.astype(gates.source.dtype) for tensor in (q * scale, k, v))
+    q, k, v = (tensor.astype(gates.source.dtype) for tensor in (q, k, v))
     tail, head = _ends(dag)
     outer = (gates.source[..., None] * k[tail])[..., :, None] * v[tail][..., None, :]
     states = _propagate(gates.transition, outer, dag)
-    read = _product("ehk,ehkv->ehv", q[head], states)
+    read = _product("ehk,ehkv->ehv", scale * q[head], states)
     return _into_nodes(gates.mark[..., None] * read, dag)
 
 

@@ -68,7 +68,8 @@ def plstm2d(
         structure: what the caller promises about the transitions, see `gating_matrix`.
 
     Returns:
-        [..., Y, X, d_v] in v's dtype.
+        [..., Y, X, d_v] in v's dtype. For derivatives count on reverse mode alone: "chunkwise", "fused" and some forms
+        that "auto" takes have no other.
 
     Raises:
         ValueError: where shapes disagree, a method or structure is unknown, or "fused" cannot run here.

@@ -218,8 +218,10 @@ def pack(
         block_nodes, block_edges: the size of a block.
         width: line edges a step of the level scan handles; none: by the number of line edges on a level.
 
-    Raises ValueError where a graph is larger than a block.
+    Raises ValueError where there is no graph, or one is larger than a block.
     """
+    if not dags:
+        raise ValueError("there are no graphs to pack")
     nodes, edges = (np.array([getattr(dag, name) for dag in dags]) for name in ("num_nodes", "num_edges"))
     if nodes.max(initial=0) > block_nodes or edges.max(initial=0) > block_edges:
         raise ValueError(

@@ -86,6 +86,11 @@ class Task:
         """Operations of one example's forward pass, None where nobody counts them."""
         return None
 
+    def fit(self, class_names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Takes from trained weights, the shapes of tensors by name, what a model's sizes follow from otherwise only
+        with the data at hand.
+        """
+
     def build_model(self, key: jax.Array | int) -> nnx.Module:
         """The model, its parameters drawn from `key`."""
         raise NotImplementedError

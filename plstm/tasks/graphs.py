@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,11 +59,13 @@ class GraphSplit:
         return len(self._indices)
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        """See `plstm.tasks.base.Split`; rows are those of the training's batches, of which `batch_size` are graphs."""
-        if batch_size not in self._made:
-            starts = range(0, len(self), batch_size)
-            self._made[batch_size] = [self._source.batch(self._indices[n : n + batch_size]) for n in starts]
-        return iter(self._made[batch_size])
+        """See `plstm.tasks.base.Split`; rows are those of the training's batches, at most `batch_size` graphs."""
+        size = min(batch_size, self._source.batch_size)
+        made = self._made.setdefault(size, [])
+        for n, start in enumerate(range(0, len(self), size)):
+            if n == len(made):
+                made.append(self._source.batch(self._indices[start : start + size]))
+            yield made[n]
 
 
 class GraphTrainBatches:
@@ -141,16 +143,25 @@ class GraphTask(Task):
 
     @property
     def sizes(self) -> Sizes:
-        """Known of the paper's sets without reading them."""
-        if known := SIZES.get(self.config.data.name):
-            return known
-        graphs = self.source.graphs
-        return Sizes(len(graphs), graphs.features.shape[1], graphs.classes)
+        """Known of the paper's sets without reading them, unless another form of them is taken."""
+        known = SIZES.get(self.config.data.name) if self.config.data.verify else None
+        return known or self.source.graphs.sizes
 
-    @property
+    @functools.cached_property
+    def features(self) -> int:
+        """The numbers of a node."""
+        return self.sizes.features
+
+    @functools.cached_property
     def class_names(self) -> tuple[str, ...]:
-        """The set's numbers, in order."""
-        return tuple(str(n) for n in range(self.sizes.classes))
+        """The set's labels, in order."""
+        return self.sizes.classes
+
+    def fit(self, class_names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """See `plstm.tasks.base.Task.fit`."""
+        self.class_names = tuple(class_names)
+        if kernel := shapes.get("encoder.kernel"):
+            self.features = kernel[0]
 
     def describe_data(self) -> str:
         """Name, fold and numbers."""
@@ -160,7 +171,7 @@ class GraphTask(Task):
 
     def build_model(self, key: jax.Array | int) -> nnx.Module:
         """pLSTM or one of the graph neural networks."""
-        return build_graph_model(self.config.model, self.sizes.features, self.sizes.classes, key)
+        return build_graph_model(self.config.model, self.features, len(self.class_names), key)
 
     def split(self, name: str) -> GraphSplit:
         """The graphs of one part of the fold."""

@@ -14,13 +14,14 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
+from data.tudataset import Sizes
 from plstm.errors import UserError
 from plstm.experiments.config import LoopConfig, check
 from plstm.experiments.records import read_curve, read_records
 from plstm.experiments.runs import load_config
 from plstm.experiments.verify import record_problems, rerun_problems
 from plstm.models.weights import from_checkpoint, save_safetensors
-from plstm.tasks import TASKS
+from plstm.tasks import TASKS, graphs
 from plstm.tasks.graphs import GraphTrainBatches
 from plstm.training.steps import share_programs
 from plstm.training.tracking import read_metrics
@@ -141,17 +142,33 @@ def test_running_statistics_are_trained_kept_and_used(finished, config):
     assert problems == [] and "the same digits" in line and "best" not in line
 
 
-def test_exported_weights_hold_the_running_statistics(finished, tmp_path, monkeypatch):
-    monkeypatch.setenv("PLSTM_DATA", str(ROOT / "tests/data"))  # files of weights know no folders
+def test_exported_weights_hold_the_running_statistics_and_need_no_data(finished, tmp_path, monkeypatch):
     run = finished / "runs" / records_by_fold(finished)[0].id
     model = from_checkpoint(run)
     save_safetensors(model, tmp_path / "gin.safetensors")
+    monkeypatch.setattr(graphs, "prepare", None)
     other = from_checkpoint(tmp_path / "gin.safetensors")
     ours, theirs = (dict(nnx.to_flat_state(nnx.state(m, nnx.BatchStat))) for m in (model, other))
     assert len(ours) == 8 and ours.keys() == theirs.keys()
     for name in ours:
         np.testing.assert_array_equal(ours[name][...], theirs[name][...])
-    assert other.info.class_names == ("0", "1")
+    assert other.info.class_names == ("-1", "1")
+
+
+def test_a_set_that_is_not_compared_with_the_known_one_has_its_own_sizes(config, monkeypatch):
+    monkeypatch.setitem(graphs.SIZES, "TOY", Sizes(40, 99, ("no", "yes")))
+    assert TASKS["graphs"](config).features == 99
+    task = TASKS["graphs"](dataclasses.replace(config, data=dataclasses.replace(config.data, verify=False)))
+    assert (task.features, task.class_names) == (task.source.graphs.features.shape[1], ("-1", "1"))
+
+
+def test_a_split_is_cut_into_batches_no_larger_than_those_of_the_training(config):
+    source = graphs.GraphBatches(TASKS["graphs"](config).source.graphs, 4)
+    split = graphs.GraphSplit(source, np.arange(11))
+    for size, counts in ((8, [4, 4, 3]), (3, [3, 3, 3, 2])):
+        part = next(split.batches(size))  # only what is asked for is made
+        batches = list(split.batches(size))
+        assert batches[0] is part and [batch["mask"].sum() for batch in batches] == counts
 
 
 def test_an_epoch_has_every_training_graph_once_in_its_own_order(config):
