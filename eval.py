@@ -70,7 +70,7 @@ def choose_task(config: Config, options: EvalConfig) -> Task:
     if data.split and data.folder:
         raise UserError("data.folder: takes the place of data.split; give one of them")
     config.data.root = data.root or config.data.root
-    for key in ("generate", "workers"):
+    for key in ("generate", "workers", "max_corrupt"):
         if hasattr(config.data, key) and getattr(data, key) is not None:
             setattr(config.data, key, getattr(data, key))
     check(config)
@@ -79,9 +79,12 @@ def choose_task(config: Config, options: EvalConfig) -> Task:
 
 def choose_splits(task: Task, options: EvalConfig) -> dict[str, Split]:
     """By name, what to evaluate on."""
-    if options.data.folder:
-        return {"folder": task.folder(options.data.folder)}
-    names = [options.data.split] if options.data.split else task.config.loop.final_splits
+    data = options.data
+    if data.folder:
+        if data.max_corrupt is not None and not 0 <= data.max_corrupt <= 1:
+            raise UserError(f"data.max_corrupt={data.max_corrupt}: must be in [0, 1]")
+        return {"folder": task.folder(data.folder, data.max_corrupt)}
+    names = [data.split] if data.split else task.config.loop.final_splits
     return {name: task.split(name) for name in names}
 
 

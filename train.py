@@ -22,7 +22,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from plstm.errors import UserError
+from plstm.errors import ReadError, UserError
 from plstm.experiments.cli import run_entry, task
 from plstm.experiments.config import Config, identity, plain_config, portable, run_id, run_name, to_config
 from plstm.experiments.fold_tables import describe_folds
@@ -134,7 +134,7 @@ class Training:
         self.save_every = config.loop.save_every * unit if config.loop.save_every else self.eval_every
 
         self.prepare(init_key, drop_key)
-        self.probe = next(self.splits[config.loop.eval_splits[0]].batches(PROBE * jax.process_count()))
+        self.probe = self.splits[config.loop.eval_splits[0]].first(PROBE * jax.process_count())
 
         self.restore()
         self.tracker = Tracker.start(
@@ -248,13 +248,20 @@ class Training:
                 if self.info["final"] is None:
                     self.info["final"] = self.evaluate(loop.final_splits)
                     self.save(self.info["final"])
-            except (Stopped, RuntimeError) as stopped:
-                # The signal may have gone to the processes that read the data, too, and ended them before.
-                read_no_more = jax.process_count() == 1 and self.interrupt.signal_number
-                if not (isinstance(stopped, Stopped) or read_no_more):
-                    raise
+            except Stopped as stopped:
                 self.save(None)
                 return self.interrupt.signal_number or stopped.args[0]
+            except ReadError:
+                if jax.process_count() > 1:
+                    raise  # for it takes all processes to save
+                self.checkpoints.wait()
+                if self.step > (self.checkpoints.last_step() or 0):
+                    self.save(None)
+                    say(f"saved at step {self.step:,}; the same command goes on")
+                # A signal may have gone to the processes that read the data, too, and ended them before.
+                if self.interrupt.signal_number is None:
+                    raise
+                return self.interrupt.signal_number
         return None
 
     def stop_if_asked(self) -> None:

@@ -88,8 +88,8 @@ def draw_sheet(args: argparse.Namespace) -> None:
     from matplotlib.figure import Figure
 
     count = 24 if args.count is None else args.count
-    if count > 600:
-        raise UserError(f"--count {count}: a sheet holds at most 600 images")
+    if not 1 <= count <= 600:
+        raise UserError(f"--count {count}: a sheet holds 1 to 600 images")
     columns = min(count, 6)
     rows = -(-count // columns)
     figure = Figure(figsize=(1.9 * columns, 2.1 * rows + 0.5), layout="constrained")

@@ -6,16 +6,13 @@ resumed run goes on with the batch it would have had, and the number of reading 
 A view is written once, into the batch in shared memory that this process hands to the device; nothing in between copies
 it. What bounds the input is therefore decoding and augmentation: views a second and core (scripts/benchmark.py data)
 times the cores. Each reading process makes whole batches, and grain keeps up to four of each one's, so that shared
-memory must hold (4 workers + 3) batches; a batch of 2,048 views of 192 x 192 takes 0.23 GB.
+memory must hold (4 workers + 3) batches, and while a training evaluates, those of the evaluation as well; a batch of
+2,048 views of 192 x 192 takes 0.23 GB.
 """
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
 import os
-import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,11 +25,12 @@ from PIL import Image
 from data.augment import augment, evaluation_crop, view_rng
 from data.augment.recipes import AugmentConfig
 from data.decoding import CorruptImage, decode
-from plstm.errors import UserError
+from data.reading import read
+from plstm.errors import ReadError, UserError
 
 GREY = 128
+MAX_CORRUPT = 0.001
 TRIES = 100  # images in a row, before the whole set is given up
-SECONDS_TO_SAVE = 60
 
 
 class ImageBatches:
@@ -54,7 +52,8 @@ class ImageBatches:
         put: Callable[[np.ndarray], Any] = np.asarray,
         process_index: int = 0,
         process_count: int = 1,
-        max_corrupt: float = 0.001,
+        max_corrupt: float = MAX_CORRUPT,
+        beside: int = 0,
     ):
         """Nothing is read yet.
 
@@ -64,15 +63,16 @@ class ImageBatches:
           size: pixels a side. config: the augmentation. seed: of order and augmentation, 0 or more.
           workers: processes that read, spawned (so programs need a main guard); 0: threads of this one.
           put: places an array on the device or devices. It may keep the array, but must not write to it.
-          max_corrupt: share of the source's images that may be undecodable; more of them raise UserError. Each is
+          max_corrupt: share of the source's images that may be undecodable; more of them raise ReadError. Each is
             reported once, and the source's next image takes its place with its own label, so that batches are full.
+          beside: bytes of shared memory that evaluations will want while this reads on.
         """
         if batch_size > len(source):
             raise UserError(f"optim.batch_size={batch_size}: more than the {len(source)} training images")
         self._batches = _TrainingBatches(
             source, batch_size, size, config, seed, workers, _rows(batch_size, process_index, process_count)
         )
-        self._workers, self._put = workers, put
+        self._workers, self._put, self._beside = workers, put, beside
         self._corrupt = _CorruptImages(len(source), max_corrupt, "the next image takes its place")
 
     @property
@@ -83,9 +83,10 @@ class ImageBatches:
     def from_step(self, step: int) -> Iterator[dict[str, Any]]:
         """Endless {"image": uint8 [rows, size, size, 3], "label": int32 [rows]}; `step` 0 is the first of the training.
 
-        Rows are this process's part of the batch. Raises UserError for too many corrupt images.
+        Rows are this process's part of the batch. Raises ReadError for too many corrupt images, and UserError where
+        shared memory is too small.
         """
-        for batch in _read(self._batches, step, self._workers):
+        for batch in _read(self._batches, step, self._workers, self._beside):
             self._corrupt.report(batch["corrupt"])
             yield {name: self._put(batch[name]) for name in ("image", "label")}
 
@@ -101,7 +102,7 @@ class ImageSplit:
         workers: int = 0,
         process_index: int = 0,
         process_count: int = 1,
-        max_corrupt: float = 0.001,
+        max_corrupt: float = MAX_CORRUPT,
     ):
         """Arguments as for `ImageBatches`; crop_ratio: of the crop's side to the resized image's shorter side."""
         self.size = size
@@ -117,14 +118,27 @@ class ImageSplit:
         """{"image": uint8 [rows, size, size, 3], "label": int32 [rows], "mask": bool [rows]}, equally many a process.
 
         `batch_size` is over all processes, and rows are this one's part. The last batch is padded; the mask is False
-        there. A corrupt image is grey and labelled -1, which no prediction meets: it counts, and as wrong, for what a
-        model cannot be asked it does not know, and leaving it out would flatter the accuracy.
+        there. A corrupt image is grey and labelled -1, which no prediction meets: it counts, and as wrong with
+        the loss of a guess, for what a model cannot be asked it does not know, and leaving it out would flatter it.
         """
-        rows = _rows(batch_size, *self._process)
-        batches = _EvaluationBatches(self._source, batch_size, self.size, self._crop_ratio, self._workers, rows)
-        for batch in _read(batches, 0, min(self._workers, len(batches))):
+        batches, workers = self._plan(batch_size, self._workers)
+        for batch in _read(batches, 0, workers):
             self._corrupt.report(batch.pop("corrupt"))
             yield batch
+
+    def first(self, batch_size: int) -> dict[str, np.ndarray]:
+        """The first of `batches`, read in this process: starting others would take longer."""
+        return {name: value for name, value in self._plan(batch_size, 0)[0][0].items() if name != "corrupt"}
+
+    def shared_bytes(self, batch_size: int) -> int:
+        """Shared memory that the reading of `batches` takes at most."""
+        batches, workers = self._plan(batch_size, self._workers)
+        return _shared_bytes(batches, workers) if workers else 0
+
+    def _plan(self, batch_size: int, workers: int) -> tuple[_EvaluationBatches, int]:
+        rows = _rows(batch_size, *self._process)
+        batches = _EvaluationBatches(self._source, batch_size, self.size, self._crop_ratio, workers, rows)
+        return batches, min(workers, len(batches))
 
 
 def _rows(batch_size: int, process_index: int, process_count: int) -> range:
@@ -199,7 +213,7 @@ class _TrainingBatches(_Batches):
                 return decode(example["image"]), example["label"], corrupt
             except CorruptImage as error:
                 corrupt.append((example["file_name"], str(error)))
-        raise UserError(f"{corrupt[0][0]} and the {TRIES - 1} images after it cannot be decoded ({corrupt[0][1]})")
+        raise ReadError(f"{corrupt[0][0]} and the {TRIES - 1} images after it cannot be decoded ({corrupt[0][1]})")
 
 
 class _EvaluationBatches(_Batches):
@@ -246,41 +260,36 @@ class _CorruptImages:
         self._names: set[str] = set()
 
     def report(self, corrupt: list[tuple[str, str]]) -> None:
-        """Warns once of each (name, why); raises UserError where there are too many in all."""
+        """Warns once of each (name, why); raises ReadError where there are too many in all."""
         for name, why in corrupt:
             if name not in self._names:
                 self._names.add(name)
                 warnings.warn(f"{name}: cannot be decoded ({why}); {self._instead}", stacklevel=3)
         if len(self._names) > self._max_share * self._images:
-            raise UserError(
+            raise ReadError(
                 f"{len(self._names)} of {self._images:,} images cannot be decoded, the last {corrupt[-1][0]}: "
                 f"more than data.max_corrupt={self._max_share:g} of them; prepare the data again, or allow more"
             )
 
 
-def _read(batches: _Batches, start: int, workers: int) -> Iterator[dict[str, Any]]:
-    """batches[start], batches[start + 1], ..., made ahead in `workers` processes, or in a thread of this one."""
-    import grain
-    from absl import flags
+def _read(batches: _Batches, start: int, workers: int, beside: int = 0) -> Iterator[dict[str, Any]]:
+    """batches[start], batches[start + 1], ..., made ahead in `workers` processes, or in a thread of this one.
 
-    if not flags.FLAGS.is_parsed():  # grain's workers ask for flags, which programs of Hydra never parse
-        flags.FLAGS.mark_as_parsed()
-    ahead = 0 if workers else 1
-    options = grain.ReadOptions(num_threads=ahead, prefetch_buffer_size=ahead)
-    dataset = grain.MapDataset.source(batches)[start:].to_iter_dataset(options)
+    beside: bytes of shared memory that others will want while these are read.
+    """
+    import grain
+
     if workers:
-        _check_shared_memory((4 * workers + 3) * batches.nbytes)
-        dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(workers), worker_init_fn=_start_worker)
-    iterator = iter(dataset)
-    try:
-        for batch in iterator:  # grain's class of arrays is its own business
-            yield {name: np.asarray(value) if name != "corrupt" else value for name, value in batch.items()}
-            del batch
-    finally:
-        iterator.close()
-        if workers:
-            del iterator
-            gc.collect()  # grain's threads leave their last batches in reference cycles
+        _check_shared_memory(_shared_bytes(batches, workers, start) + beside)
+    for batch in read(grain.MapDataset.source(batches)[start:], workers, threads=1):
+        # grain's class of arrays is its own business
+        yield {name: np.asarray(value) if name != "corrupt" else value for name, value in batch.items()}
+        del batch
+
+
+def _shared_bytes(batches: _Batches, workers: int, start: int = 0) -> int:
+    """What the batches that processes make ahead take at most: grain keeps four of each."""
+    return min(4 * workers + 3, len(batches) - start) * batches.nbytes
 
 
 def _check_shared_memory(needed: int, folder: str = "/dev/shm") -> None:
@@ -294,19 +303,3 @@ def _check_shared_memory(needed: int, folder: str = "/dev/shm") -> None:
             f"{folder}: {free / 2**30:.1f} GiB free, but the batches of data.workers need {needed / 2**30:.1f}; "
             "take fewer, or give the container more (docker run --shm-size)"
         )
-
-
-def _start_worker(worker: int, workers: int) -> None:
-    """Runs first in a reading process."""
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")  # leave the accelerators alone
-    # Ctrl-C and Slurm signal all processes of a job, but the training wants its batches until it has saved.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(SECONDS_TO_SAVE))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()
-    os._exit(1)

@@ -7,6 +7,7 @@ iterator state, and the number of reading processes changes nothing.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from data.packed import PackedSplit, pack
+from data.reading import read
 
 
 @partial(jax.jit, static_argnames=("images", "batch_size"))
@@ -73,17 +75,11 @@ class StreamedBatches:
     def from_step(self, step: int) -> Iterator[dict[str, jax.Array]]:
         """As `DeviceBatches.from_step`."""
         import grain
-        from absl import flags
 
-        if not flags.FLAGS.is_parsed():  # grain's workers ask for flags, which programs of Hydra never parse
-            flags.FLAGS.mark_as_parsed()
         ordered = _OrderedSource(self._source, self._batch_size, self._key, *self._process)
         rows = ordered.rows
-        dataset = grain.MapDataset.source(ordered)[step * rows :].batch(rows).to_iter_dataset()
-        if self._workers:
-            options = grain.MultiprocessingOptions(num_workers=self._workers)
-            dataset = dataset.mp_prefetch(options, worker_init_fn=_leave_accelerators_alone)
-        for batch in dataset:
+        dataset = grain.MapDataset.source(ordered)[step * rows :].batch(rows)
+        for batch in read(dataset, self._workers, threads=os.cpu_count() or 1):
             yield {name: self._put(value) for name, value in batch.items()}
 
 
@@ -118,10 +114,6 @@ class _OrderedSource:
 def _order_on_host(key_data: tuple[int, ...], epoch: int, images: int, batch_size: int) -> np.ndarray:
     key = jax.random.wrap_key_data(jnp.array(key_data, jnp.uint32))
     return np.asarray(epoch_order(key, epoch, images, batch_size)).reshape(-1)
-
-
-def _leave_accelerators_alone(worker: int, workers: int) -> None:
-    jax.config.update("jax_platforms", "cpu")
 
 
 def _gather(bits, labels, order, n):

@@ -41,6 +41,10 @@ class PackedSplit:
                 "mask": np.arange(rows) < rows - padding,
             }
 
+    def first(self, batch_size: int) -> dict[str, np.ndarray]:
+        """The first of `batches`."""
+        return next(self.batches(batch_size))
+
 
 def packed_bytes(size: int) -> int:
     """How many bytes an image of `size` x `size` pixels takes."""

@@ -1,4 +1,4 @@
-"""The one exception that means: the user can fix this, and the message says how."""
+"""The exception that means: the user can fix this, and the message says how."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ class UserError(Exception):
 
     The command-line entries print it without a traceback and exit with status 2.
     """
+
+
+class ReadError(UserError):
+    """Data that cannot be read, where what was computed so far is good: a training saves before it ends."""
 
 
 def run_script(main: Callable[[], int | None]) -> NoReturn:

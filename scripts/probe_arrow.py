@@ -31,7 +31,7 @@ from plstm.models import from_checkpoint
 from plstm.tasks import TASKS
 from plstm.training.environment import describe_environment
 from plstm.training.steps import make_predict
-from scripts.measuring import write_results
+from scripts.measuring import positive, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 NEAR_AND_FAR = 4  # quarters of the distances
@@ -41,7 +41,8 @@ CHUNK = 4096  # images drawn at a time
 def draw_geometries(law: ArrowLaw, factor: int, count: int) -> tuple[Arrow, ArrowLaw]:
     """`count` geometries as arrays [count] on `factor` times the training canvas, and their law.
 
-    At 1 and 2 they are those of test and test_ext; larger canvases continue the stream of test_ext.
+    At 1 and 2 they are those of test and test_ext; larger canvases have the draws of test_ext, too, so
+    that relative positions and labels are the same on all of them.
     """
     base = base_seed(SPLITS["test" if factor == 1 else "test_ext"].seed)
     law = ArrowLaw(factor * law.size, law.scale)
@@ -150,8 +151,12 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="a run's folder, or the first digits of its id")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of the runs")
-    parser.add_argument("--canvases", type=int, nargs="+", default=[1, 2], help="canvas sides over the training side")
-    parser.add_argument("--count", type=int, default=10_240, help="images a canvas (the paper's splits have 10,240)")
+    parser.add_argument(
+        "--canvases", type=positive, nargs="+", default=[1, 2], help="canvas over training side"
+    )
+    parser.add_argument(
+        "--count", type=positive, default=10_240, help="images a canvas (10,240, as the paper)"
+    )
     parser.add_argument("--out", type=Path, help="default results/probes/<run>.json")
     return parser.parse_args()
 

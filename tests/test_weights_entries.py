@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,7 @@ def trained(tmp_path_factory) -> Path:
     assert line.startswith(f"{folder}/model.safetensors: arrow-plstm-s43, step 8, ")
     source = data_source(ArrowVariant(43, 48, 0.25, 256, 64), "val")
     for index in range(len(source)):
-        path = folder / "pictures" / ("past", "at")[source[index]["label"]] / f"{index}.png"
+        path = folder / "pictures" / ("away", "at")[source[index]["label"]] / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(source[index]["image"][..., 0]).save(path)
     return folder
@@ -68,6 +69,16 @@ def test_eval_of_a_folder_of_the_same_images_gives_the_same_accuracy(trained):
 
 
 @pytest.mark.slow
+def test_eval_of_a_folder_with_a_damaged_image_counts_it_where_told(trained, tmp_path):
+    shutil.copytree(trained / "pictures", tmp_path / "pictures")
+    (tmp_path / "pictures" / "at" / "bad.png").write_text("no picture")
+    command = ["eval.py", f"weights={trained}/model.safetensors", f"data.folder={tmp_path}/pictures"]
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "bad.png: more than data.max_corrupt=0.001 of them" in done.stderr
+    assert "(65 images)" in call(*command, "data.max_corrupt=0.1")[-1]
+
+
+@pytest.mark.slow
 def test_classify_prints_the_likeliest_classes(trained):
     picture = next((trained / "pictures" / "at").iterdir())
     header, path, *lines = call("scripts/classify.py", picture, "--weights", trained / "model.safetensors")
@@ -76,8 +87,8 @@ def test_classify_prints_the_likeliest_classes(trained):
     model = from_checkpoint(trained / "model.safetensors")
     logits = np.asarray(model(model.info.preprocessing(Image.open(picture))[None])[0], np.float64)
     expected = np.exp(logits) / np.exp(logits).sum()
-    assert shares == {name: f"{share:.1%}" for name, share in zip(("past", "at"), expected, strict=True)}
-    assert list(shares) == [("past", "at")[n] for n in np.argsort(-expected)]
+    assert shares == {name: f"{share:.1%}" for name, share in zip(("away", "at"), expected, strict=True)}
+    assert list(shares) == [("away", "at")[n] for n in np.argsort(-expected)]
     newest = call("scripts/classify.py", picture, "--runs", trained / "runs")
     assert newest[1:] == [path, *lines]
 

@@ -136,6 +136,7 @@ class EvalDataConfig:
     root: str | None = None  # where data sets live; none: as the run had it
     generate: bool = True  # make missing images; otherwise missing data is an error
     workers: int | None = None  # reading processes; none: as the run had it
+    max_corrupt: float | None = None  # share of images that may be undecodable; none: as the run had it, or 0.001
 
 
 @dataclass

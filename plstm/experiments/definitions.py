@@ -13,6 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from plstm.errors import UserError
 
+FREE = ("loop", "model.method")  # keys by which a row's runs may differ from its experiment, beside the swept ones
+
 
 @dataclass
 class Row:
@@ -178,7 +180,9 @@ def load_tables(folder: Path, names: Sequence[str] = ()) -> list[TableDefinition
 
 
 def check_overrides(table: TableDefinition, overrides: Sequence[str]) -> None:
-    """Raise UserError for an override that is not key=value, or whose key the table itself sets."""
+    """Raise UserError for an override that is not key=value, or that the table's runs must not have."""
+    from plstm.experiments.config import OUTSIDE_ID  # with JAX, which those who only read definitions do without
+
     for override in overrides:
         key, equals, _ = override.partition("=")
         if not equals:
@@ -186,3 +190,13 @@ def check_overrides(table: TableDefinition, overrides: Sequence[str]) -> None:
         own = {key for row in table.rows for key in row.require}
         if key in {"experiment", "init_from", "report.table", "report.row", *table.sweep, *table.require, *own}:
             raise UserError(f"override {override!r}: table {table.name} sets {key} itself; leave it out")
+        if not is_part(key, (*OUTSIDE_ID, *FREE)):
+            raise UserError(
+                f"override {override!r}: table {table.name} is for its experiments as they are; leave it out, or type "
+                "python train.py with report.table=null report.row=null"
+            )
+
+
+def is_part(key: str, of: Sequence[str]) -> bool:
+    """Whether a dotted key is one of these or in one of these groups."""
+    return any(f"{key}.".startswith(f"{other}.") for other in of)

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from plstm.errors import UserError
-from plstm.experiments.definitions import Row, TableDefinition
+from plstm.experiments.definitions import FREE, Row, TableDefinition, is_part
 from plstm.experiments.records import Hardware, RunRecord
 
 
@@ -143,12 +143,20 @@ def _refuse_misplaced(table: TableDefinition, record: RunRecord) -> None:
     rows = {row.experiment: row.name for row in table.rows}
     if rows.get(record.experiment) != record.row:
         raise UserError(f"{where}: table {table.name} has no row {record.row!r} with experiment {record.experiment!r}")
-    own = next(row.require for row in table.rows if row.experiment == record.experiment)
-    for key, value in {**table.require, **own}.items():
+    own = next(row for row in table.rows if row.experiment == record.experiment)
+    required = {**table.require, **own.require}
+    for key, value in required.items():
         if record.config_value(key) != value:
             raise UserError(
                 f"{where}: {key} is {record.config_value(key)!r}, but table {table.name} is for {value!r}; remove the "
                 "record, or set its table and row to null"
+            )
+    allowed = (*FREE, "experiment", "init_from", *table.sweep, *own.sweep, *required)
+    for override in record.overrides:
+        if not is_part(override.partition("=")[0].lstrip("+"), allowed):
+            raise UserError(
+                f"{where}: was run with {override}, but table {table.name} is for its experiments as they are; remove "
+                "the record, or set its table and row to null"
             )
 
 

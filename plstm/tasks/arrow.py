@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import jax
 from omegaconf import MISSING
 
+from data.arrow_law import LABELS
 from data.loading import DeviceBatches, StreamedBatches
 from data.packed import PackedSplit
 from plstm.errors import UserError
@@ -40,7 +41,7 @@ class ArrowTask(VisionTask):
 
     data_schema = ArrowData
     splits = ("train", "val", "val_ext", "test", "test_ext")
-    class_names = ("past", "at")
+    class_names = LABELS
 
     @classmethod
     def check(cls, config: Config) -> None:

@@ -39,6 +39,9 @@ class Split(Protocol):
         `batch_size` is over all processes, and rows are this one's part of it: all of them in a run of one process.
         """
 
+    def first(self, batch_size: int) -> Batch:
+        """The first of `batches` alone."""
+
 
 class Task:
     """A run's data, model and loss, for one config."""
@@ -99,8 +102,8 @@ class Task:
         """A whole split to evaluate on."""
         raise NotImplementedError
 
-    def folder(self, path: str) -> Split:
-        """The pictures in the class folders of a folder, to evaluate on."""
+    def folder(self, path: str, max_corrupt: float | None = None) -> Split:
+        """The pictures in the class folders of a folder, to evaluate on, of which a share may be undecodable."""
         raise UserError(f"data.folder={path}: task {self.config.task} classifies no pictures; leave it out")
 
     def batches(self, key: jax.Array, layout: Layout) -> Batches:

@@ -67,6 +67,10 @@ class GraphSplit:
                 made.append(self._source.batch(self._indices[start : start + size]))
             yield made[n]
 
+    def first(self, batch_size: int) -> Batch:
+        """The first of `batches`."""
+        return next(self.batches(batch_size))
+
 
 class GraphTrainBatches:
     """All training graphs once an epoch in an order drawn from key and epoch; the last batch may not be full."""

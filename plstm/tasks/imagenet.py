@@ -113,6 +113,7 @@ class ImageNetTask(VisionTask):
                 f"data.train_images={data.train_images}: the prepared data have {len(source) + data.held_out} training "
                 "images; give this number, or another data.root"
             )
+        splits = {*config.loop.eval_splits, *config.loop.final_splits}
         return ImageBatches(
             source,
             config.optim.batch_size,
@@ -124,6 +125,7 @@ class ImageNetTask(VisionTask):
             jax.process_index(),
             jax.process_count(),
             data.max_corrupt,
+            max(self.split(name).shared_bytes(config.optim.batch_size) for name in splits),
         )
 
     def loss(self, model: VisionModel, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -66,16 +66,19 @@ class VisionTask(Task):
         data = self.config.data
         return Preprocessing(data.size, getattr(data, "crop_ratio", 1.0))
 
-    def folder(self, path: str) -> Split:
+    def folder(self, path: str, max_corrupt: float | None = None) -> Split:
         """The images of path/<class>/ to evaluate on, class folders named as the task's classes or by their numbers.
 
-        Raises UserError where there are none, or a folder has another name.
+        max_corrupt: share of them that may be undecodable; none: that of the run's data, else 0.001. Raises UserError
+        where there are none, or a folder has another name.
         """
         from data.folders import folder_source
-        from data.images import ImageSplit
+        from data.images import MAX_CORRUPT, ImageSplit
 
-        how = self.preprocessing
-        return ImageSplit(folder_source(path, self.class_names), how.size, how.crop_ratio, self.config.data.workers)
+        how, data, source = self.preprocessing, self.config.data, folder_source(path, self.class_names)
+        if max_corrupt is None:
+            max_corrupt = getattr(data, "max_corrupt", MAX_CORRUPT)
+        return ImageSplit(source, how.size, how.crop_ratio, data.workers, max_corrupt=max_corrupt)
 
     def flops(self) -> int:
         """As `plstm.models.flops.forward_flops` counts, at the training size."""
@@ -108,7 +111,7 @@ class VisionTask(Task):
         from plstm.training.pictures import draw_gating, draw_samples
 
         batch_size = self.config.optim.batch_size
-        batches = {name: next(split.batches(batch_size)) for name, split in splits.items()}
+        batches = {name: split.first(batch_size) for name, split in splits.items()}
         params = nnx.state(model, nnx.Param)
         written = draw_samples(params, predict, batches, self.class_names, folder / f"{name}-samples")
         return written + draw_gating(model, next(iter(batches.values())), folder / f"{name}-gating")

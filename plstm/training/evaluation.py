@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -43,7 +44,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Mean loss (cross entropy, nats), accuracy, and count over every example of a split, each exactly once.
 
-    The last batch is padded to `batch_size` and the padding masked, so that one compiled program serves the split.
+    The last batch is padded to `batch_size` and the padding masked, so that one compiled program serves the split. An
+    example labelled -1 counts as wrong, with the loss of a guess.
 
     Args:
         predict: as `plstm.training.steps.make_predict` returns it.
@@ -72,5 +74,6 @@ def describe(name: str, metrics: dict[str, float], noun: str = "images") -> str:
 @jax.jit
 def _batch_sums(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    losses = jnp.where(labels < 0, math.log(logits.shape[-1]), losses)
     hits = logits.argmax(-1) == labels
     return jnp.sum(losses * mask), jnp.sum(hits & mask), jnp.sum(mask)

@@ -277,6 +277,7 @@ def test_hash_command_prints_four_fields():
         (["hash", "valid"], "val_ext"),
         (["hash", "val", "--seed", "44"], "--seed 44"),
         (["hash", "val", "--count", "6000"], "5120"),
+        (["sheet", "val", "sheet.png", "--count", "0"], "1 to 600 images"),
         (["hash", "val", "--size", "100"], "data.size=100"),
     ],
 )

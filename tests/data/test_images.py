@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -157,7 +158,7 @@ def test_sizes_that_do_not_fit_are_named():
     with pytest.raises(UserError, match="optim.batch_size=10: must be a multiple of the 3 processes"):
         batches(process_count=3)
     with pytest.raises(UserError, match=r"GiB free, but the batches of data.workers need .*--shm-size"):
-        images._check_shared_memory(10**18)
+        next(batches(workers=2, beside=10**18).from_step(0))
 
 
 def split(source=None, **options) -> ImageSplit:
@@ -188,6 +189,15 @@ def test_two_hosts_evaluate_every_image_once(batch_size):
     assert len(parts[0]) == len(parts[1])
     joined = [{name: np.concatenate([one[name], other[name]]) for name in one} for one, other in zip(*parts)]  # noqa: B905
     assert_whole(joined, batch_size)
+
+
+def test_the_first_batch_alone_is_the_first():
+    expected = next(split().batches(10))
+    for workers in (0, 2):
+        assert_same([split(workers=workers).first(10)], [expected])
+    batch = 10 * SIZE**2 * 3
+    assert split().shared_bytes(10) == 0 and split(workers=2).shared_bytes(10) == 3 * batch
+    assert split(workers=2).shared_bytes(1) == 11 * batch // 10
 
 
 @pytest.mark.multiprocess
@@ -233,7 +243,8 @@ def test_a_corrupt_image_counts_as_wrong():
         warnings.simplefilter("error")  # it was reported above
         metrics = evaluate(always_right, None, source, 10)
     assert metrics["count"] == COUNT and metrics["accuracy"] == pytest.approx((COUNT - 1) / COUNT)
-    assert np.isfinite(metrics["loss"])
+    right, guess = math.log(math.e + 199) - 1, math.log(200)
+    assert metrics["loss"] == pytest.approx(((COUNT - 1) * right + guess) / COUNT)
     with pytest.warns(UserWarning), pytest.raises(UserError, match="1 of 23 images cannot be decoded.* n4.JPEG"):
         list(split(Source(corrupt=(4,))).batches(10))
 
@@ -282,6 +293,15 @@ def test_reading_processes_outlive_signals_to_the_whole_job(reader, number):
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert out.count("batch") == 38
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_a_reading_process_that_is_killed_is_told(reader):
+    process, workers = reader
+    workers[0].kill()
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1 and "ReadError: a reading process ended" in err
 
 
 @pytest.mark.slow

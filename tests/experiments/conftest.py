@@ -35,15 +35,18 @@ def example_record(
     """A record as its table asks for it, of the paper's size without one; `changes` replace whole fields."""
     config = {"experiment": experiment, "seed": seed, "optim": {"peak_lr": lr}, "init_from": init_from}
     config = OmegaConf.create(config)
-    for key, value in load_table(ROOT / "configs/tables" / f"{table or 'arrow'}.yaml").require.items():
+    definition = load_table(ROOT / "configs/tables" / f"{table or 'arrow'}.yaml")
+    for key, value in definition.require.items():
         OmegaConf.update(config, key, value)
+    overrides = [f"experiment={experiment}", f"seed={seed}"]
+    overrides += [f"optim.peak_lr={lr}"] if "optim.peak_lr" in definition.sweep else []
     splits = {"val": val, "val_ext": 0.77, "test": test, "test_ext": test_ext}
     record = RunRecord(
         id=hashlib.sha256(f"{experiment} {seed} {lr}".encode()).hexdigest()[:12],
         name=f"{experiment.replace('/', '-')}-s{seed}",
         experiment=experiment,
-        command=f"python train.py experiment={experiment} seed={seed} optim.peak_lr={lr}",
-        overrides=[f"experiment={experiment}", f"seed={seed}", f"optim.peak_lr={lr}"],
+        command=" ".join(["python train.py", *overrides]),
+        overrides=overrides,
         config=OmegaConf.to_container(config),
         table=table,
         row=row,

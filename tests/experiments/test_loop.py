@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import signal
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import train
+from plstm.errors import ReadError
 from plstm.experiments.config import plain_config, run_id, to_config
 from plstm.experiments.records import commits_of, mark, read_records
 from plstm.training import memory
@@ -63,6 +65,23 @@ def test_the_host_reads_from_the_device_at_log_points_only(start, monkeypatch):
     training.tracker.finish(1)
     assert training.steps >= 12
     assert set(reads) == {*range(5, training.steps, 5), training.steps}
+
+
+def test_where_batches_cannot_be_read_the_run_saves_before_it_ends(start, capsys):
+    training = start()
+    batches = training.source
+
+    class Broken:
+        def from_step(self, step):
+            yield from itertools.islice(batches.from_step(step), 7 - step)
+            raise ReadError("image 7 is gone")
+
+    training.source = Broken()
+    with Interrupt() as interrupt, pytest.raises(ReadError, match="image 7 is gone"):
+        training.run_loop(interrupt)
+    training.checkpoints.close()
+    assert "saved at step 7; the same command goes on" in capsys.readouterr().out
+    assert start().start == 7
 
 
 def test_forgetting_programs_changes_no_digit(start, tmp_path, monkeypatch):

@@ -148,7 +148,7 @@ def test_options_that_the_table_has_no_use_for_are_refused(tmp_path, options):
     assert done.returncode == 2 and options[1] in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("override", ["seed=1", "data.size=48", "report.table=null", "fast"])
+@pytest.mark.parametrize("override", ["seed=1", "data.size=48", "report.table=null", "fast", "model.dtype=float32"])
 def test_overrides_that_the_table_sets_are_refused(tmp_path, override):
     done = run_table("arrow", "--dry-run", "--results", tmp_path, override)
     assert done.returncode == 2 and override in done.stderr and len(done.stderr.splitlines()) == 1

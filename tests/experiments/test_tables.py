@@ -134,6 +134,15 @@ def test_a_reduced_record_is_refused(arrow, tmp_path, group, key, value):
         rendered(arrow, tmp_path)
 
 
+def test_a_record_of_a_changed_experiment_is_refused(arrow, add, tmp_path):
+    swept = example_record().overrides
+    record = add(overrides=[*swept, "loop.log_every=7", "model.method=recurrent"])
+    assert table_rows(arrow, [record])[0][0].runs
+    record = add(overrides=[*swept, "model.mlp_ratio=2"])
+    with pytest.raises(UserError, match=rf"runs/{record.id}.json: was run with model.mlp_ratio=2, but table arrow"):
+        rendered(arrow, tmp_path)
+
+
 @pytest.mark.parametrize("fields", [{"row": "pLSTM!"}, {"experiment": "arrow/mamba"}, {"experiment": "arrow/vit"}])
 def test_a_record_without_its_row_is_refused(arrow, add, tmp_path, fields):
     add(**fields)

@@ -73,7 +73,7 @@ def test_a_run_and_its_file_are_the_model_that_was_trained(runs, exported):
         assert_same(model, trained)
         assert model.info.run == ID and model.info.step == 2
         assert model.info.config.model == tiny_config().model
-        assert model.info.class_names == ("past", "at")
+        assert model.info.class_names == ("away", "at")
         hash(nnx.graphdef(model))  # nnx.jit needs it
 
 
@@ -100,7 +100,7 @@ def test_the_file_says_all_that_is_needed_to_use_it(runs, exported):
     config = json.loads(metadata["config"])
     assert config == identity(plain_config(tiny_config()))
     assert config["model"]["dim"] == 16 and "paths" not in config
-    assert json.loads(metadata["class_names"]) == ["past", "at"]
+    assert json.loads(metadata["class_names"]) == ["away", "at"]
     assert json.loads(metadata["preprocessing"]) == {
         "size": 48,
         "crop_ratio": 1.0,
