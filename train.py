@@ -257,6 +257,7 @@ class Training:
                 self.checkpoints.wait()
                 if self.step > (self.checkpoints.last_step() or 0):
                     self.save(None)
+                    self.checkpoints.wait()
                     say(f"saved at step {self.step:,}; the same command goes on")
                 # A signal may have gone to the processes that read the data, too, and ended them before.
                 if self.interrupt.signal_number is None:

@@ -208,8 +208,9 @@ def test_a_client_that_dies_or_stands_still_changes_nothing(undisturbed, start, 
         assert found.tobytes() == expected.tobytes(), name
 
 
-def test_a_signal_that_ends_the_reading_processes_first_still_saves(tmp_path):
-    """As Ctrl-C and Slurm send it: to all processes of a run, here while the training waits for a batch."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, None], ids=str)
+def test_where_the_reading_processes_end_first_the_run_saves(tmp_path, number):
+    """Killed while the training waits for a batch, after a signal to it, or for want of memory."""
     paths = [f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results"]
     command = [sys.executable, "-u", "train.py", *TINY, *paths, "optim.epochs=1000", "logger.mode=disabled"]
     command += ["data.placement=stream", "data.workers=1"]
@@ -217,19 +218,26 @@ def test_a_signal_that_ends_the_reading_processes_first_still_saves(tmp_path):
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     wait_for(lambda: list(tmp_path.glob("runs/*/checkpoints/8")))
-    for reader in children(process.pid, "spawn_main"):
+    readers = children(process.pid, "spawn_main")
+    for reader in readers:
         reader.send_signal(signal.SIGSTOP)
     steps = [-1, 0]
     while steps[-1] != steps[-2]:  # until the batches that were read ahead are used up
         time.sleep(2)
         steps.append(read_metrics(run_folder(tmp_path) / "metrics.jsonl")[-1]["step"])
-    os.killpg(process.pid, signal.SIGTERM)
-    os.killpg(process.pid, signal.SIGCONT)
+    if number:
+        process.send_signal(number)
+    for reader in readers:
+        reader.kill()
     since = time.monotonic()
     output, errors = process.communicate(timeout=120)
     assert time.monotonic() - since < 30
-    assert process.returncode == 128 + signal.SIGTERM, errors
-    assert f"stopped by signal 15 at step {steps[-1]} saved" in output.replace(",", "")
+    if number:
+        assert process.returncode == 128 + number, errors
+        assert f"stopped by signal {number} at step {steps[-1]} saved" in output.replace(",", "")
+    else:
+        assert process.returncode == 2 and "a reading process ended" in one_error(errors)
+        assert f"saved at step {steps[-1]};" in output.replace(",", "")
     assert (run_folder(tmp_path) / "checkpoints" / str(steps[-1])).is_dir()
 
 
