@@ -100,7 +100,7 @@ figures: $(READY) ## Write results/figures from the run records
 	$(PY) scripts/make_figures.py $(ARGS)
 
 .PHONY: benchmark
-benchmark: $(READY) ## Measure operators and training steps on this machine
+benchmark: $(READY) ## Measure on this machine (ARGS=operator, model, ...; --help lists them)
 	$(PY) scripts/benchmark.py $(ARGS)
 
 .PHONY: baselines

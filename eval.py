@@ -33,8 +33,6 @@ def main(node: DictConfig) -> None:
     options = to_eval_config(node)
     source = choose_source(options)
     config = config_of(source, options.paths.runs)
-    if options.checkpoint == "best" and not config.loop.keeps_best:
-        raise UserError(f"checkpoint=best: this run kept none ({config.loop.why_no_best}); take checkpoint=last")
     task = choose_task(config, options)
     if options.data.split not in (None, *task.splits):
         raise UserError(f"data.split={options.data.split}: choose one of {', '.join(task.splits)}")

@@ -30,8 +30,7 @@ def add_subjects(subjects) -> None:
     for parser, name in ((compiling, "compile"), (memory, "memory")):
         parser.add_argument("--batch", type=positive, default=8, help="images a step (default 8)")
         parser.add_argument("--repeats", type=positive, default=7, help="the median is over these (default 7)")
-        path = ROOT / f"results/benchmarks/{name}-cpu.json"
-        parser.add_argument("--out", type=Path, default=path)
+        parser.add_argument("--out", type=Path, help=f"default results/benchmarks/{name}-<backend>.json")
 
 
 def benchmark_compile(options: argparse.Namespace) -> None:
@@ -58,14 +57,16 @@ def benchmark_compile(options: argparse.Namespace) -> None:
         row = {name: {"median_seconds": medians[name], "seconds": times[name]} for name in MODELS}
         rows.append({"depth": depth, **row, "ratio": medians["pLSTM"] / medians["ViT"]})
         table.add_row(str(depth), *(f"{medians[name]:.1f}" for name in MODELS), f"{rows[-1]['ratio']:.2f}")
-    write_report(options.out, settings, rows)
+    path = options.out or ROOT / f"results/benchmarks/compile-{jax.default_backend()}.json"
+    write_report(path, settings, rows)
     Console().print(table)
-    print(f"Written to {options.out}")
+    print(f"Written to {path}")
 
 
 def benchmark_memory(options: argparse.Namespace) -> None:
     """Steps with kept and with recomputed blocks, in turns; then the operator's forms on one large grid."""
     settings = {"batch": options.batch, "repeats": options.repeats, "load_average_at_start": os.getloadavg()[0]}
+    path = options.out or ROOT / f"results/benchmarks/memory-{jax.default_backend()}.json"
     rows = []
     table = Table(title=f"Memory that XLA plans for {options.batch} images, MiB, and time")
     for column in ("what", "kept", "recomputed", "memory ratio", "time ratio"):
@@ -78,7 +79,7 @@ def benchmark_memory(options: argparse.Namespace) -> None:
             rows.append(row)
             table.add_row(row["what"], *(f"{row[key]['memory_bytes'] / 2**20:.0f}" for key in KEPT),
                           f"{row['memory_ratio']:.2f}", f"{row['time_ratio']:.2f}")  # fmt: skip
-            write_report(options.out, settings, rows)
+            write_report(path, settings, rows)
     Console().print(table)
     for structure in ("rank_one", "no_ru"):
         arguments = draw_operator_inputs(structure, options.grid, options.batch, 3, 64)
@@ -88,8 +89,8 @@ def benchmark_memory(options: argparse.Namespace) -> None:
             row[method] = {"memory_bytes": compile_step(gradient_step(operator), arguments)["memory_bytes"]}
             print(f"{row['what']}, {method}: {row[method]['memory_bytes'] / 2**20:,.0f} MiB", flush=True)
         rows.append(row)
-        write_report(options.out, settings, rows)
-    print(f"Written to {options.out}")
+        write_report(path, settings, rows)
+    print(f"Written to {path}")
 
 
 KEPT = ("kept", "recomputed")

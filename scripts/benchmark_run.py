@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import jax
 from rich.console import Console
 from rich.table import Table
 
@@ -25,7 +26,7 @@ def add_subject(subjects) -> None:
     parser = subjects.add_parser("run", help="whole runs of train.py on small images, pLSTM against ViT")
     parser.add_argument("--epochs", type=float, default=0.5, help="of the demo's data (default 0.5)")
     parser.add_argument("--repeats", type=positive, default=7, help="the median is over these (default 7)")
-    parser.add_argument("--out", type=Path, default=ROOT / "results/benchmarks/run-cpu.json")
+    parser.add_argument("--out", type=Path, help="default results/benchmarks/run-<backend>.json")
     parser.add_argument("overrides", nargs="*", help="more of train.py's overrides, such as debug=smoke")
     parser.set_defaults(run=benchmark_run)
 
@@ -52,8 +53,9 @@ def benchmark_run(options: argparse.Namespace) -> None:
     Console().print(table)
     print(f"pLSTM / ViT: {row['ratio']:.2f}")
     settings = {"epochs": options.epochs, "repeats": options.repeats, "overrides": options.overrides}
-    write_report(options.out, settings | {"load_average_at_start": load}, [row])
-    print(f"Written to {options.out}")
+    path = options.out or ROOT / f"results/benchmarks/run-{jax.default_backend()}.json"
+    write_report(path, settings | {"load_average_at_start": load}, [row])
+    print(f"Written to {path}")
 
 
 def run_once(experiment: str, options: argparse.Namespace) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import statistics
 import sys
@@ -63,6 +64,8 @@ def compare_steps(steps: dict[str, Callable], arguments: tuple, repeats: int) ->
 def write_report(path: Path, settings: dict, rows: list[dict]) -> None:
     """Writes the rows next to the command, the settings, the commit, the versions and the machine."""
     command = shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
+    # What an allocation costs decides about much on CPUs; see docs/speed.md.
+    settings = settings | {"glibc_tunables": os.environ.get("GLIBC_TUNABLES")}
     report = {"command": command, "settings": settings, **describe_environment(ROOT), "rows": rows}
     write_results(path, report)
 

@@ -10,6 +10,7 @@ images are mostly of the second kind. Writes results/probes/<run>.json.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -167,7 +168,7 @@ def main() -> None:
     rows = probe(answer, ArrowLaw(config.data.size, config.data.scale), options.canvases, options.count)
     print_rows(rows)
     report = {
-        "command": f"python scripts/probe_arrow.py {folder.name}",
+        "command": shlex.join(["python", "scripts/probe_arrow.py", *sys.argv[1:]]),
         "settings": {"canvases": options.canvases, "count": options.count},
         "run": folder.name,
         "name": run_name(config),

@@ -47,6 +47,8 @@ def tune(options: argparse.Namespace) -> None:
         for dim in options.dims:
             for batch in options.batches:
                 forms = [form for form in options.forms if is_possible(form, structure)]
+                if not forms:  # nothing to compare chunkwise with
+                    continue
                 forms += ["chunkwise"] * (batch == max(options.batches))  # whose cost an entry is the same
                 for grid in sorted(options.grids):
                     rows.append(measure(structure, grid, batch, dim, forms, options.repeats))

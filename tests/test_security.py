@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import io
 import json
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from omegaconf import OmegaConf
 from PIL import Image
 
@@ -128,9 +128,8 @@ def test_a_config_that_hydra_reads_with_a_tag_in_it_stops_it(sign, tmp_path, mon
     arguments = ["train.py", f"--config-dir={folder}", "+planted@_global_=x", "--config-name=planted"]
     monkeypatch.setattr(sys, "argv", arguments)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises((SystemExit, Exception)) as stopped:
+    with pytest.raises(yaml.constructor.ConstructorError, match="could not determine a constructor"):
         run_entry(train.main, Config)
-    assert stopped.type is SystemExit or "constructor" in str(stopped.value)
 
 
 def test_hydra_s_rerun_of_a_pickle_is_refused(sign, tmp_path, monkeypatch, capsys):
@@ -314,7 +313,7 @@ def test_text_files_of_a_set_are_numbers_alone(sign, tmp_path):
 
 def test_a_tar_of_imagenet_escapes_nowhere(sign, tmp_path):
     """Images are read out of the tars one by one; nothing is unpacked to the names in them."""
-    from data.imagenet import prepare
+    from data.imagenet import load_source, prepare
 
     picture = io.BytesIO()
     Image.new("RGB", (8, 8)).save(picture, "JPEG")
@@ -347,9 +346,8 @@ def test_a_tar_of_imagenet_escapes_nowhere(sign, tmp_path):
     before = {path for path in tmp_path.parent.iterdir()}
     root = tmp_path / "root" / "data"
     root.mkdir(parents=True)
-    # Strange members may well stop it; what counts is where it wrote.
-    with contextlib.suppress(KeyError, ValueError, OSError, RuntimeError, AttributeError, IndexError):
-        prepare(folder, str(root))
+    prepare(folder, str(root))
+    assert [example["file_name"] for example in load_source("test", str(root))] == ["ILSVRC2012_val_00000001.JPEG"]
     outside = [
         path
         for path in tmp_path.rglob("*")

@@ -114,11 +114,13 @@ def _from_run(run: str, runs: Path, checkpoint: str) -> Any:
 
     folder = find_run(run, runs)
     config = load_config(folder)
+    if checkpoint == "best" and not config.loop.keeps_best:
+        raise UserError(f"{folder}: kept no best checkpoint ({config.loop.why_no_best}); take the last one")
     task = _task(config)
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     step = checkpoints.last_step() if checkpoint == "last" else checkpoints.best_step()
     if step is None:
-        other = "; or take the last" if checkpoints.last_step() else ""
+        other = "; or take the last one" if checkpoints.last_step() else ""
         raise UserError(f"{folder}: no {checkpoint} checkpoint; train the run until its first evaluation{other}")
     graphdef, state = init_state(task.build_model(0), build_optimizer(config.optim, lambda step: 0.0))
     model = nnx.merge(graphdef, checkpoints.restore(step, state)[0].weights)

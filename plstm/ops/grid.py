@@ -183,7 +183,7 @@ def _gating_by_target(gates: GridGates, structure: str, form: str) -> jax.Array:
 def _fastest_form(gates: GridGates, structure: str) -> str:
     """A CPU runs short vector operations in sequence without loss, where a GPU wants few and large products."""
     forms = TABLE.get(jax.default_backend(), {}).get("forms")
-    if not forms:
+    if not forms or structure not in forms:
         return "row_transfer"
     return forms[structure][math.prod(gates.s_r.shape[:-3]) >= SHORTEST_BATCH]
 

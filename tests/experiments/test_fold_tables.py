@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from plstm.errors import UserError
-from plstm.experiments import execution, sweeps
+from plstm.experiments import execution, fold_figures, sweeps
 from plstm.experiments.definitions import load_table
 from plstm.experiments.figures import draw_table
 from plstm.experiments.fold_tables import at_best, at_last, choose, describe_folds, find_cells, superfluous_runs
@@ -319,6 +319,23 @@ def test_the_majority_of_each_fold_s_training_graphs():
     labels = np.repeat([0, 1], [60, 40])
     assert majority_accuracy(labels, 10, 42) == pytest.approx(0.6)
     assert majority_accuracy(1 - labels, 10, 42) == pytest.approx(0.6)
+
+
+def test_the_figure_s_points_lie_where_they_should(table, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(fold_figures, "save", lambda figure, path: figures.append(figure))
+    write_cell(table, tmp_path, "graphs/plstm", "MUTAG", 4, 43)
+    draw_table(table, read_records(tmp_path), tmp_path)
+    (axis,) = figures[0].axes
+    at = {line.get_label(): line.get_xdata()[0] for line in axis.lines}
+    (cell,) = [cell for cell in find_cells(table, read_records(tmp_path))[0] if cell.seeds]
+    best, last = (
+        statistics.fmean(run.metrics[when]["test"]["accuracy"] for run in read_records(tmp_path))
+        for when in ("best", "last")
+    )
+    assert best != last
+    expected = {"ours, best validation epoch": best, "ours, last epoch": last, "paper": cell.paper[0]}
+    assert at == pytest.approx(expected)
 
 
 def test_the_figure_shows_whole_seeds_beside_the_papers(table, tmp_path):

@@ -21,6 +21,7 @@ from plstm.models import VisionConfig, build_model
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import TrainState
+from train import Training
 
 SMALL = ["debug=smoke", "model.dim=16", "model.heads=2", "model.depth=1", "optim.name=adamw"]
 HERE = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
@@ -106,6 +107,16 @@ def test_the_id_follows_the_start_and_not_its_place(trained, runs, tmp_path, com
     assert explain(caught.value, Config) == "init_from: name the run to fine-tune, init_from=<its id or folder>"
 
 
+def test_a_training_starts_from_those_weights(finetuning, trained, weights, tmp_path):
+    config = finetuning("data.size=48", "logger.mode=disabled")
+    training = Training(config, run_id(plain_config(config)), tmp_path / "run", [], str(trained))
+    training.checkpoints.close()
+    assert training.start_weights == f"the weights of {trained}, step 16"
+    pairs = zip(*(jax.tree.leaves(tree) for tree in (training.state.params, weights)), strict=True)
+    for ours, first in pairs:
+        np.testing.assert_array_equal(ours, 2 * first)
+
+
 @pytest.mark.parametrize("run", ["12e456", "123e45", "1e5", "123456", "1f392a"])
 def test_an_id_that_looks_like_a_number_is_an_id(run):
     assert to_eval_config(compose("eval", overrides=[quote_ids(f"run={run}")])).run == run
@@ -150,7 +161,7 @@ def test_a_larger_image_gives_what_the_trained_model_gives(finetuning, pretraini
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["model.gates=printed"], "model.gates=printed: the run .* has released"),
+        (["model.norm=layernorm"], "model.norm=layernorm: the run .* has rmsnorm"),
         (["model.dim=32"], "model.dim=32: the run .* has 16"),
         (["model.patch_size=8"], "model.patch_size"),
     ],

@@ -38,15 +38,19 @@ def start(composed, tmp_path):
 def test_a_record_names_the_commits_and_machines_of_all_sessions(start, tmp_path, monkeypatch):
     environment = train.describe_environment(train.ROOT)
     first, second = ({**environment, "commit": digit * 40, "dirty": digit == "a"} for digit in "ab")
+    seconds = 0.0
     for session in (first, second, second, None):
         monkeypatch.setattr(train, "describe_environment", lambda root, made=session or environment: made)
         training = start()
+        assert training.wall_before == seconds
         with Interrupt() as interrupt:
             interrupt.signal_number = session and signal.SIGTERM  # as if one came during the first step
             assert training.run_loop(interrupt) == (signal.SIGTERM if session else None)
         if session is None:
             training.finish(training.whole_weights())
         training.checkpoints.close()
+        assert training.info["wall_seconds"] > seconds
+        seconds = training.info["wall_seconds"]
     (record,) = read_records(tmp_path / "results")
     assert record.earlier == [{"until": 1, **first}, {"until": 3, **second}]
     assert (record.commit, record.hardware) == (environment["commit"], environment["hardware"])

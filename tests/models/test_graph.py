@@ -16,6 +16,7 @@ from data.tudataset import read_tudataset
 from plstm.errors import UserError
 from plstm.models.graph import KINDS, GraphConfig, build_graph_model, neighbourhood
 from plstm.models.graph_baselines import GAT, GCN, GIN, MPNN, LSTMCell
+from plstm.nn.graph import degree_encoding
 
 TOY = read_tudataset("TOY", Path(__file__).parents[1] / "data" / "tudataset" / "TOY")
 FEATURES = TOY.features.shape[1]
@@ -97,6 +98,24 @@ def test_numbering_of_nodes_changes_no_logits(kind):
     other = GraphBatches(dataclasses.replace(TOY, features=features, edges=pairs), 8)
     model = small(kind)
     np.testing.assert_allclose(logits(model, other.batch([g])), logits(model, SOURCE.batch([g])), rtol=1e-4, atol=1e-5)
+
+
+def test_plstm_goes_along_the_graph_and_back():
+    model, g = small("plstm"), int(np.diff(TOY.edge_start).argmax())
+    dag, rows = SOURCE.dags[g], slice(TOY.node_start[g], TOY.node_start[g + 1])
+    degree = jnp.asarray(SOURCE.degree[rows])
+
+    @jax.jit
+    def written_out(features):
+        x = features @ model.encoder.kernel[...] + model.encoder.bias[...]
+        e = (x[dag.tail] + x[dag.head]) / 2
+        x = x + degree_encoding(degree, x.shape[1])
+        for n, block in enumerate(model.blocks):
+            x = x + block.mixer(block.mixer_norm(x), e, (dag.reverse() if n in (2, 3) else dag).packed)
+            x = x + block.mlp(block.mlp_norm(x))
+        return model.readout(x.mean(0)[None])
+
+    np.testing.assert_allclose(logits(model, SOURCE.batch([g])), written_out(TOY.features[rows]), rtol=2e-4, atol=2e-5)
 
 
 def dense_graph(batch):

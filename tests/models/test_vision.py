@@ -141,6 +141,20 @@ def test_the_scan_visits_the_blocks_in_order(name, depth):
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_a_block_adds_the_mixer_then_the_mlp(name):
+    model = filled(tiny(**MODELS[name] | {"layer_scale": 0.5}))
+
+    @jax.jit
+    def both(images):
+        x = model.embed(images)
+        block = next(model.blocks())
+        y = x + block.mixer_scale(block.mixer(block.mixer_norm(x)))
+        return block(x), y + block.mlp_scale(block.mlp(block.mlp_norm(y)))
+
+    np.testing.assert_allclose(*both(draw_images()), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_tokens_of_other_resolutions_take_a_resized_position(name):
     model = filled(tiny(**MODELS[name]))
 

@@ -71,7 +71,8 @@ def test_gates(filled, mode, options, reverse):
     dag = DAG.reverse() if reverse else DAG
     assert not dag.multitree.all()
     h, e = draw(6, DIM), draw(dag.num_edges, DIM, seed=1)
-    gates, direct = mixer.gates(jnp.asarray(h), jnp.asarray(e), dag.packed)
+    packed = DAG.packed.reverse() if reverse else DAG.packed
+    gates, direct = mixer.gates(jnp.asarray(h), jnp.asarray(e), packed)
     for actual, expected in zip(gates, gates_by_loops(mixer, h, e, dag), strict=True):
         np.testing.assert_allclose(actual, expected, atol=1e-5)
     weight = np.asarray(mixer.node_weight[...]).reshape(DIM, 4, HEADS)[:, 3]

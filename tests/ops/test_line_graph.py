@@ -131,6 +131,7 @@ def check_packing(packed, placement, dags):
             np.testing.assert_array_equal(getattr(packed, name)[rows], getattr(dag, name) + shift)
         np.testing.assert_array_equal(packed.line_to[lines], dag.line_to + edge)
         np.testing.assert_array_equal(packed.multitree[lines], dag.multitree)
+        np.testing.assert_array_equal(packed.reverse_multitree[lines], dag.reverse_multitree)
         assert packed.edge_mask[edges].all() and packed.line_mask[lines].all()
     assert used.max() == 1
 

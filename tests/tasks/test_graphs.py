@@ -100,6 +100,15 @@ def test_each_fold_leaves_a_record_and_three_curves(finished, monkeypatch):
     assert records[0].metrics != records[1].metrics
 
 
+def test_the_learning_rate_changes_by_the_epoch(finished):
+    """Here one epoch of warm-up, then a cosine over the other seven."""
+    run = finished / "runs" / records_by_fold(finished)[0].id
+    rates = [line["learning_rate"] for line in read_metrics(run / "metrics.jsonl") if "learning_rate" in line]
+    peak, end = 1e-3, 1e-6
+    expected = end + (peak - end) * (1 + np.cos(np.pi * np.arange(8) / 7)) / 2
+    np.testing.assert_allclose(rates, expected, rtol=1e-5)
+
+
 def test_a_wrong_figure_in_a_fold_s_record_is_found(finished, monkeypatch):
     monkeypatch.setenv("PLSTM_DATA", str(ROOT / "tests/data"))
     record = records_by_fold(finished)[0]
@@ -176,15 +185,33 @@ def test_an_epoch_has_every_training_graph_once_in_its_own_order(config):
     key, per_epoch = jax.random.key(0), task.steps_per_epoch
     batches = GraphTrainBatches(task.source, task.fold.train, key, lambda batch: batch)
     assert (task.train_examples, per_epoch) == (32, 2)
-    epochs = batches.from_step(0)
-    labels = [[next(epochs) for _ in range(per_epoch)] for _ in range(2)]
-    for epoch in labels:
-        assert sum(batch["mask"].sum() for batch in epoch) == 32
-        found = sorted(tuple(np.sort(batch["degree"])[-3:]) for batch in epoch)
-        assert len(found) == per_epoch
-    assert not np.array_equal(labels[0][0]["features"][:64], labels[1][0]["features"][:64])
+    stream = batches.from_step(0)
+    first, second = ([next(stream) for _ in range(per_epoch)] for _ in range(2))
+    number = numbering(task.source.graphs)
+    assert sorted(number(first)) == sorted(number(second)) == sorted(task.fold.train.tolist())
+    assert number(first) != number(second)
     later = next(batches.from_step(3))
-    np.testing.assert_array_equal(later["features"], labels[1][1]["features"])
+    np.testing.assert_array_equal(later["features"], second[1]["features"])
+
+
+def test_a_split_has_the_graphs_of_its_part_of_the_fold(config):
+    task = TASKS["graphs"](config)
+    number = numbering(task.source.graphs)
+    for name in task.splits:
+        assert number(task.split(name).batches(16)) == getattr(task.fold, name).tolist()
+
+
+def numbering(graphs):
+    """Function of batches: their graphs' numbers in the set, in order, told by the first node's features."""
+    known = {graphs.features[row].tobytes(): g for g, row in enumerate(graphs.node_start[:-1])}
+    assert len(known) == len(graphs)
+
+    def number(batches) -> list[int]:
+        places = [(batch, n) for batch in batches for n in range(batch["mask"].sum())]
+        rows = [(batch, np.flatnonzero(batch["graph"] == n)[0]) for batch, n in places]
+        return [known[batch["features"][row].tobytes()] for batch, row in rows]
+
+    return number
 
 
 @pytest.mark.parametrize(("tie", "equal_is_best"), [("latest", True), ("earliest", False)])
@@ -224,5 +251,7 @@ def test_wrong_values_are_named(config, part, changes, message):
         check(wrong)
 
 
-def test_the_best_checkpoint_of_a_run_that_kept_none_is_refused(finished, config):
-    assert not config.loop.keeps_best and config.loop.why_no_best == "loop.save_every is 2"
+def test_the_best_checkpoint_of_a_run_that_kept_none_is_refused(finished):
+    run = finished / "runs" / records_by_fold(finished)[0].id
+    with pytest.raises(UserError, match=rf"{run}: kept no best checkpoint \(loop.save_every is 2\)"):
+        from_checkpoint(run, checkpoint="best")
