@@ -197,12 +197,16 @@ def _steps(folder: Path) -> list[Path]:
 
 
 def _write_sums(folder: Path) -> None:
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    lines = [f"{_sha256(folder / name)}  {name}\n" for name in names if name not in UNSUMMED]
+    lines = [f"{_sha256(folder / name)}  {name}\n" for name in _summed_files(folder)]
     with open(folder / SUMS, "w", encoding="utf-8") as file:
         file.writelines(lines)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _summed_files(folder: Path) -> list[str]:
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return [name for name in names if name not in UNSUMMED]
 
 
 def _damage(folder: Path) -> str | None:
@@ -225,6 +229,9 @@ def _damage(folder: Path) -> str | None:
                 return f"{name} has changed since it was written"
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
+    for name in _summed_files(folder):
+        if name not in wanted and not Path(name).name.startswith("."):  # hidden ones are a file system's or viewer's
+            return f"{SUMS} does not name {name}"  # cut at the end of a line
     return None
 
 

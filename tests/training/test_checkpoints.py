@@ -204,12 +204,24 @@ def test_one_bit_in_any_file_is_found(folder, tmp_path):
         assert _damage(step) is None
 
 
+def drop_last_line(path):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+
+
+def test_a_hidden_file_beside_a_checkpoint_does_no_harm(folder, tmp_path):
+    """File systems leave them (.nfs...), and viewers (.DS_Store)."""
+    step = copied(folder, tmp_path)
+    (step / "state" / ".DS_Store").write_bytes(b"")
+    assert _damage(step) is None
+
+
 DAMAGES_TO_THE_LAST = {
     "a bit of the data": lambda step: flip(max(step.rglob("d/*"), key=lambda path: path.stat().st_size)),
     "a cut score": lambda step: cut(step / "metrics" / "metrics"),
     "no tree": lambda step: (step / "state" / "_METADATA").unlink(),
     "no sums": lambda step: (step / "SHA256SUMS").unlink(),
     "cut sums": lambda step: cut(step / "SHA256SUMS"),
+    "sums cut at the end of a line": lambda step: drop_last_line(step / "SHA256SUMS"),
     "empty sums": lambda step: (step / "SHA256SUMS").write_text(""),
     "an empty folder": lambda step: [shutil.rmtree(step), step.mkdir()],
 }
