@@ -13,10 +13,10 @@ import jax
 from absl import logging
 from omegaconf import DictConfig
 
+from plstm.config import Config, EvalConfig, check, run_name, to_eval_config
 from plstm.errors import UserError
-from plstm.experiments.cli import run_entry, task
-from plstm.experiments.config import Config, EvalConfig, check, run_name, to_eval_config
-from plstm.models.weights import config_of, from_checkpoint
+from plstm.runs.cli import run_entry, task
+from plstm.runs.weights import config_of, from_checkpoint
 from plstm.tasks import TASKS, Task
 from plstm.tasks.base import Split
 from plstm.training.evaluation import describe, evaluate, make_ready

@@ -22,14 +22,15 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
+from plstm.config import Config, identity, plain_config, portable, run_id, run_name, to_config
 from plstm.errors import ReadError, UserError
-from plstm.experiments.cli import run_entry, task
-from plstm.experiments.config import Config, identity, plain_config, portable, run_id, run_name, to_config
-from plstm.experiments.fold_tables import describe_folds
-from plstm.experiments.initial import Initial, initial_id
-from plstm.experiments.records import RunRecord, has_record, record_path, write_record
-from plstm.experiments.runs import curve_of, lock_folder
+from plstm.results.fold_tables import describe_folds
+from plstm.results.records import RunRecord, has_record, record_path, write_record
+from plstm.runs.cli import run_entry, task
+from plstm.runs.finetuning import Initial, initial_id
+from plstm.runs.folders import curve_of, lock_folder
 from plstm.tasks import TASKS
+from plstm.training.averaging import Window
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.environment import describe_environment
 from plstm.training.evaluation import describe, evaluate
@@ -41,7 +42,6 @@ from plstm.training.processes import Votes, check_agreement, from_main, is_main,
 from plstm.training.progress import Progress, banner
 from plstm.training.steps import GUARDED, Programs, init_state, make_predict, make_train_step, share_programs
 from plstm.training.tracking import MetricsWriter, Tracker
-from plstm.training.windows import Window
 
 ROOT = Path(__file__).resolve().parent
 PROBE = 8  # examples that the logged statistics of the model are taken over

@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 from data.arrow_law import render, split_geometry, split_law
 from data.arrow_variant import ArrowVariant
+from data.files import data_root
 from data.packed import PackedSplit, pack, packed_bytes
-from data.roots import data_root
 from plstm.errors import UserError
 
 VERSION = "1.0.0"  # of the data set

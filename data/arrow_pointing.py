@@ -30,7 +30,7 @@ from PIL import Image
 from data.arrow_law import LABELS, SPLITS, render, split_geometry, split_law
 from data.arrow_packed import VERSION
 from data.arrow_variant import SMALL, ArrowVariant
-from data.roots import data_root, told_by_path
+from data.files import data_root, told_by_path
 from plstm.errors import UserError
 
 

@@ -24,7 +24,7 @@ from unittest import mock
 
 import numpy as np
 
-from data.roots import data_root
+from data.files import data_root
 from plstm.errors import UserError
 
 NAME = "imagenet2012"
@@ -61,7 +61,7 @@ def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT) -
 
     Args:
       split: "train", "val" or "test", see above.
-      root: the folder of all data sets, see `data.roots.data_root`.
+      root: the folder of all data sets, see `data.files.data_root`.
       held_out: images of `val`; of a small set at most a tenth, but one. They are the first of
         `numpy.random.RandomState(2012).permutation(training images)`, places in TFDS's stored order, which depends on
         the file names alone. 0 trains on everything, as the paper did, and leaves no `val`.

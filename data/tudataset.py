@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.roots import data_root
+from data.files import data_root
 from plstm.errors import UserError
 
 URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
@@ -101,7 +101,7 @@ def load_tudataset(name: str, root: str | None = None, *, download: bool = True,
     Args:
         name: of the set, such as "MUTAG".
         root: where data sets live, or a folder with a copy in <name>/ or <name>/raw/; none: see
-            `data.roots.data_root`.
+            `data.files.data_root`.
         download: fetch a missing set into <root>/tudataset/<name>/; otherwise it is an error.
         verify: compare what is read with the known fingerprint, if there is one.
 

@@ -45,7 +45,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from plstm.experiments.records import write_file
+from data.files import write_file
 from plstm.models.flops import forward_flops
 from plstm.models.vision import VisionConfig, build_model
 from plstm.ops.grid import by_matrix, plstm2d

@@ -12,7 +12,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from plstm.experiments.costs import compose_experiment
+from plstm.runs.cost import compose_experiment
 from plstm.tasks import TASKS
 from plstm.training.evaluation import evaluate
 from plstm.training.meshes import Layout, make_mesh

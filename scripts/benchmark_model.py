@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from plstm.experiments.config import Config, OptimConfig
+from plstm.config import Config, OptimConfig
 from plstm.models.flops import forward_flops
 from plstm.models.vision import VisionConfig
 from plstm.ops.grid import METHODS

@@ -23,8 +23,8 @@ from PIL import Image
 
 from data.decoding import CorruptImage, decode
 from data.imagenet import class_words
+from plstm.config import run_name
 from plstm.errors import UserError
-from plstm.experiments.config import run_name
 from plstm.models import from_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from absl import logging
 
+from plstm.config import run_name
 from plstm.errors import UserError, run_script
-from plstm.experiments.config import run_name
 from plstm.models import from_checkpoint, save_safetensors
 
 ROOT = Path(__file__).resolve().parents[1]

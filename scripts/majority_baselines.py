@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from data.tudataset import load_tudataset, make_folds
 from plstm.errors import run_script
-from plstm.experiments.definitions import load_table
+from plstm.results.definitions import load_table
 from plstm.training.environment import describe_environment
 from scripts.measuring import write_results
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import jax
 
-from plstm.experiments.records import write_file
-from plstm.experiments.sums import refresh_sums
+from data.files import write_file
+from plstm.results.sums import refresh_sums
 from plstm.training.environment import describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]

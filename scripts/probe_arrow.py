@@ -25,10 +25,10 @@ from rich.table import Table
 from data.arrow_law import SPLITS, Arrow, ArrowLaw, base_seed, parameters, render
 from data.arrow_probes import NO_LABEL, PROBES
 from data.packed import PackedSplit, pack
+from plstm.config import run_name
 from plstm.errors import UserError, run_script
-from plstm.experiments.config import run_name
-from plstm.experiments.runs import find_run, load_config
 from plstm.models import from_checkpoint
+from plstm.runs.folders import find_run, load_config
 from plstm.tasks import TASKS
 from plstm.training.environment import describe_environment
 from plstm.training.steps import make_predict

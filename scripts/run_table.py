@@ -21,9 +21,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plstm.errors import UserError
-from plstm.experiments import execution, figures, fold_tables, sums, sweeps, tables
-from plstm.experiments.definitions import TableDefinition, check_overrides, load_table
-from plstm.experiments.records import Hardware, RunRecord, read_records
+from plstm.results import execution, figures, fold_tables, sums, sweeps, tables
+from plstm.results.definitions import TableDefinition, check_overrides, load_table
+from plstm.results.records import Hardware, RunRecord, read_records
 from scripts.measuring import positive, time_interleaved
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -146,7 +146,7 @@ def estimate(
     measured = sweeps.expected_seconds(run, records, table, hardware) if hardware else None
     if measured is not None or images_per_second is None or table.folds:
         return measured
-    from plstm.experiments.costs import experiment_cost
+    from plstm.runs.cost import experiment_cost
 
     first, own = experiment_cost(table.rows[0].experiment), experiment_cost(run.row.experiment)
     return own.total_flops / (3 * first.flops * images_per_second)
@@ -154,7 +154,7 @@ def estimate(
 
 def measure(experiment: str, batch: int) -> float:
     """Images a second in training steps of an experiment's model on this machine's devices."""
-    from plstm.experiments.costs import compose_experiment
+    from plstm.runs.cost import compose_experiment
     from scripts.benchmark_model import Repeated
 
     step = Repeated(compose_experiment(experiment).model, batch)

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from matplotlib.figure import Figure
 
+from data.files import write_file
 from plstm.errors import UserError, run_script
-from plstm.experiments.records import write_file
 from plstm.training.environment import describe_environment
 from plstm.training.tracking import read_metrics
 from scripts.measuring import note_results

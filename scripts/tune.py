@@ -13,7 +13,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from plstm.experiments.records import write_file
+from data.files import write_file
 from plstm.ops import tuned
 from plstm.ops.grid import FORMS, SHORTEST_BATCH, STRUCTURES, by_matrix, plstm2d
 from scripts.measuring import ROOT, compare_steps, positive, write_report

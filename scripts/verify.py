@@ -17,11 +17,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from absl import logging
 
 from plstm.errors import UserError, run_script
-from plstm.experiments.definitions import load_tables
-from plstm.experiments.records import read_records
-from plstm.experiments.sums import sums_problems
-from plstm.experiments.tables import stale_files
-from plstm.experiments.verify import claim_problems, measured_problems, record_problems, rerun_problems
+from plstm.results.definitions import load_tables
+from plstm.results.records import read_records
+from plstm.results.sums import sums_problems
+from plstm.results.tables import stale_files
+from plstm.results.verify import claim_problems, measured_problems, record_problems, rerun_problems
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from plstm.experiments.cli import run_entry
-from plstm.experiments.config import Config, EvalConfig
+from plstm.config import Config, EvalConfig
+from plstm.runs.cli import run_entry
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ["debug=smoke", "experiment=arrow/plstm", "model.dim=16", "model.heads=2", "optim.epochs=1"]
@@ -110,7 +110,7 @@ def test_eval_names_the_key(entry, tmp_path, arguments, parts):
 
 
 def test_a_second_start_of_a_run_is_refused(entry, tmp_path):
-    from plstm.experiments.runs import lock_folder
+    from plstm.runs.folders import lock_folder
 
     folders = [f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results"]
     status, message = entry("train", *TINY, *folders, "data.root=/nowhere/at/all")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plstm.experiments.records import read_records
+from plstm.results.records import read_records
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from plstm.experiments.records import read_records
+from plstm.results.records import read_records
 from plstm.training.tracking import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]

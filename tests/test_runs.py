@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from plstm.experiments.records import read_curve, read_records
-from plstm.experiments.verify import record_problems, rerun_problems
+from plstm.results.records import read_curve, read_records
+from plstm.results.verify import record_problems, rerun_problems
 from plstm.training.tracking import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]

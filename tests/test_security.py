@@ -24,17 +24,17 @@ from PIL import Image
 import data.tudataset as tudataset
 from data.decoding import MOST_PIXELS, CorruptImage, decode
 from data.folders import folder_source
+from plstm.config import Config, plain_config, task_schema, to_config
 from plstm.errors import UserError
-from plstm.experiments.baselines import read_baselines
-from plstm.experiments.cli import register, run_entry
-from plstm.experiments.config import Config, plain_config, task_schema, to_config
-from plstm.experiments.definitions import load_table
-from plstm.experiments.records import read_records
-from plstm.experiments.runs import load_config
-from plstm.experiments.sweeps import started_runs
-from plstm.experiments.verify import claim_problems
 from plstm.models import from_checkpoint
-from plstm.models.weights import config_of
+from plstm.results.baselines import read_baselines
+from plstm.results.definitions import load_table
+from plstm.results.records import read_records
+from plstm.results.sweeps import started_runs
+from plstm.results.verify import claim_problems
+from plstm.runs.cli import register, run_entry
+from plstm.runs.folders import load_config
+from plstm.runs.weights import config_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [*ROOT.glob("*.py"), *(path for part in ("plstm", "data", "scripts") for path in (ROOT / part).rglob("*.py"))]
@@ -205,7 +205,7 @@ def test_records_and_baselines_are_json_and_nothing_else(sign, tmp_path):
 
 
 def test_a_resolver_in_a_record_stays_text(sign, tmp_path):
-    from plstm.experiments.verify import record_problems
+    from plstm.results.verify import record_problems
 
     for name in ("runs", "curves"):
         (tmp_path / name).mkdir()

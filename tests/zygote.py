@@ -122,7 +122,7 @@ def _children(task: Path) -> list[str]:
 def _watch(plan: Plan) -> None:
     """Puts the events into the program."""
     import train
-    from plstm.experiments import records
+    from plstm.results import records
     from plstm.training import checkpoints, tracking
 
     def before(owner, name: str, event: str) -> None:
@@ -208,8 +208,8 @@ def _child(arguments: list[str], output: str, plan: dict | None) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     import train
-    from plstm.experiments.cli import run_entry
-    from plstm.experiments.config import Config
+    from plstm.config import Config
+    from plstm.runs.cli import run_entry
 
     if plan and "not_finite" in plan:
         _inject(plan["not_finite"], plan["step"])

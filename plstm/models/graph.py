@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from plstm.errors import UserError
-from plstm.models.graph_baselines import LAYERS, LSTMCell, Neighbours, Nodes, dense
+from plstm.models.graph_layers import LAYERS, LSTMCell, Neighbours, Nodes, dense
 from plstm.nn.graph import TRANSITION_NODES, GraphMixer, degree_encoding
 from plstm.nn.layers import MLP, norm
 from plstm.ops.dag import METHODS, NORMS, PackedDags
@@ -100,7 +100,7 @@ class GraphPLSTM(nnx.Module):
         self.readout = Readout(config.dim, classes, rngs)
 
     def __call__(self, batch: Batch, *, train: bool = False) -> jax.Array:
-        """A batch as `data.graph_batches` makes it -> float32 logits [graphs, classes]."""
+        """A batch as `plstm.tasks.graph_batches` makes it -> float32 logits [graphs, classes]."""
         x = self.encoder(batch["features"])
         edges, start = [], 0
         for dag in batch["dags"]:

@@ -15,7 +15,7 @@ from plstm.errors import UserError
 from plstm.tasks.vision import VisionTask
 
 if TYPE_CHECKING:
-    from plstm.experiments.config import Config
+    from plstm.config import Config
     from plstm.training.meshes import Layout
 
 

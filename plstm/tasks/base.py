@@ -12,7 +12,7 @@ from flax import nnx
 from plstm.errors import UserError
 
 if TYPE_CHECKING:
-    from plstm.experiments.config import Config
+    from plstm.config import Config
     from plstm.tasks.vision import Preprocessing
     from plstm.training.meshes import Layout
 

@@ -15,14 +15,14 @@ import numpy as np
 import optax
 from flax import nnx
 
-from data.graph_batches import GraphBatches
 from data.tudataset import SIZES, Fold, Sizes, load_tudataset, make_folds
 from plstm.errors import UserError
 from plstm.models.graph import GraphConfig, build_graph_model
 from plstm.tasks.base import Batch, Task
+from plstm.tasks.graph_batches import GraphBatches
 
 if TYPE_CHECKING:
-    from plstm.experiments.config import Config
+    from plstm.config import Config
     from plstm.training.meshes import Layout
 
 # Where runs that compile the same programs may differ; see `Task.program`.
@@ -90,7 +90,7 @@ class GraphTrainBatches:
 
 
 class GraphTask(Task):
-    """Batches are those of `data.graph_batches`, padding included."""
+    """Batches are those of `plstm.tasks.graph_batches`, padding included."""
 
     data_schema = GraphData
     model_schema = GraphConfig

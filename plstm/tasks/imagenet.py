@@ -19,7 +19,7 @@ from plstm.training.mixing import mix, random_erasing
 
 if TYPE_CHECKING:
     from data.images import ImageBatches, ImageSplit
-    from plstm.experiments.config import Config
+    from plstm.config import Config
     from plstm.training.meshes import Layout
 
 CLASSES = 1000

@@ -18,9 +18,9 @@ from PIL import Image
 from data.augment.crops import evaluation_crop
 from data.packed import unpack
 from plstm.models.flops import forward_flops
+from plstm.models.inspection import gate_statistics
 from plstm.models.vision import VisionConfig, VisionModel, build_model
 from plstm.tasks.base import Batch, Split, Task
-from plstm.training.inspect import gate_statistics
 
 IMAGE_MEAN, IMAGE_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 
@@ -108,7 +108,7 @@ class VisionTask(Task):
         self, model: VisionModel, predict: Callable, splits: Mapping[str, Split], folder: Path, name: str
     ) -> list[Path]:
         """Samples with predictions (Figure 5) and, for pLSTM, what a node passes on (Figure 1)."""
-        from plstm.training.pictures import draw_gating, draw_samples
+        from plstm.tasks.pictures import draw_gating, draw_samples
 
         batch_size = self.config.optim.batch_size
         batches = {name: split.first(batch_size) for name, split in splits.items()}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 if TYPE_CHECKING:
-    from plstm.experiments.config import OptimConfig
+    from plstm.config import OptimConfig
 
 # Of linear layers and of gates; not biases, norms, scales, positions, class token.
 DECAYED = ("kernel", "weight", "node_weight", "edge_weight")

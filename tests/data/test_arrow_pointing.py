@@ -19,8 +19,8 @@ from data.arrow_law import SPLITS, render, split_geometry, split_law
 from data.arrow_packed import load_packed
 from data.arrow_pointing import ArrowPointing, arrow_config, data_source, prepare
 from data.arrow_variant import ArrowVariant
+from data.files import data_root
 from data.packed import unpack
-from data.roots import data_root
 from plstm.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from data.graph_batches import GraphBatches
 from data.tudataset import read_tudataset
 from plstm.errors import UserError
 from plstm.models.graph import KINDS, GraphConfig, build_graph_model, neighbourhood
-from plstm.models.graph_baselines import GAT, GCN, GIN, MPNN, LSTMCell
+from plstm.models.graph_layers import GAT, GCN, GIN, MPNN, LSTMCell
 from plstm.nn.graph import degree_encoding
+from plstm.tasks.graph_batches import GraphBatches
 
 TOY = read_tudataset("TOY", Path(__file__).parents[1] / "data" / "tudataset" / "TOY")
 FEATURES = TOY.features.shape[1]

@@ -15,12 +15,12 @@ import pytest
 from flax import nnx
 
 from data.tudataset import Sizes
+from plstm.config import LoopConfig, check
 from plstm.errors import UserError
-from plstm.experiments.config import LoopConfig, check
-from plstm.experiments.records import read_curve, read_records
-from plstm.experiments.runs import load_config
-from plstm.experiments.verify import record_problems, rerun_problems
-from plstm.models.weights import from_checkpoint, save_safetensors
+from plstm.results.records import read_curve, read_records
+from plstm.results.verify import record_problems, rerun_problems
+from plstm.runs.folders import load_config
+from plstm.runs.weights import from_checkpoint, save_safetensors
 from plstm.tasks import TASKS, graphs
 from plstm.tasks.graphs import GraphTrainBatches
 from plstm.training.steps import share_programs

@@ -12,8 +12,8 @@ from PIL import Image
 
 from data.augment.recipes import AugmentConfig
 from data.mosaics import MosaicSource
+from plstm.config import Config, LoopConfig, OptimConfig, check
 from plstm.errors import UserError
-from plstm.experiments.config import Config, LoopConfig, OptimConfig, check
 from plstm.models import VisionConfig
 from plstm.tasks.imagenet import LOSSES, ImageNetData, ImageNetTask
 from plstm.tasks.vision import normalise

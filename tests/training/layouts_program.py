@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 
 from data.packed import PackedSplit
-from plstm.experiments.config import Config, OptimConfig
+from plstm.config import Config, OptimConfig
 from plstm.models import VisionConfig, build_model
 from plstm.nn.layers import drop_path
 from plstm.ops import lots

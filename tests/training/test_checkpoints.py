@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from plstm.config import OptimConfig
 from plstm.errors import UserError
-from plstm.experiments.config import OptimConfig
 from plstm.training.checkpoints import Checkpoints, _damage
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import TrainState, init_state

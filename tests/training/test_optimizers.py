@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
-from plstm.experiments.config import OptimConfig
+from plstm.config import OptimConfig
 from plstm.models import VisionConfig, build_model
 from plstm.training.optimizers import build_optimizer, decay_mask, epoch_schedule, learning_rate_schedule
 

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from data.packed import unpack
-from plstm.experiments.config import Config, OptimConfig
+from plstm.config import Config, OptimConfig
 from plstm.tasks.vision import VisionTask, normalise
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer

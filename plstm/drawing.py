@@ -1,0 +1,62 @@
+"""What all figures share: type, the canvas, a legend, and files that come out the same byte for byte.
+
+Their colours are Okabe and Ito's, which readers with any colour vision tell apart.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data.files import write_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "figure.dpi": 150,
+    "svg.hashsalt": "plstm",
+}
+
+
+def style():
+    """The context in which a figure is drawn."""
+    import matplotlib
+
+    return matplotlib.rc_context(STYLE)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure of its own, in inches, on the Agg canvas: no window system, no global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure((width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One legend for all axes, each label once."""
+    entries = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=5, fontsize=8, columnspacing=1.2)
+
+
+def save(figure: Figure, path: Path) -> list[Path]:
+    """Writes `path` with .png and with .svg, the same bytes for the same figure; returns both."""
+    written = []
+    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+        data = io.BytesIO()
+        figure.savefig(data, format=kind, metadata=metadata)
+        written.append(path.with_name(f"{path.name}.{kind}"))
+        write_file(written[-1], data.getvalue())
+    return written

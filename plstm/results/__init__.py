@@ -1,0 +1,1 @@
+"""Finished runs: records, curves, tables, figures, sweeps. Knows records and no task."""

@@ -1,0 +1,232 @@
+"""How the entries talk to the user: Hydra with the typed schema, errors in one line that name the nearest valid key."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Sweep
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from plstm.config import Config, EvalConfig, run_id, task_schema
+from plstm.errors import UserError
+from plstm.runs.finetuning import initial_id
+from plstm.tasks import TASKS
+from plstm.training.memory import keep_freed_memory
+
+EXIT_BAD_INPUT = 2
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+def register() -> None:
+    """Makes the schemas known to Hydra; needed before a config is composed."""
+    store = ConfigStore.instance()
+    store.store(name="train_schema", node=Config)
+    store.store(name="eval_schema", node=EvalConfig)
+    for name, task in TASKS.items():  # the defaults lists of configs/data and configs/model begin with these
+        store.store(group="schema/data", name=name, node=task.data_schema)
+        store.store(group="schema/model", name=task.model_schema.__name__, node=task.model_schema)
+
+
+def _resolved_id(root: DictConfig) -> str:
+    node = OmegaConf.masked_copy(root, [key for key in root if key != "hydra"])
+    plain = OmegaConf.to_container(node, resolve=True)
+    if plain["init_from"] is not None:
+        plain["init_from"] = initial_id(plain["init_from"], Path(plain["paths"]["runs"]))
+    return run_id(plain)
+
+
+# On import, and so also in the processes that a launcher starts, which get the schemas from it.
+OmegaConf.register_new_resolver("run_id", lambda *, _root_: _resolved_id(_root_), replace=True)
+
+
+def task(schema: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[DictConfig], Any]]:
+    """Decorates what Hydra runs: bad input, or a file that cannot be written, ends it with one line and status 2."""
+
+    def decorate(function: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
+        @functools.wraps(function)
+        def run(node: DictConfig) -> Any:
+            if jax.config.jax_compilation_cache_dir is None:  # a resumed or repeated run starts without compiling again
+                jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/plstm/jax").expanduser()))
+            keep_freed_memory()
+            try:
+                return function(node)
+            except UserError as error:
+                _fail(str(error))
+            except OmegaConfBaseException as error:
+                _fail(explain(error, schema))
+            except OSError as error:
+                if not error.filename:
+                    raise
+                _fail(f"{error.filename}: {error.strerror}")
+
+        return run
+
+    return decorate
+
+
+def run_entry(main: Callable[[], Any], schema: type) -> None:
+    """Runs a Hydra main function; a config that cannot be composed ends it with one clear line and exit status 2."""
+    register()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through, so that they are worded here
+    if any(word.startswith("--experimental-rerun") for word in sys.argv[1:]):
+        _fail("--experimental-rerun: reads a pickle, which can run anything; type the run's command again instead")
+    sys.argv[1:] = [quote_ids(word) for word in sys.argv[1:]]
+    try:
+        check_overrides([word for word in sys.argv[1:] if "=" in word or word.startswith("~")])
+        main()
+    except UserError as error:
+        _fail(str(error))
+    except (HydraException, OmegaConfBaseException) as error:
+        _fail(explain(error, schema))
+    except OSError as error:  # the run's folder
+        if not error.filename:
+            raise
+        _fail(f"{error.filename}: {error.strerror}; choose another paths.runs")
+    except (AttributeError, TypeError, ValueError) as error:
+        if any(frame.f_code.co_filename == __file__ and frame.f_code.co_name == "run" for frame in _frames(error)):
+            raise  # by a run, and not by Hydra before it
+        _fail(uncomposable(error, sys.argv[1:]))
+
+
+def uncomposable(error: Exception, words: list[str]) -> str:
+    """One line on an error that Hydra did not foresee."""
+    return f"{_printable(' '.join(words))}: cannot be composed ({' '.join(str(error).split())})"
+
+
+def _frames(error: Exception) -> list[Any]:
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+def quote_ids(word: str) -> str:
+    """An override of `run` or `init_from` with quotes around ids that Hydra would take for numbers, such as 12e456."""
+    if not word.startswith(("run=", "init_from=")):
+        return word
+    return re.sub(r"(?<=[=,])\d+e\d+(?=,|$)", r'"\g<0>"', word)
+
+
+def check_overrides(overrides: list[str]) -> None:
+    """Raises UserError for a word of the command line that Hydra would stumble over, or pass over in silence."""
+    for word in overrides:
+        if word.startswith("-"):
+            continue
+        try:
+            (override,) = OverridesParser.create().parse_overrides([word])
+        except HydraException as error:
+            why = " ".join(str(error).split())[:120]
+            hint = "quote a value with special characters twice, 'key=\"value\"'"
+            raise UserError(f"{_printable(word)}: cannot be read ({why}); {hint}") from error
+        key, value = override.key_or_group, None if override.is_delete() else override.value()
+        if override.is_delete() and not key.startswith("hydra"):
+            raise UserError(f"{word}: nothing can be taken away; set {key} to the value that it should have")
+        named = value if isinstance(value, list) else [value]
+        is_list = isinstance(value, list)
+        good = (isinstance(name, str | Sweep) or (name is None and not is_list) for name in named)
+        if key and (CONFIGS / key).is_dir() and ("${" in word or not all(good)):
+            choices = sorted(str(path.relative_to(CONFIGS / key))[:-5] for path in (CONFIGS / key).rglob("*.yaml"))
+            raise UserError(f"{_printable(word)}: there is no such choice; {_listed(choices, key)}")
+
+
+def _listed(choices: list[str], group: str) -> str:
+    if len(choices) > 20:
+        return f"they are the files of configs/{group}"
+    return f"there are {', '.join(choices) or 'none'}"
+
+
+def _printable(word: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in word)[:200]
+
+
+def _fail(message: str) -> NoReturn:
+    if not jax.distributed.is_initialized():
+        print(f"error: {message}", file=sys.stderr)
+        raise SystemExit(EXIT_BAD_INPUT)
+    print(f"error: process {jax.process_index()}: {message}", file=sys.stderr, flush=True)
+    os._exit(EXIT_BAD_INPUT)  # an orderly end would wait for the other processes, and they for this one
+
+
+def explain(error: Exception, schema: type) -> str:
+    """One line on what Hydra or OmegaConf found wrong with a config; `schema` is that of the entry."""
+    chain = []
+    while error is not None:
+        chain.append(error)
+        error = error.__cause__
+    text = "\n".join(str(link) for link in chain)
+    if told := re.search("UserError raised while resolving interpolation: (.*)", text):
+        return told[1]
+    if unknown := re.search(r"[Kk]ey '([^']+)' (?:is not in struct|not in '\w+')(?:[\s\S]*?full_key: (\S+))?", text):
+        key = unknown[2] or unknown[1]
+        if (whole := re.search(r"Could not override '([^']+)'", text)) and whole[1].startswith(f"{key}."):
+            key = whole[1]  # what was typed, of which only the first part was looked for
+        key = _printable(key)
+        if key in known_keys(schema):
+            return f"{key}: no key of this run's task; choose data=... and model=... of one task"
+        return f"{key}: there is no such key{_nearest(key, known_keys(schema))}"
+    if option := re.search(r"Could not (?:find|load) '([^']+)'", text):
+        if option[1].startswith("hydra/launcher/submitit"):
+            return "hydra/launcher: this one needs the Slurm plugin; install it: make setup EXTRA=slurm"
+        group, _, name = option[1].partition("/")
+        options = _options(group, text)
+        said = f"{group}={_printable(name)}: there is no such choice"
+        return f"{said}{_nearest(name, options)}; {_listed(options, group)}"
+    if group := re.search(r"Merge error: (\w+) is not a subclass of (\w+)", text):
+        key = next((key for key, kind in _group_types(schema) if kind == group[2]), group[2])
+        return f"{key}: is a group of keys and cannot be a value ({group[1]}); set its keys, {key}.<key>=..."
+    if value := re.search(r"(Value '.*' .*)[\s\S]*?full_key: (\S+)", text):
+        return f"{value[2]}: {value[1]}"
+    if missing := re.search(r"[Mm]issing mandatory value: (\S+)", text):
+        return f"{missing[1]}: give a value, {missing[1]}=..."
+    return " ".join(str(chain[0]).split())
+
+
+def _options(group: str, text: str) -> list[str]:
+    """The choices of a group, also in folders of it, which Hydra's message (`text`) does not list."""
+    folders = [Path(folder, group) for folder in re.findall(r"path=file://(\S+)", text)]
+    paths = [path.relative_to(folder) for folder in folders for path in folder.rglob("*.yaml")]
+    return sorted(str(path.with_suffix("")) for path in paths)
+
+
+def _nearest(word: str, choices: list[str]) -> str:
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    if not close:  # a key typed under the wrong group: compare the last parts
+        leaves = {choice.rpartition(".")[2]: choice for choice in choices}
+        close = [leaves[leaf] for leaf in difflib.get_close_matches(word.rpartition(".")[2], list(leaves), n=1)]
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def known_keys(schema: type) -> list[str]:
+    """The dotted keys of a schema; those of a training run are of all tasks."""
+    return list(dict.fromkeys(key for node in _schema_nodes(schema) for key in _dotted_keys(node)))
+
+
+def _group_types(schema: type) -> list[tuple[str, str]]:
+    """Each group of keys with the name of its dataclass."""
+    nodes = _schema_nodes(schema)
+    return [
+        (key, OmegaConf.get_type(node, key).__name__) for node in nodes for key in node if OmegaConf.is_dict(node[key])
+    ]
+
+
+def _schema_nodes(schema: type) -> list[DictConfig]:
+    return [task_schema(task) for task in TASKS] if schema is Config else [OmegaConf.structured(schema)]
+
+
+def _dotted_keys(node: DictConfig, prefix: str = "") -> list[str]:
+    keys = []
+    for name in node:
+        keys.append(f"{prefix}{name}")
+        child = None if OmegaConf.is_missing(node, name) else node[name]
+        keys += _dotted_keys(child, f"{prefix}{name}.") if isinstance(child, DictConfig) else []
+    return keys

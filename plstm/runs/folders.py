@@ -1,0 +1,82 @@
+"""The folders of runs: locking one, finding one, and its curve."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from plstm.config import Config, from_file
+from plstm.errors import UserError
+from plstm.results.records import CurvePoint
+from plstm.training.tracking import read_metrics
+
+MAX_PATH = 255  # letters of a name that every file system takes
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Holds a run's folder, made where missing, for this process.
+
+    Raises UserError where another process holds it, or it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "w")  # noqa: SIM115 (held until the end of the with block below)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot write there ({error.strerror}); choose another paths.runs") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(
+                f"{folder}: this run is being trained by another process; wait for it or stop it"
+            ) from error
+        yield
+
+
+def find_run(run: str, runs: Path, key: str = "run") -> Path:
+    """The folder of a run given by its folder or its id (or the first digits of it).
+
+    Raises UserError, naming the config's `key`, where there is none, or several.
+    """
+    if len(run) > MAX_PATH or not run.isprintable():
+        raise UserError(f"{key}={run[:40]!r}...: no such run in {runs}; name its folder or id")
+    if (Path(run) / ".hydra").is_dir():
+        return Path(run)
+    name = glob.escape(run) if "/" not in run else ""
+    found = sorted(path for path in runs.glob(f"{name}*") if (path / ".hydra").is_dir()) if name else []
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(
+            f"{key}={run}: {len(found)} runs in {runs} begin so: {', '.join(path.name for path in found[:5])}"
+        )
+    known = sorted(path.name for path in runs.glob("*") if (path / ".hydra").is_dir())
+    listed = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+    raise UserError(f"{key}={run}: no such run in {runs}; " + (f"there are {listed}" if known else "train one first"))
+
+
+def load_config(folder: Path) -> Config:
+    """The checked config that the run in `folder` was started with. Raises UserError where it is missing or damaged."""
+    path = folder / ".hydra" / "config.yaml"
+    try:
+        return from_file(OmegaConf.to_container(OmegaConf.load(path)))
+    except (OSError, ValueError, TypeError, UserError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{path}: not the config of a run ({str(error).splitlines()[0]})") from error
+
+
+def curve_of(metrics_path: Path) -> list[CurvePoint]:
+    """The curve of a `metrics.jsonl`, in its order."""
+    return [
+        CurvePoint(line["step"], line["epoch"], line["split"], metric, value)
+        for line in read_metrics(metrics_path)
+        for metric, value in line.items()
+        if metric not in ("step", "epoch", "split", "count") and value is not None
+    ]

@@ -1,0 +1,208 @@
+"""Trained weights: those of a run, or of a .safetensors file, as a model that is ready to use.
+
+    model = from_checkpoint("model.safetensors")  # or a run: its folder, its id or the first digits of it
+    logits = model(model.info.preprocessing(image)[None])
+
+The file holds every parameter, and every running statistic of a batch norm, as float32 under its dotted name, such as
+head.kernel; axis 0 of those under `groups` counts the groups of blocks. Its metadata, all of it text, are format
+("plstm"), format_version, run (id), step, and as JSON config (of the training; its `model` is the architecture),
+class_names, and preprocessing (size in pixels, crop_ratio, mean and deviation of pixels in [0, 1]; null for a model
+that takes no pictures). Reading executes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from plstm.errors import UserError
+
+if TYPE_CHECKING:
+    from plstm.config import Config
+    from plstm.tasks import Task
+    from plstm.tasks.vision import Preprocessing
+
+FORMAT, VERSION = "plstm", "1"
+SAVED = nnx.Any(nnx.Param, nnx.BatchStat)
+
+
+@dataclass(frozen=True)
+class Info:
+    """Where a model's weights come from, and what it needs to be used.
+
+    run, step: the run's id, and the steps it had taken. class_names: the meaning of the logits, in order.
+    preprocessing: from a picture to what the model takes. config: the run's; config.model is the architecture.
+    """
+
+    run: str
+    step: int
+    class_names: tuple[str, ...]
+    preprocessing: Preprocessing | None
+    config: Config = field(compare=False, repr=False)
+
+
+def from_checkpoint(source: str | os.PathLike, *, runs: str | os.PathLike = "runs", checkpoint: str = "last") -> Any:
+    """The model with trained weights, deterministic unless called with a key; its `info` is an `Info`.
+
+    Args:
+        source: a .safetensors file, or a run: its folder, its id or the first digits of it.
+        runs: the folder of runs that ids are looked up in. checkpoint: "last" or "best" of a run.
+
+    Raises UserError where there is no such file or run, or it is damaged.
+    """
+    if is_file(source):
+        return _from_file(Path(source))
+    return _from_run(str(source), Path(runs), checkpoint)
+
+
+def config_of(source: str | os.PathLike, runs: str | os.PathLike = "runs") -> Config:
+    """The config that the weights were trained with, without reading them; arguments as for `from_checkpoint`."""
+    from plstm.runs.folders import find_run, load_config
+
+    if is_file(source):
+        return _info(Path(source), _open(Path(source)).metadata()).config
+    return load_config(find_run(str(source), Path(runs)))
+
+
+def is_file(source: str | os.PathLike) -> bool:
+    """Whether `source` names a file and not a run."""
+    return str(source).endswith(".safetensors") or Path(source).is_file()
+
+
+def save_safetensors(model: Any, path: str | os.PathLike) -> None:
+    """Writes a model of `from_checkpoint`, whole or not at all. Raises UserError where it cannot be written."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    from plstm.config import identity, plain_config
+
+    info, path = model.info, Path(path)
+    config = identity(plain_config(info.config))
+    if "init_from" in config:
+        config["init_from"] = Path(config["init_from"]).name  # the run's id, and not where it lay
+    metadata = {
+        "format": FORMAT,
+        "format_version": VERSION,
+        "run": info.run,
+        "step": str(info.step),
+        "config": json.dumps(config),
+        "class_names": json.dumps(info.class_names),
+        "preprocessing": json.dumps(info.preprocessing and asdict(info.preprocessing)),
+    }
+    weights = nnx.state(model, SAVED)
+    tensors = {name: np.ascontiguousarray(leaf[...], np.float32) for name, leaf in _named(weights).items()}
+    try:
+        save_file(tensors, path, metadata)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be written ({_first_line(error)})") from error
+
+
+def _from_run(run: str, runs: Path, checkpoint: str) -> Any:
+    from plstm.runs.folders import find_run, load_config
+    from plstm.training.checkpoints import Checkpoints
+    from plstm.training.optimizers import build_optimizer
+    from plstm.training.steps import init_state
+
+    folder = find_run(run, runs)
+    config = load_config(folder)
+    if checkpoint == "best" and not config.loop.keeps_best:
+        raise UserError(f"{folder}: kept no best checkpoint ({config.loop.why_no_best}); take the last one")
+    task = _task(config)
+    checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
+    step = checkpoints.last_step() if checkpoint == "last" else checkpoints.best_step()
+    if step is None:
+        other = "; or take the last one" if checkpoints.last_step() else ""
+        raise UserError(f"{folder}: no {checkpoint} checkpoint; train the run until its first evaluation{other}")
+    graphdef, state = init_state(task.build_model(0), build_optimizer(config.optim, lambda step: 0.0))
+    model = nnx.merge(graphdef, checkpoints.restore(step, state)[0].weights)
+    model.info = Info(folder.absolute().name, step, tuple(task.class_names), task.preprocessing, config)
+    return model
+
+
+def _from_file(path: Path) -> Any:
+    with _open(path) as file:
+        info = _info(path, file.metadata())
+        task = _task(info.config)
+        task.fit(info.class_names, {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
+        graphdef, weights = nnx.split(nnx.eval_shape(lambda: task.build_model(0)), SAVED)
+        wanted = _named(weights)
+        _refuse_other_tensors(path, file, wanted)
+        for name, leaf in wanted.items():
+            leaf.set_value(jnp.asarray(file.get_tensor(name)))
+    model = nnx.merge(graphdef, weights)
+    model.info = info
+    return model
+
+
+def _task(config: Config) -> Task:
+    """A run's task. What was trained by a GPU's kernels serves elsewhere, too: all methods are one function."""
+    from plstm.tasks import TASKS
+
+    if getattr(config.model, "method", None) == "fused" and jax.default_backend() != "gpu":
+        config = replace(config, model=replace(config.model, method="auto"))
+    return TASKS[config.task](config)
+
+
+def _open(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="np")
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file") from error
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: not a whole safetensors file ({_first_line(error)})") from error
+
+
+def _info(path: Path, metadata: Mapping[str, str] | None) -> Info:
+    from omegaconf.errors import OmegaConfBaseException
+
+    from plstm.config import from_file, identity
+    from plstm.tasks.vision import Preprocessing
+
+    metadata = metadata or {}
+    if metadata.get("format") != FORMAT:
+        raise UserError(f"{path}: made by another program; write one with scripts/export.py")
+    if metadata.get("format_version") != VERSION:
+        version = metadata.get("format_version")
+        raise UserError(f"{path}: has format version {version}, and this code reads {VERSION}; update it")
+    try:
+        config = from_file(identity(json.loads(metadata["config"])))
+        names, preprocessing = (json.loads(metadata[key]) for key in ("class_names", "preprocessing"))
+        if preprocessing is not None:
+            values = {key: tuple(value) if isinstance(value, list) else value for key, value in preprocessing.items()}
+            preprocessing = Preprocessing(**values)
+        info = Info(metadata["run"], int(metadata["step"]), tuple(names), preprocessing, config)
+    except (KeyError, TypeError, ValueError, UserError, OmegaConfBaseException) as error:
+        raise UserError(f"{path}: its metadata are damaged or of other code ({_first_line(error)})") from error
+    return info
+
+
+def _refuse_other_tensors(path: Path, file: Any, wanted: Mapping[str, Any]) -> None:
+    found = set(file.keys())
+    for name in [*wanted, *sorted(found)]:
+        if name not in found:
+            raise UserError(f"{path}: not of this model: it has no tensor {name}")
+        if name not in wanted:
+            raise UserError(f"{path}: not of this model: it has a tensor {name}, which the model does not")
+        tensor, shape = file.get_slice(name), wanted[name].shape
+        if (tensor.get_dtype(), tuple(tensor.get_shape())) != ("F32", shape):
+            there = f"{tensor.get_dtype()} {tuple(tensor.get_shape())}"
+            raise UserError(f"{path}: not of this model: tensor {name} is {there} there and F32 {shape} here")
+
+
+def _named(params: nnx.State) -> dict[str, nnx.Param]:
+    return {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(params)}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

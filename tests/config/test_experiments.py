@@ -1,0 +1,357 @@
+"""Every file under configs/experiment: it composes, builds, and is what its header, its table and the paper say."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from omegaconf import OmegaConf
+
+from plstm.config import Config, run_id, to_config
+from plstm.config import plain_config as plain
+from plstm.models import build_model
+from plstm.results.definitions import load_table
+from plstm.results.records import read_records
+from plstm.tasks import TASKS
+from plstm.training.optimizers import decay_mask, learning_rate_schedule
+
+from .conftest import ROOT
+
+FOLDER = ROOT / "configs/experiment"
+EXPERIMENTS = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.yaml"))
+ARROW = [name for name in EXPERIMENTS if name.startswith("arrow/")]
+GRAPHS = [name for name in EXPERIMENTS if name.startswith("graphs/")]
+VISION = [name for name in EXPERIMENTS if name not in GRAPHS]
+IMAGENET = [name for name in EXPERIMENTS if name.startswith(("imagenet/", "ablation/"))]
+TABLES = sorted(path.stem for path in (ROOT / "configs/tables").glob("*.yaml"))
+
+# Appendix G.2, Table 2, and the released configurations.
+PAPER = {
+    "model": dict(
+        image_size=192, channels=3, classes=2, patch_size=16, dim=192, depth=12, heads=6, mlp_ratio=4, modes=["P", "D"],
+        gates="released", stm_bias_only=False, gate_init="zeros", position_embedding=True, pooling="corners",
+        norm="rmsnorm", layer_scale=None, drop_path=0.0, dtype="bfloat16",
+    ),
+    "data": dict(name="arrow_pointing", classes=2, size=192, scale=1.0, train_images=100_000, eval_images=None),
+    "optim": dict(
+        name="adamw", end_factor=1e-3, warmup_epochs=1.0, epochs=50.0, batch_size=128, weight_decay=0.05, b1=0.9,
+        b2=0.999, eps=1e-8, clip_norm=1.0, label_smoothing=0.0,
+    ),
+    "loop": dict(eval_every=2000, final_splits=["val", "val_ext", "test", "test_ext"], best_metric="val"),
+}  # fmt: skip
+VARIANTS = {
+    "arrow/plstm": {},
+    "arrow/plstm_d_mode": {"modes": ["D"]},
+    "arrow/plstm_p_mode": {"modes": ["P"]},
+    "arrow/plstm_no_posemb": {"position_embedding": False},
+    "arrow/plstm_stm_bias": {"stm_bias_only": True},
+    "arrow/plstm_printed": {"gates": "printed"},
+    "arrow/vit": {"modes": ["attention"], "pooling": "class_token", "layer_scale": 1.0},
+}
+
+# Tables 4 to 7 and the released configurations; docs/deviations.md tells where they differ, and what was taken.
+IMAGENET_DATA = dict(name="imagenet2012", classes=1000, train_images=1_281_167, held_out=0, eval_images=None)
+IMAGENET_MODEL = dict(
+    channels=3, classes=1000, patch_size=16, depth=12, mlp_ratio=4, gates="released", stm_bias_only=False,
+    position_embedding=True, norm="rmsnorm", dtype="bfloat16",
+)  # fmt: skip
+PLSTM = dict(modes=["P", "D"], pooling="corners", layer_scale=None)
+VIT = dict(modes=["attention"], pooling="class_token", layer_scale=1e-4)
+SIZES = {
+    "t": dict(dim=192, heads=3, drop_path=0.0),
+    "s": dict(dim=384, heads=6, drop_path=0.05),
+    "b": dict(dim=768, heads=12, drop_path=0.1),
+}
+IMAGENET_OPTIM = dict(warmup_epochs=5.0, b1=0.9, b2=0.999, eps=1e-8, clip_norm=1.0)
+MIXED = dict(crop="random_resized", flip=0.5, mixup=0.8, cutmix=1.0)
+RAND = "rand-m9-mstd0.5-inc1"
+STAGES = {
+    "pretrain": {
+        "data": dict(size=192, crop_ratio=1.0),
+        "augment": dict(auto_augment="three_augment", color_jitter=0.3, random_erasing=0.0, repeats=3),
+        "optim": dict(
+            name="lamb", peak_lr=4e-3, end_factor=1e-3, batch_size=2048, weight_decay=0.02,
+            loss="binary_cross_entropy", label_smoothing=0.0,
+        ),
+    },
+    "finetune": {
+        "data": dict(size=224, crop_ratio=1.0),
+        "augment": dict(auto_augment=RAND, color_jitter=0.0, random_erasing=0.0, repeats=1),
+        "optim": dict(
+            name="adamw", peak_lr=1e-5, end_factor=0.1, epochs=20.0, batch_size=512, weight_decay=0.1,
+            loss="cross_entropy", label_smoothing=0.1,
+        ),
+    },
+    "ablation": {
+        "data": dict(size=224, crop_ratio=0.875),
+        "augment": dict(auto_augment=RAND, color_jitter=0.0, random_erasing=0.25, repeats=3),
+        "optim": dict(
+            name="adamw", peak_lr=1e-3, end_factor=1e-3, epochs=400.0, batch_size=2048, weight_decay=0.05,
+            loss="cross_entropy", label_smoothing=0.0,
+        ),
+    },
+}  # fmt: skip
+# Steps, and steps of warm-up; then learning rates at some steps.
+SCHEDULES = {
+    ("pretrain", "t"): (500_000, 3_125, {0: 0, 1_250: 1.6e-3, 3_125: 4e-3, 251_562: 2.002e-3, 499_999: 4e-6}),
+    ("pretrain", "s"): (250_000, 3_125, {0: 0, 1_250: 1.6e-3, 3_125: 4e-3, 126_562: 2.002e-3, 249_999: 4e-6}),
+    ("pretrain", "b"): (250_000, 3_125, {0: 0, 1_250: 1.2e-3, 3_125: 3e-3, 126_562: 1.5015e-3, 249_999: 3e-6}),
+    ("finetune", None): (50_040, 12_510, {0: 0, 1_251: 1e-6, 12_510: 1e-5, 31_275: 5.5e-6, 50_039: 1e-6}),
+    ("ablation", None): (250_000, 3_125, {0: 0, 1_250: 4e-4, 3_125: 1e-3, 126_562: 5.005e-4, 249_999: 1e-6}),
+}
+PARAMETERS = {
+    "imagenet/plstm_t": 6_304_420, "imagenet/plstm_s": 23_252_320, "imagenet/plstm_b": 89_081_560,
+    "imagenet/plstm_t_finetune": 6_314_404, "imagenet/plstm_s_finetune": 23_272_288,
+    "imagenet/plstm_b_finetune": 89_121_496,
+    "imagenet/vit_t": 5_707_048, "imagenet/vit_s": 22_029_928, "imagenet/vit_b": 86_526_184,
+    "imagenet/vit_t_finetune": 5_717_032, "imagenet/vit_s_finetune": 22_029_928 + 52 * 384,
+    "imagenet/vit_b_finetune": 86_526_184 + 52 * 768,  # 14 x 14 - 12 x 12 more places
+    "ablation/plstm": 6_314_404, "ablation/plstm_printed": 6_314_404, "ablation/plstm_no_posemb": 6_276_772,
+    "ablation/plstm_p_mode": 6_323_404, "ablation/plstm_d_mode": 6_305_404, "ablation/plstm_stm_bias": 6_302_884,
+    "ablation/vit": 5_717_032,
+}  # fmt: skip
+
+
+def stage_of(name: str) -> tuple[str, str]:
+    """The stage and the size of an ImageNet experiment."""
+    if name.startswith("ablation/"):
+        return "ablation", "t"
+    return "finetune" if name.endswith("_finetune") else "pretrain", re.search("_([tsb])", name)[1]
+
+
+@pytest.fixture(scope="module")
+def configs(composed) -> dict[str, Config]:
+    """Every experiment, as the command in its header runs it."""
+    return {name: to_config(composed(*header_command(name))) for name in EXPERIMENTS}
+
+
+def header(name: str) -> list[str]:
+    lines = (FOLDER / f"{name}.yaml").read_text().splitlines()
+    return [line for line in lines if line.startswith("#")]
+
+
+def header_command(name: str) -> list[str]:
+    """The arguments of train.py on the second line; some id where it says ID."""
+    return header(name)[1].removeprefix("# python train.py ").replace("=ID", "=0123456789ab").split()
+
+
+def start_of(name: str) -> list[str]:
+    """What must be given with the experiment."""
+    return [argument for argument in header_command(name) if argument.startswith("init_from=")]
+
+
+def steps_of(config: Config) -> tuple[int, int]:
+    epoch = TASKS[config.task](config).steps_per_epoch
+    return round(config.optim.epochs * epoch), round(config.optim.warmup_epochs * epoch)
+
+
+def row_of(config: Config):
+    table = load_table(ROOT / "configs/tables" / f"{config.report.table}.yaml")
+    rows = [row for row in table.rows if row.name == config.report.row]
+    assert len(rows) == 1, f"table {table.name} has {[row.name for row in table.rows]}, not {config.report.row}"
+    return table, rows[0]
+
+
+def shapes(config):
+    return nnx.state(nnx.eval_shape(lambda: build_model(config, 0)), nnx.Param)
+
+
+def task_parameters(config) -> int:
+    model = nnx.eval_shape(lambda: TASKS[config.task](config).build_model(0))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+def parameters(config) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes(config)))
+
+
+def test_every_variant_is_known():
+    assert set(ARROW) == set(VARIANTS) and set(IMAGENET) == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_header_s_command_runs_this_experiment(configs, name):
+    lines = header(name)
+    assert lines[0] == "# @package _global_" and lines[1].startswith("# python train.py ")
+    assert header_command(name)[0] == f"experiment={name}"
+    assert configs[name].experiment == name
+    assert "Cost" in " ".join(lines)
+    assert len((FOLDER / f"{name}.yaml").read_text().splitlines()) <= 15
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_the_model_builds(configs, name):
+    config = configs[name]
+    build_and_call = lambda images: build_model(config.model, 0)(images)  # noqa: E731
+    for size in (config.data.size, 2 * config.data.size)[: 2 if config.task == "arrow" else 1]:  # with extrapolation
+        logits = jax.eval_shape(build_and_call, jax.ShapeDtypeStruct((2, size, size, 3), np.float32))
+        assert logits.shape == (2, config.data.classes) and logits.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_its_table_has_its_row(configs, name):
+    config = configs[name]
+    table, row = row_of(config)
+    assert row.experiment == name
+    sweep = table.sweep | row.sweep
+    for key, value in {**table.require, **row.require}.items():
+        assert OmegaConf.select(OmegaConf.structured(config), key) == value, key
+    for key, values in sweep.items():
+        assert OmegaConf.select(OmegaConf.structured(config), key) in values, key
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_of_a_table_has_its_experiment(name):
+    for row in load_table(ROOT / "configs/tables" / f"{name}.yaml").rows:
+        assert row.experiment in EXPERIMENTS
+
+
+@pytest.mark.parametrize("name", ARROW)
+def test_the_header_tells_the_paper_s_figures(configs, name):
+    row, text = row_of(configs[name])[1], " ".join(header(name))
+    expected = re.search(r"(\S+)\): test (\S+) \+- (\S+), test_ext (\S+) \+- ([\d.]+\d)", text)
+    assert (expected is None) == (row.paper is None)
+    if expected:
+        peak_lr, *figures = (float(figure) for figure in expected.groups())
+        assert figures == [*row.paper["test"], *row.paper["test_ext"]]
+        assert peak_lr == row.paper["peak_lr"] == configs[name].optim.peak_lr
+
+
+@pytest.mark.parametrize("name", ARROW)
+def test_arrow_pointing_follows_the_paper(configs, name):
+    config = plain(configs[name])
+    for group, expected in PAPER.items():
+        expected = expected | (VARIANTS[name] if group == "model" else {})
+        assert {key: config[group][key] for key in expected} == expected
+
+
+@pytest.mark.parametrize("name", ARROW)
+def test_arrow_pointing_s_schedule(configs, name):
+    config = configs[name]
+    steps, warmup = steps_of(config)
+    assert (steps, warmup) == (39_050, 781)
+    rates = np.asarray(learning_rate_schedule(config.optim, steps, warmup)(np.array([0, 71, 781, 19_915, 39_049])))
+    np.testing.assert_allclose(rates / config.optim.peak_lr, [0, 71 / 781, 1, 0.5005, 1e-3], rtol=1e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", IMAGENET)
+def test_imagenet_follows_the_facts(configs, name):
+    config, (stage, size) = plain(configs[name]), stage_of(name)
+    variant = VARIANTS.get(name.replace("ablation/", "arrow/"), {}) if "vit" not in name else {}
+    start = "normal" if "imagenet/plstm" in name else "zeros"
+    expected = {
+        "data": IMAGENET_DATA | STAGES[stage]["data"],
+        "model": IMAGENET_MODEL | (VIT if "vit" in name else PLSTM) | SIZES[size] | dict(gate_init=start) | variant,
+        "augment": MIXED | STAGES[stage]["augment"],
+        "optim": IMAGENET_OPTIM | STAGES[stage]["optim"],
+        "loop": dict(final_splits=["test"], best_metric=None),
+    }
+    if stage == "pretrain":
+        expected["optim"] |= dict(epochs=800.0 if size == "t" else 400.0, peak_lr=3e-3 if size == "b" else 4e-3)
+    for group, values in expected.items():
+        assert {key: config[group][key] for key in values} == values, group
+    assert config["model"]["image_size"] == config["data"]["size"]
+    assert (config["init_from"] is not None) == (stage == "finetune")
+
+
+@pytest.mark.parametrize("name", IMAGENET)
+def test_imagenet_s_schedule(configs, name):
+    config, (stage, size) = configs[name], stage_of(name)
+    steps, warmup, rates = SCHEDULES[stage, size if stage == "pretrain" else None]
+    assert steps_of(config) == (steps, warmup)
+    schedule = learning_rate_schedule(config.optim, steps, warmup)
+    np.testing.assert_allclose(schedule(np.array(list(rates))), list(rates.values()), rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_imagenet_s_models_have_the_published_sizes(configs, name):
+    assert parameters(configs[name].model) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", ["imagenet/plstm_t", "imagenet/vit_t"])
+def test_weight_decay_and_trust_ratios_take_matrices_only(configs, name):
+    params = shapes(configs[name].model)
+    mask = decay_mask(params)
+    sizes = {True: 0, False: 0}
+    for leaf, decayed in zip(jax.tree.leaves(params), jax.tree.leaves(mask), strict=True):
+        sizes[decayed] += math.prod(leaf.shape)
+    # Patch embedding; queries, keys, values, output and MLP; head.
+    dim, linear = 192, 12 * 12 * 192**2
+    kernels = 768 * dim + linear + 1000 * (4 * dim if "plstm" in name else dim)
+    # Source, transition, mark and orientation of 6 P-layers; 2 sources, 3 transitions, 2 marks of 6 D-layers.
+    gates = 6 * (3 * dim + 12 * dim + 7 * dim) if "plstm" in name else 0
+    assert sizes == {True: kernels + gates, False: PARAMETERS[name] - kernels - gates}
+
+
+@pytest.mark.parametrize("name", IMAGENET)
+def test_the_header_tells_table_4_or_5(configs, name):
+    row, text = row_of(configs[name])[1], " ".join(header(name))
+    expected = re.search(r"Expected \(Table ([45]).*: test ([\d.]+)%", text)
+    assert (expected is None) == (row.paper is None)
+    if expected:
+        assert float(expected[2]) == row.paper["test"]
+        assert expected[1] == ("5" if name.startswith("ablation/") else "4")
+
+
+# On MUTAG; the paper says under 300k for pLSTM, whose released model has 469,602.
+GRAPH_PARAMETERS = {
+    "graphs/gat": 84_866, "graphs/gcn": 83_842, "graphs/gin": 136_458, "graphs/lstm": 149_378, "graphs/mpnn": 149_378,
+    "graphs/plstm": 469_602, "graphs/plstm_linf": 469_602, "graphs/plstm_pruned": 469_602, "graphs/plstm_tail": 469_602,
+    "graphs/plstm_released": 469_602, "graphs/plstm_small": 297_302,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_follow_the_facts(configs, name):
+    config = plain(configs[name])
+    expected = {
+        "data": dict(name="MUTAG", folds=10, fold_seed=42, verify=True),
+        "optim": dict(
+            name="adamw", peak_lr=1e-3, weight_decay=0.01, clip_norm=1.0, batch_size=64, epochs=100.0,
+            warmup_epochs=5.0, schedule_per="epoch", loss="cross_entropy", label_smoothing=0.0,
+        ),
+        "loop": dict(unit="epochs", eval_every=1, best_metric="val", best_tie="earliest"),
+    }  # fmt: skip
+    for group, values in expected.items():
+        assert {key: config[group][key] for key in values} == values, group
+    assert task_parameters(configs[name]) == GRAPH_PARAMETERS[name]
+    released = dict(p_norm="linf", reverse_p="pruned", transition_node="tail")
+    changed = {key: config["model"][key] for key in released if config["model"][key] == released[key]}
+    variant = {"linf": "p_norm", "pruned": "reverse_p", "tail": "transition_node"}.get(name.partition("_")[2])
+    assert list(changed) == (list(released) if name == "graphs/plstm_released" else [variant] if variant else [])
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_header_tells_table_1(configs, name):
+    row, text = row_of(configs[name])[1], " ".join(header(name))
+    told = {key.replace("-", "_"): float(value) for key, value in re.findall(r"([A-Z][\w-]+) (0\.\d{4})", text)}
+    assert told == {key: value[0] for key, value in (row.paper or {}).items()}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_smoke_run_is_small_and_enters_no_table(composed, name):
+    config = to_config(composed(f"experiment={name}", "debug=smoke", *start_of(name)))
+    assert config.report.table is None and config.report.row is None
+    assert config.paths.results != Config().paths.results and config.logger.mode == "disabled"
+    assert steps_of(config)[0] <= 20 and config.model.depth == 2
+    assert config.data.size == 48 if name in VISION else config.data.name == "TOY"
+    assert task_parameters(config) > 0
+
+
+def test_no_two_experiments_are_one_run(configs):
+    assert len({run_id(plain(config)) for config in configs.values()}) == len(configs)
+
+
+def test_finished_runs_keep_their_ids(composed):
+    records = read_records(ROOT / "results")
+    assert len(records) >= 4
+    composed_anew = {}  # of a cross-validation's many runs, one an experiment
+    for record in records:
+        assert run_id(record.config) == record.id
+        composed_anew[record.experiment if "fold" in record.config["data"] else record.id] = record
+    for record in composed_anew.values():
+        assert run_id(plain(to_config(composed(*record.overrides)))) == record.id

@@ -1,0 +1,67 @@
+"""Gate statistics and gating patterns against a walk through the blocks by hand."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from plstm.models.inspection import gate_statistics, gating_patterns
+from plstm.ops.oracle import gating_matrix_oracle
+
+
+@pytest.fixture(scope="module")
+def images():
+    return np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_config, filled):
+    return filled(tiny_config(depth=4))
+
+
+@pytest.fixture(scope="module")
+def layer_gates(model, images):
+    """Each layer's gates, by running the layers before it."""
+
+    @jax.jit
+    def walk(images):
+        x, found = model.embed(images), []
+        for block in model.blocks():
+            found.append(block.mixer.gates(block.mixer_norm(x)))
+            x = block(x)
+        return found
+
+    return walk(images)
+
+
+def test_statistics_are_the_means_of_each_layer(model, images, layer_gates):
+    statistics = jax.jit(lambda images: gate_statistics(model, images))(images)
+    expected = {}
+    for n, (mode, gates) in enumerate(zip("PDPD", layer_gates, strict=True)):
+        for name, gate in gates._asdict().items():
+            expected[f"gates/layer{n:02d}_{mode}/{name}"] = np.mean(gate)
+            if name.startswith("t_"):
+                expected[f"gates/layer{n:02d}_{mode}/{name}_magnitude"] = np.mean(np.abs(gate))
+    assert statistics.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(statistics[name], value, atol=1e-5, err_msg=name)
+    assert statistics["gates/layer01_D/t_ru"] == 0
+
+
+def test_patterns_are_what_a_node_passes_on(model, images, layer_gates):
+    row, column = 1, 3
+    found = jax.jit(lambda image: gating_patterns(model, image, (row, column)))(images[0])
+    assert {mode: int(n) for mode, (n, _) in found.items()} == {"P": 0, "D": 1}
+    gates = jax.tree.map(lambda *layers: np.stack([layer[0] for layer in layers]), *layer_gates[:2])
+    expected = np.asarray(jax.jit(gating_matrix_oracle)(gates))[:, :, row, column]
+    for mode, oracle in zip("PD", expected, strict=True):
+        pattern = found[mode][1]
+        assert pattern.shape == (2, 4, 4) and pattern[0, row, column] == 0
+        np.testing.assert_allclose(pattern, oracle, rtol=1e-4, atol=1e-5 * np.abs(oracle).max())
+
+
+def test_attention_has_no_gates(tiny_config, filled, images):
+    model = filled(tiny_config("ViT"))
+    assert jax.eval_shape(lambda images: gate_statistics(model, images), images) == {}
+    assert jax.eval_shape(lambda image: gating_patterns(model, image, (0, 0)), images[0]) == {}

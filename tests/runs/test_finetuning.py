@@ -1,0 +1,214 @@
+"""Fine-tuning: which run a run starts from, and what becomes of its weights."""
+
+from __future__ import annotations
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hydra import compose
+from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationResolutionError
+
+from plstm.config import Config, plain_config, portable, run_id, to_config, to_eval_config
+from plstm.errors import UserError
+from plstm.models import VisionConfig, build_model
+from plstm.runs.cli import explain, quote_ids
+from plstm.runs.finetuning import Initial, adapt, initial_id
+from plstm.training.checkpoints import Checkpoints
+from plstm.training.optimizers import build_optimizer
+from plstm.training.steps import TrainState
+from train import Training
+
+SMALL = ["debug=smoke", "model.dim=16", "model.heads=2", "model.depth=1", "optim.name=adamw"]
+HERE = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
+
+
+def start_run(runs, node, checkpoints):
+    """A folder as train.py leaves it, with a checkpoint for each (step, state, final), the earlier the better."""
+    folder = runs / run_id(plain_config(to_config(node)))
+    (folder / ".hydra").mkdir(parents=True)
+    OmegaConf.save(node, folder / ".hydra/config.yaml")
+    kept = Checkpoints(folder / "checkpoints")
+    for step, state, final in checkpoints:
+        kept.save(step, state, {"final": final}, score=1 / step)
+    kept.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def pretraining(composed):
+    return composed("experiment=reduced/imagenet_vit", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def weights(pretraining):
+    """Of step 8; those of step 16 are twice as large."""
+    return nnx.state(build_model(to_config(pretraining).model, 0), nnx.Param)
+
+
+@pytest.fixture(scope="module")
+def trained(pretraining, weights, runs):
+    """A finished pre-training with its best checkpoint before its last."""
+    optimizer = build_optimizer(to_config(pretraining).optim, lambda step: 0.0)
+
+    def state(step):
+        params = jax.tree.map(lambda leaf: leaf * (step / 8), weights)
+        return TrainState(jnp.int32(step), params, optimizer.init(params), jnp.int32(-1))
+
+    return start_run(runs, pretraining, [(8, state(8), None), (16, state(16), {"val": {"accuracy": 0.0}})])
+
+
+@pytest.fixture(scope="module")
+def finetuning(composed, runs, trained):
+    """Function of more arguments: the config of a fine-tuning run at 64 pixels."""
+
+    def make(*arguments) -> Config:
+        start = [f"init_from={trained.name}", "data.size=64", f"paths.runs={runs}"]
+        return to_config(composed("experiment=reduced/imagenet_vit_finetune", *SMALL, *start, *arguments))
+
+    return make
+
+
+def test_a_run_is_named_by_its_id_its_first_digits_or_its_folder(trained, runs, tmp_path):
+    elsewhere = shutil.copytree(trained, tmp_path / "my best run")
+    for name in (trained.name, trained.name[:5], str(trained), str(elsewhere)):
+        assert initial_id(name, runs) == trained.name
+    assert initial_id("0123456789ab", runs) == "0123456789ab"  # its folder need not be here
+    for name in ("no-such", "/no/such"):
+        with pytest.raises(UserError, match=f"init_from={name}: no such run.*{trained.name}"):
+            initial_id(name, runs)
+
+
+def test_the_id_follows_the_start_and_not_its_place(trained, runs, tmp_path, composed):
+    elsewhere = shutil.copytree(trained, tmp_path / "moved")
+    experiment = ["experiment=reduced/imagenet_vit_finetune", *SMALL, f"paths.runs={runs}"]
+
+    def folder(start, *more):
+        arguments = [*experiment, f"init_from='{start}'", *more]
+        return compose("train", overrides=arguments, return_hydra_config=True).hydra.run.dir
+
+    here = folder(trained.name)
+    assert here == folder(trained) == folder(elsewhere) == folder(trained.name[:6])
+    assert here != folder("0123456789ab") and here != folder(trained.name, "init_checkpoint=best")
+    with pytest.raises(InterpolationResolutionError) as caught:
+        folder("no-such-run")
+    assert explain(caught.value, Config).startswith("init_from=no-such-run: no such run in")
+    with pytest.raises(InterpolationResolutionError) as caught:
+        compose("train", overrides=experiment, return_hydra_config=True).hydra.run.dir  # noqa: B018
+    assert explain(caught.value, Config) == "init_from: name the run to fine-tune, init_from=<its id or folder>"
+
+
+def test_a_training_starts_from_those_weights(finetuning, trained, weights, tmp_path):
+    config = finetuning("data.size=48", "logger.mode=disabled")
+    training = Training(config, run_id(plain_config(config)), tmp_path / "run", [], str(trained))
+    training.checkpoints.close()
+    assert training.start_weights == f"the weights of {trained}, step 16"
+    pairs = zip(*(jax.tree.leaves(tree) for tree in (training.state.params, weights)), strict=True)
+    for ours, first in pairs:
+        np.testing.assert_array_equal(ours, 2 * first)
+
+
+@pytest.mark.parametrize("run", ["12e456", "123e45", "1e5", "123456", "1f392a"])
+def test_an_id_that_looks_like_a_number_is_an_id(run):
+    assert to_eval_config(compose("eval", overrides=[quote_ids(f"run={run}")])).run == run
+    assert compose("train", overrides=["experiment=demo/vit", quote_ids(f"init_from={run}")]).init_from == run
+
+
+def test_only_ids_are_quoted():
+    words = ["optim.peak_lr=1e-4,3e4", "seed=1e5", "init_from=runs/12e45", "run=1f392a"]
+    assert [quote_ids(word) for word in words] == words
+    assert quote_ids("init_from=1e5,3f,2e7") == 'init_from="1e5",3f,"2e7"'
+
+
+def test_records_name_the_start_by_its_id():
+    overrides = ["experiment=x", "init_from=/scratch/run", "paths.runs=/scratch"]
+    assert portable(overrides, "12345e678901") == ["experiment=x", 'init_from="12345e678901"']
+    assert portable(overrides[:1]) == overrides[:1]
+
+
+@pytest.mark.parametrize(("checkpoint", "step"), [("last", 16), ("best", 8)])
+def test_weights_are_those_of_the_checkpoint(trained, finetuning, weights, checkpoint, step):
+    config = finetuning("data.size=48", f"init_checkpoint={checkpoint}")
+    fresh = jax.tree.map(jnp.zeros_like, weights)
+    params, line = Initial(config.init_from, config).load(fresh, HERE)
+    assert line == f"the weights of {trained}, step {step}"
+    jax.tree.map(lambda ours, first: np.testing.assert_array_equal(ours, first * (step / 8)), params, weights)
+    assert jax.tree.structure(params) == jax.tree.structure(fresh)
+
+
+def test_a_larger_image_gives_what_the_trained_model_gives(finetuning, pretraining, weights):
+    config = finetuning("init_checkpoint=best")
+    fresh = build_model(config.model, 99)
+    params, line = Initial(config.init_from, config).load(nnx.state(fresh, nnx.Param), HERE)
+    assert line.endswith("step 8; position embedding 3 x 3 -> 4 x 4")
+    trained = build_model(to_config(pretraining).model, 0)
+    images = jax.random.normal(jax.random.key(0), (2, 64, 64, 3))
+    wanted = trained(images)
+    assert (fresh(images) != wanted).any()
+    nnx.update(fresh, params)
+    np.testing.assert_array_equal(fresh(images), wanted)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["model.norm=layernorm"], "model.norm=layernorm: the run .* has rmsnorm"),
+        (["model.dim=32"], "model.dim=32: the run .* has 16"),
+        (["model.patch_size=8"], "model.patch_size"),
+    ],
+)
+def test_another_model_is_refused(finetuning, arguments, words):
+    config = finetuning(*arguments)
+    with pytest.raises(UserError, match=words):
+        Initial(config.init_from, config)
+
+
+def test_an_unfinished_run_is_refused(composed, runs, finetuning):
+    node = composed("experiment=reduced/imagenet_vit", *SMALL, "seed=44")
+    folder = start_run(runs, node, [(8, {"step": jnp.int32(8)}, None)])
+    with pytest.raises(UserError, match=r"has not finished \(stopped at step 8\)"):
+        Initial(folder.name, finetuning())
+
+
+def test_best_of_a_run_that_chose_none_is_refused(composed, runs, finetuning):
+    node = composed("experiment=reduced/imagenet_vit", *SMALL, "seed=45", "loop.best_metric=null")
+    folder = start_run(runs, node, [(8, {"step": jnp.int32(8)}, {})])
+    with pytest.raises(UserError, match="init_checkpoint=best"):
+        Initial(folder.name, finetuning("init_checkpoint=best"))
+
+
+def shapes_of(**changes):
+    settings = {"image_size": 32, "dim": 16, "depth": 2, "heads": 2, "classes": 3} | changes
+    return nnx.state(nnx.eval_shape(lambda: build_model(VisionConfig(**settings), 0)), nnx.Param)
+
+
+def test_only_other_classes_make_a_new_head():
+    fill = lambda value, shapes: jax.tree.map(lambda leaf: np.full(leaf.shape, value), shapes)  # noqa: E731
+    params, changes = adapt(fill(1.0, shapes_of()), fill(2.0, shapes_of(classes=5)))
+    assert changes == ["a new head, 3 -> 5 classes"]
+    assert {path[0].key for path, leaf in jax.tree_util.tree_leaves_with_path(params) if leaf.max() == 2} == {"head"}
+    assert adapt(shapes_of(), shapes_of())[1] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"dim": 32}, "embedding.project.bias"),
+        ({"position_embedding": False}, "position is in the trained one only"),
+        ({"layer_scale": 0.1}, r"groups.blocks.0.mixer_scale\S* is in the new model only"),
+        ({"depth": 4}, r"groups.blocks.0.\S+ is \(1, .* there and \(2, .* here"),
+        ({"dim": 32, "classes": 5}, "embedding.project.bias"),
+    ],
+)
+def test_any_other_difference_names_its_parameter(changes, name):
+    with pytest.raises(UserError, match=name):
+        adapt(shapes_of(), shapes_of(**changes))

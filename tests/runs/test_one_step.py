@@ -1,0 +1,75 @@
+"""One training step of every experiment on tiny data: what its recipe, model and optimizer compose does train."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from plstm.config import plain_config, to_config
+from plstm.tasks import TASKS
+from plstm.training.meshes import Layout, make_mesh
+from plstm.training.optimizers import build_optimizer, learning_rate_schedule
+from plstm.training.steps import init_state, make_train_step
+
+from .test_experiments import EXPERIMENTS, start_of
+
+# Without weight decay, which moves parameters that have no gradient.
+SMALL = ["debug=smoke", "model.dim=16", "optim.batch_size=8", "optim.weight_decay=0"]
+# LAMB, binary cross entropy, mixing, stochastic depth, LayerScale; batch norm; other tests train pLSTM.
+QUICK = ["imagenet/vit_s", "graphs/gin"]
+# What makes no other program.
+ALIKE = ("experiment", "seed", "init_from", "init_checkpoint", "loop", "logger", "paths", "report", "data")
+SETTINGS = ("peak_lr", "end_factor", "warmup_epochs", "epochs", "weight_decay", "batch_size")
+
+
+def program_of(config) -> str:
+    plain = {key: value for key, value in plain_config(config).items() if key not in ALIKE}
+    plain["optim"] = {key: value for key, value in plain["optim"].items() if key not in SETTINGS}
+    return json.dumps(plain, sort_keys=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def stepped():
+    """program -> its loss, so that experiments with one program share it."""
+    return {}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EXPERIMENTS]
+)
+def test_one_step_changes_every_parameter_that_it_should(composed, folder, stepped, name):
+    own = [] if name.startswith("graphs/") else ["model.heads=2", f"data.root={folder}"]
+    config = to_config(composed(f"experiment={name}", *SMALL, *start_of(name), *own))
+    program = program_of(config)
+    if program not in stepped:
+        stepped[program] = take_step(config)
+    loss, unmoved, grown = stepped[program]
+    classes = 2 if config.task == "graphs" or config.optim.loss == "binary_cross_entropy" else config.data.classes
+    # Relative for many classes; in nats for two, as an untrained model so narrow has logits that differ by about one.
+    assert loss == pytest.approx(np.log(classes), rel=0.25, abs=1.0 if config.task == "graphs" else 0.6)
+    assert not unmoved and not grown
+
+
+def take_step(config) -> tuple[float, list[str], list[str]]:
+    """The loss of a batch, the parameters that have no gradient, and those that are not finite after the step."""
+    task = TASKS[config.task](config)
+    optimizer = build_optimizer(config.optim, learning_rate_schedule(config.optim, 20, 0))
+    graphdef, state = init_state(task.build_model(config.seed), optimizer)
+    layout, key = Layout(make_mesh(config.optim.batch_size)), jax.random.key(0)
+    step = make_train_step(graphdef, optimizer, lambda n: 0.0, task.loss, key=key, layout=layout)
+    before = jax.tree.map(np.asarray, state.params)
+    batch = next(task.batches(key, layout).from_step(0))
+    state, metrics = step(state, batch)
+    after = jax.tree.map(np.asarray, state.params)
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(before)]
+    pairs = list(zip(names, jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
+    unmoved = [name for name, old, new in pairs if (old == new).all()]
+    return float(metrics["loss"]), unmoved, [name for name, _, new in pairs if not np.isfinite(new).all()]

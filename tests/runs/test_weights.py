@@ -1,0 +1,212 @@
+"""Weights of a run, exported and loaded again: the same numbers, and one clear line for a file that is not right."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from omegaconf import OmegaConf
+from PIL import Image
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from plstm.config import Config, identity, plain_config
+from plstm.errors import UserError
+from plstm.models import VisionConfig, build_model, from_checkpoint, save_safetensors
+from plstm.runs.weights import config_of
+from plstm.tasks.arrow import ArrowData
+from plstm.training.checkpoints import Checkpoints
+from plstm.training.optimizers import build_optimizer
+from plstm.training.steps import init_state
+
+ROOT = Path(__file__).resolve().parents[2]
+ID = "0123456789ab"
+
+
+def tiny_config() -> Config:
+    model = VisionConfig(image_size=48, patch_size=16, dim=16, heads=2, depth=2, classes=2, dtype="float32")
+    return Config(model=model, data=ArrowData(size=48, scale=0.25, train_seed=43, train_images=256, eval_images=64))
+
+
+def tiny_state(config: Config, seed: int):
+    """A state of the config's model, its parameters drawn by NumPy."""
+    rng = np.random.default_rng(seed)
+    graphdef, params = nnx.split(nnx.eval_shape(lambda: build_model(config.model, 0)))
+    model = nnx.merge(graphdef, jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), params))
+    return model, init_state(model, build_optimizer(config.optim, lambda step: 0.0))[1]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """A folder of one run, with checkpoints of steps 1 (the best) and 2."""
+    folder = tmp_path_factory.mktemp("runs")
+    config = tiny_config()
+    (folder / ID / ".hydra").mkdir(parents=True)
+    OmegaConf.save(OmegaConf.create(plain_config(config)), folder / ID / ".hydra" / "config.yaml")
+    checkpoints = Checkpoints(folder / ID / "checkpoints")
+    for step, score in ((1, 0.9), (2, 0.1)):
+        checkpoints.save(step, tiny_state(config, step)[1], {}, score)
+    checkpoints.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(runs) -> Path:
+    path = runs / "model.safetensors"
+    save_safetensors(from_checkpoint(ID, runs=runs), path)
+    return path
+
+
+def assert_same(model, other):
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(model, nnx.Param), nnx.state(other, nnx.Param))
+
+
+def test_a_run_and_its_file_are_the_model_that_was_trained(runs, exported):
+    trained, _ = tiny_state(tiny_config(), 2)
+    for source in (ID, ID[:4], runs / ID, exported):
+        model = from_checkpoint(source, runs=runs)
+        assert_same(model, trained)
+        assert model.info.run == ID and model.info.step == 2
+        assert model.info.config.model == tiny_config().model
+        assert model.info.class_names == ("away", "at")
+        hash(nnx.graphdef(model))  # nnx.jit needs it
+
+
+def test_the_best_checkpoint(runs):
+    assert_same(from_checkpoint(ID, runs=runs, checkpoint="best"), tiny_state(tiny_config(), 1)[0])
+
+
+def test_a_checkpoint_without_a_score_is_not_the_best(runs, tmp_path):
+    folder = tmp_path / ID
+    shutil.copytree(runs / ID / ".hydra", folder / ".hydra")
+    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints.save(2, tiny_state(tiny_config(), 2)[1], {}, -1.0)  # as of a run stopped before its first evaluation
+    checkpoints.close()
+    with pytest.raises(UserError, match=f"{folder}: no best checkpoint; .*; or take the last"):
+        from_checkpoint(folder, checkpoint="best")
+
+
+def test_the_file_says_all_that_is_needed_to_use_it(runs, exported):
+    with safe_open(exported, framework="np") as file:
+        metadata, names = file.metadata(), set(file.keys())
+    assert {"head.kernel", "embedding.project.bias", "groups.blocks.1.mlp.up.kernel"} <= names
+    plain = {"format": "plstm", "format_version": "1", "run": ID, "step": "2"}
+    assert {key: metadata[key] for key in plain} == plain
+    config = json.loads(metadata["config"])
+    assert config == identity(plain_config(tiny_config()))
+    assert config["model"]["dim"] == 16 and "paths" not in config
+    assert json.loads(metadata["class_names"]) == ["away", "at"]
+    assert json.loads(metadata["preprocessing"]) == {
+        "size": 48,
+        "crop_ratio": 1.0,
+        "mean": [0.485, 0.456, 0.406],
+        "deviation": [0.229, 0.224, 0.225],
+    }
+    assert config_of(exported).data == config_of(ID, runs).data == tiny_config().data
+
+
+def test_a_file_s_own_preprocessing_is_used(exported, tmp_path):
+    path = tmp_path / "other.safetensors"
+    changed = {"size": 24, "crop_ratio": 0.5, "mean": [0.5, 0.5, 0.5], "deviation": [0.25, 0.5, 1.0]}
+    rewrite(exported, path, preprocessing=json.dumps(changed))
+    image = Image.new("RGB", (60, 80), (255, 255, 255))
+    image.paste((0, 0, 0), (30, 0, 60, 80))
+    pixels = from_checkpoint(path).info.preprocessing(image)
+    assert pixels.shape == (24, 24, 3) and pixels.dtype == np.float32
+    np.testing.assert_allclose(pixels[12, 0], [2, 1, 0.5])
+    np.testing.assert_allclose(pixels[12, -1], [-2, -1, -0.5])
+
+
+def test_weights_of_a_gpu_s_kernels_serve_elsewhere(exported, tmp_path):
+    path, config = tmp_path / "other.safetensors", identity(plain_config(tiny_config()))
+    rewrite(exported, path, config=json.dumps(config | {"model": config["model"] | {"method": "fused"}}))
+    image = np.random.default_rng(0).standard_normal((1, 48, 48, 3), np.float32)
+    model = from_checkpoint(path)
+    np.testing.assert_array_equal(model(image), from_checkpoint(exported)(image))
+    assert model.info.config.model.method == "fused"
+
+
+def rewrite(source: Path, path: Path, change=lambda tensors: None, **metadata) -> None:
+    """A copy of a file with changed tensors or metadata; None leaves an entry out."""
+    tensors = load_file(source)
+    with safe_open(source, framework="np") as file:
+        kept = {key: value for key, value in (file.metadata() | metadata).items() if value is not None}
+    change(tensors)
+    save_file(tensors, path, kept)
+
+
+def drop(tensors):
+    del tensors["norm.scale"]
+
+
+def add(tensors):
+    tensors["norm.shift"] = np.zeros(3, np.float32)
+
+
+def widen(tensors):
+    tensors["head.bias"] = np.zeros(10, np.float32)
+
+
+def halve(tensors):
+    tensors["head.bias"] = tensors["head.bias"].astype(np.float16)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (drop, "no tensor norm.scale"),
+        (add, "a tensor norm.shift, which the model does not"),
+        (widen, r"tensor head.bias is F32 \(10,\) there and F32 \(2,\) here"),
+        (halve, r"tensor head.bias is F16 \(2,\) there and F32 \(2,\) here"),
+    ],
+)
+def test_tensors_of_another_model_are_named(exported, tmp_path, change, words):
+    path = tmp_path / "other.safetensors"
+    rewrite(exported, path, change)
+    with pytest.raises(UserError, match=f"{path}: not of this model: .*{words}"):
+        from_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"format": None}, "made by another program; .* scripts/export.py"),
+        ({"format_version": "2"}, "format version 2, and this code reads 1"),
+        ({"config": None}, "metadata are damaged"),
+        ({"config": "[1"}, "metadata are damaged"),
+        ({"config": "[]"}, "metadata are damaged"),
+        ({"config": '{"data": {"name": "${oc.env:HOME}"}}'}, "metadata are damaged .*filled in"),
+        ({"config": '{"data": {}, "optim": {}, "task": "knots"}'}, "metadata are damaged .*task='knots'"),
+        ({"step": "many"}, "metadata are damaged"),
+        ({"class_names": None}, "metadata are damaged"),
+        ({"preprocessing": '{"side": 3}'}, "metadata are damaged .*side"),
+    ],
+)
+def test_metadata_that_cannot_be_used(exported, tmp_path, metadata, words):
+    path = tmp_path / "other.safetensors"
+    rewrite(exported, path, **metadata)
+    with pytest.raises(UserError, match=f"{path}: .*{words}") as caught:
+        from_checkpoint(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 something else", None])
+def test_what_is_no_safetensors_file(exported, tmp_path, content):
+    path = tmp_path / "other.safetensors"
+    path.write_bytes(exported.read_bytes()[:-8] if content is None else content)
+    with pytest.raises(UserError, match=f"{path}: not a whole safetensors file"):
+        from_checkpoint(path)
+
+
+def test_what_is_not_there(runs, exported, tmp_path):
+    with pytest.raises(UserError, match="none.safetensors: no such file"):
+        from_checkpoint(tmp_path / "none.safetensors")
+    with pytest.raises(UserError, match="no such run"):
+        from_checkpoint("abc", runs=runs)
+    with pytest.raises(UserError, match="cannot be written"):
+        save_safetensors(from_checkpoint(exported), tmp_path / "none" / "model.safetensors")
