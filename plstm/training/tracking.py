@@ -12,6 +12,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,6 +22,15 @@ MODES = ("auto", "online", "offline", "disabled")
 INIT_TIMEOUT_SECONDS = 30
 FINISH_TIMEOUT_SECONDS = 60
 MOST_WAITING = 10_000  # calls that a slow client may be behind
+
+
+@dataclass
+class LoggerConfig:
+    """Weights & Biases."""
+
+    mode: str = "auto"  # or "online", "offline", "disabled"; auto: online when logged in, else offline
+    project: str = "plstm"  # the project that the run is logged to
+    entity: str | None = None  # the user or team that owns the project; none: the default of the login
 
 
 class MetricsWriter:

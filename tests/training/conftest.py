@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from tests.training.classifying import SIZE
 
 from data.packed import PackedSplit, pack
 from plstm.models.vision import VisionConfig, build_model
 
-SIZE = 16  # pixels: a 4 x 4 grid
 VIT = {"modes": ["attention"], "pooling": "class_token", "layer_scale": 1.0}
 
 
