@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
+import operator
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -35,7 +37,9 @@ class LoopConfig:
     unit: str = "steps"  # or "epochs": what the next three count
     log_every: int = 100  # between two log lines of the training metrics
     eval_every: int = 2000  # between two evaluations of eval_splits
-    save_every: int | None = None  # between two checkpoints; null: at each evaluation, so that the best one is kept, too
+    save_every: int | None = (
+        None  # between two checkpoints; null: at each evaluation, so that the best one is kept, too
+    )
     eval_splits: list[str] = field(default_factory=lambda: ["val", "val_ext"])  # evaluated during training
     final_splits: list[str] = field(default_factory=lambda: ["val", "val_ext", "test", "test_ext"])  # and at its end
     best_split: str | None = "val"  # its primary metric names the best checkpoint; null: no best one
@@ -117,7 +121,9 @@ def check(config: Config) -> None:
     _check_choices(config)
     task, family = TASKS[config.task], MODELS[config.model.family]
     if task.inputs != family.inputs:
-        raise UserError(f"model: this one takes {family.inputs}, and data=... gives {task.inputs}; choose another model=...")
+        raise UserError(
+            f"model: this one takes {family.inputs}, and data=... gives {task.inputs}; choose another model=..."
+        )
     config.model.check()
     if config.augment is not None:
         config.augment.check()
@@ -220,16 +226,20 @@ def schema(task: Any = "arrow", family: Any = "vision") -> DictConfig:
     return OmegaConf.structured(Config(task=task, model=MODELS[family].config(), data=TASKS[task].data_schema()))
 
 
-def to_config(node: DictConfig) -> Config:
-    """The checked dataclasses of a composed Hydra config, or one read back; interpolations resolved.
+def from_plain(plain: dict[str, Any]) -> Config:
+    """The dataclasses of nested dictionaries, not checked; missing keys have their defaults.
 
     OmegaConf's error names a key that is not in the schema: Hydra's + lets any pass.
     """
-    plain = _resolved(node)
     model = plain.get("model")
     chosen = {"task": plain["task"]} if "task" in plain else {}
     chosen |= {"family": model["family"]} if isinstance(model, dict) and "family" in model else {}
-    config = OmegaConf.to_object(OmegaConf.merge(schema(**chosen), plain))
+    return OmegaConf.to_object(OmegaConf.merge(schema(**chosen), plain))
+
+
+def to_config(node: DictConfig) -> Config:
+    """The checked dataclasses of a composed Hydra config, or one read back; interpolations resolved."""
+    config = from_plain(_resolved(node))
     check(config)
     return config
 
@@ -276,6 +286,16 @@ def portable_config(config: Config) -> dict[str, Any]:
     for key in OUTSIDE_ID:
         _drop(plain, key)
     return plain
+
+
+def shared_config(config: Config) -> str:
+    """JSON that is the same for runs which share compiled programs; see `Task.uncompiled`."""
+    plain = plain_config(config)
+    for key, value in TASKS[config.task].uncompiled.items():
+        *parents, leaf = key.split(".")
+        group = functools.reduce(operator.getitem, parents, plain)
+        group[leaf] = value
+    return json.dumps(plain, sort_keys=True)
 
 
 def _drop(plain: dict[str, Any], key: str) -> None:

@@ -1,8 +1,8 @@
 """Models by family. A family is a config, a builder and the kind of input that it takes; a run chooses by `model.family`.
 
-    model = build_model(VisionConfig(image_size=192, classes=2), 0)  # an integer or a jax.random key
-    logits = model(images)  # a deterministic pass
-    logits = model(images, key=key)  # a training pass: it may draw from `key` and update running statistics
+model = build_model(VisionConfig(image_size=192, classes=2), 0)  # an integer or a jax.random key
+logits = model(images)  # a deterministic pass
+logits = model(images, key=key)  # a training pass: it may draw from `key` and update running statistics
 """
 
 from __future__ import annotations

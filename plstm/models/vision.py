@@ -189,7 +189,10 @@ class VisionModel(nnx.Module):
         return self.head(self.pool(x, (images.shape[1] // self.patch_size, images.shape[2] // self.patch_size)))
 
     def apply_blocks(
-        self, x: jax.Array, key: jax.Array | None = None, look: Callable[[Block, jax.Array], Any] = lambda block, x: None
+        self,
+        x: jax.Array,
+        key: jax.Array | None = None,
+        look: Callable[[Block, jax.Array], Any] = lambda block, x: None,
     ) -> tuple[jax.Array, list[Any]]:
         """All blocks on the tokens of `embed`.
 

@@ -42,6 +42,7 @@ class ArrowTask(VisionTask):
     data_schema = ArrowData
     splits = ("train", "val", "val_ext", "test", "test_ext")
     class_names = LABELS
+    uncompiled = {**VisionTask.uncompiled, "data.train_seed": 0}
 
     @classmethod
     def check(cls, config: RunConfig) -> None:

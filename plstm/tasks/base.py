@@ -51,8 +51,8 @@ class Task:
     augments: ClassVar[bool] = False  # whether `augment` applies
     class_names: Sequence[str] = ()  # meaning of the logits, in order; empty where they are no classes
     preprocessing: Any = None  # from a picture to the model's input; None for a model that takes no pictures
-    # Keys in which runs may differ and still share compiled programs.
-    uncompiled: ClassVar[tuple[str, ...]] = ("seed", "experiment", "loop", "data.train_seed")
+    # Keys in which runs may differ and still share compiled programs, with the value that stands in for all others.
+    uncompiled: ClassVar[Mapping[str, Any]] = {"seed": 0, "experiment": "custom", "loop": {}}
 
     def __init__(self, config: RunConfig):
         self.config = config

@@ -88,7 +88,7 @@ class GraphTask(Task):
     inputs = "graphs"
     splits = ("train", "val", "test")
     unit = "graphs"
-    uncompiled = (*Task.uncompiled, "data.fold")
+    uncompiled = {**Task.uncompiled, "data.fold": 0}
 
     @classmethod
     def check(cls, config: RunConfig) -> None:

@@ -100,7 +100,9 @@ class VisionTask(Task):
     def loss(self, model: VisionModel, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean cross entropy (nats); `key` is for stochastic depth."""
         logits = model(normalise(batch["image"]), key=key)
-        targets = optax.smooth_labels(jax.nn.one_hot(batch["label"], logits.shape[-1]), self.config.optim.label_smoothing)
+        targets = optax.smooth_labels(
+            jax.nn.one_hot(batch["label"], logits.shape[-1]), self.config.optim.label_smoothing
+        )
         losses = optax.softmax_cross_entropy(logits, targets)
         return losses.mean(), classification_metrics(logits, batch["label"], jnp.ones(losses.shape, bool), losses)
 
