@@ -43,7 +43,7 @@ def save(folder: Path, step: int, state: dict) -> float:
 def measure(folder: Path, state: dict) -> dict[str, float]:
     """Seconds of each part, of one checkpoint written with and one without checksums."""
     shutil.rmtree(folder, ignore_errors=True)
-    with mock.patch.object(checkpoints, "_write_sums", lambda folder: None):
+    with mock.patch.object(checkpoints, "_write_checksums", lambda folder: None):
         without = save(folder / "without", 1, state)
     found = {"save_without": without, "save": save(folder / "with", 1, state)}
     start = time.perf_counter()

@@ -66,11 +66,9 @@ class MetricAverager:
 
     def _drain(self) -> dict[str, float]:
         """Adds the pending steps to the sums; returns the latest values."""
-        latest = {}
-        for averaged, latest in jax.device_get(self._pending):
-            for name, (total, count) in averaged.items():
-                sums = self._sums.setdefault(name, [0.0, 0.0])
-                sums[0] += float(total)
-                sums[1] += float(count)
-        self._pending = []
-        return {name: float(value) for name, value in latest.items()}
+        steps, self._pending = jax.device_get(self._pending), []
+        for step in steps:
+            for name, (total, count) in step.averaged.items():
+                before = self._sums.get(name, [0.0, 0.0])
+                self._sums[name] = [before[0] + float(total), before[1] + float(count)]
+        return {name: float(value) for name, value in steps[-1].latest.items()} if steps else {}

@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from tests.training.classifying import SIZE
 
 from data.packed import PackedSplit, pack
 from plstm.models.vision import VisionConfig, build_model
+from tests.training.classifying import SIZE
 
 VIT = {"modes": ["attention"], "pooling": "class_token", "layer_scale": 1.0}
 

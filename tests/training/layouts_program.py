@@ -17,7 +17,6 @@ from pathlib import Path
 import jax
 import numpy as np
 from flax import nnx
-from tests.training import classifying
 
 from data.packed import PackedSplit
 from plstm.models import VisionConfig, build_model
@@ -29,6 +28,7 @@ from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import OptimConfig, build_optimizer
 from plstm.training.processes import Votes, from_main, is_main, start_processes
 from plstm.training.steps import init_state, make_predict, make_train_step
+from tests.training import classifying
 
 BATCH, EXAMPLES = 8, 19
 CONFIG = VisionConfig(

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tests.training.classifying import logits, measure, metrics_of
 
 from data.packed import unpack
 from plstm.training.evaluation import describe, evaluate, make_ready
 from plstm.training.steps import make_predict
+from tests.training.classifying import logits, measure, metrics_of
 
 COUNT = 10
 

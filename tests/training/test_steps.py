@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tests.training import classifying
 
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import OptimConfig, build_optimizer
 from plstm.training.steps import init_state, make_predict, make_train_step
+from tests.training import classifying
 
 LR = 1e-2
 LAYOUT = Layout(make_mesh(8))
