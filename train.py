@@ -1,25 +1,18 @@
 """The training loop: `python train.py experiment=arrow/plstm seed=43` trains a run; the same command again resumes it.
 
-A run lives in runs/<id>, where <id> is a hash of its config: .hydra/, metrics.jsonl, checkpoints/, figures/. When it has
-finished, its record and curve enter results/runs, from which tables and figures are made. Read from top to bottom.
+A run lives in runs/<id>, <id> a hash of its config: .hydra/, metrics.jsonl, checkpoints/, figures/. At its end a record
+and a curve enter results/runs, from which tables and figures are made. Read from top to bottom.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
 import signal
-import statistics
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import hydra
 import jax
-import optax
 from absl import logging
 from flax import nnx
 from hydra.core.hydra_config import HydraConfig
@@ -28,21 +21,21 @@ from rich.console import Console
 
 from plstm.config import (
     Config,
-    from_plain,
-    plain_config,
-    portable_config,
     portable_overrides,
     run_id,
     run_name,
     shared_config,
+    to_config,
 )
-from plstm.config import to_config
-from plstm.errors import ReadError, UserError
-from plstm.results.records import Record, find_record, record_path, write_record
+from plstm.errors import ReadError
+from plstm.results.finished import finished_record
+from plstm.results.records import Record, curve_points, find_record, record_path, write_record
 from plstm.runs.cli import run_entry, task
 from plstm.runs.finetuning import Initial, initial_id
-from plstm.runs.folders import curve_of, lock_folder, write_config
-from plstm.tasks import TASKS, Task
+from plstm.runs.folders import lock_folder, write_config
+from plstm.runs.programs import Plan, compile_programs
+from plstm.runs.status import check_finite, count_parameters, describe_run, is_best, new_info, start_tracker
+from plstm.tasks import TASKS
 from plstm.training.averaging import MetricAverager
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.environment import describe_environment
@@ -50,11 +43,10 @@ from plstm.training.evaluation import describe, evaluate
 from plstm.training.interrupt import Interrupt
 from plstm.training.memory import forget_programs_near_limit, memory_errors
 from plstm.training.meshes import Layout, make_mesh
-from plstm.training.optimizers import build_optimizer, build_schedule
-from plstm.training.processes import Votes, check_agreement, from_main, is_main, start_processes
+from plstm.training.processes import Votes, check_agreement, from_main, is_main, say, start_processes
 from plstm.training.progress import Progress, banner
-from plstm.training.steps import GUARDED, TrainState, init_state, make_predict, make_train_step
-from plstm.training.tracking import MetricsWriter, Tracker
+from plstm.training.steps import init_state
+from plstm.training.tracking import MetricsWriter
 
 ROOT = Path(__file__).resolve().parent
 PROBE = 8  # examples over which the logged statistics of the model are taken
@@ -84,34 +76,31 @@ def main(node: DictConfig) -> Record | None:
 def start(config: Config, overrides: list[str], interrupt: Interrupt) -> Record | None:
     """Trains the run of a config unless it has finished before."""
     start_processes(config.mesh.timeout)
-    initial = config.init_from
-    if initial is not None:
-        config.init_from = initial_id(initial, Path(config.paths.runs))
+    base = config.init_from
+    if base is not None:
+        config.init_from = initial_id(base, Path(config.paths.runs))
     run = run_id(config)
     check_agreement(f"{run} {config.mesh}")
     record = find_record(run, config.experiment, config.paths.results)
     if from_main(int(record is not None)):
-        say(
-            f"{run_name(config)} ({run}) has finished; its record is in {record_path(config.experiment, config.paths.results)}"
-        )
+        path = record_path(config.experiment, config.paths.results)
+        say(f"{run_name(config)} ({run}) has finished; its record is in {path}")
         return record
     folder = Path(config.paths.runs, run)
     with lock_folder(folder) if is_main() else contextlib.nullcontext():
-        return train(config, run, folder, portable_overrides(overrides, config.init_from), initial, interrupt)
+        return train(config, folder, portable_overrides(overrides, config.init_from), base, interrupt)
 
 
-def train(
-    config: Config, run: str, folder: Path, overrides: list[str], initial_run: str | None, interrupt: Interrupt
-) -> Record | None:
-    """Trains a run from its last checkpoint, or from its start, to its end. Raises Stopped after a signal.
+def train(config: Config, folder: Path, overrides: list[str], base: str | None, interrupt: Interrupt) -> Record | None:
+    """Trains a run to its end; `base` is the run to fine-tune, None for none. Raises Stopped after a signal.
 
     Where a run has several processes, each of them does the same, but only process 0 prints, logs and writes.
     """
-    session_start, loop = time.monotonic(), config.loop
+    session_start, loop, batch_size = time.monotonic(), config.loop, config.optim.batch_size
 
     # ------------------------------------------------------------ devices
     environment = describe_environment(ROOT)
-    layout = Layout(make_mesh(config.optim.batch_size, config.mesh.fsdp))
+    layout = Layout(make_mesh(batch_size, config.mesh.fsdp))
     votes = Votes(layout)
 
     # ------------------------------------------------------------ data
@@ -126,50 +115,33 @@ def train(
     init_key, _, step_key = (jax.random.fold_in(jax.random.key(config.seed), n) for n in range(3))
     _, state = init_state(task.build_model(init_key), programs.optimizer)
     state = layout.place_state(state)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
     # ------------------------------------------------------------ restore: the first of these that is there
     # 1. the last undamaged checkpoint of this run, 2. the weights of the run to fine-tune, 3. the state just drawn
     checkpoints = Checkpoints(folder / "checkpoints", say=say)
     last = from_main(checkpoints.last_step() or 0)  # on network disks some processes may see it later
-    info = new_info(environment, task)
-    origin = None
+    info, origin = new_info(environment, task), None
     if last:
         state, saved = checkpoints.restore(last, state)
         info |= saved
         if info["environment"] != environment:
             info["earlier"].append({"until": last, **info["environment"]})
             info["environment"] = environment
-    elif initial_run is not None:
-        params, origin = Initial(initial_run, config).load(state.params, layout.copies)
+    elif base is not None:
+        params, origin = Initial(base, config).load(state.params, layout.copies)
         state = state._replace(params=layout.place_state(params))
     seconds_before, step = info["wall_seconds"], int(state.step)
     averager = MetricAverager(info["averager"])
 
     # ------------------------------------------------------------ logging
-    if is_main():
-        write_config(folder, config, overrides)
     metrics = MetricsWriter(folder / "metrics.jsonl", enabled=is_main())
     metrics.truncate_after(step, info["evaluated"])
-    console = Console(quiet=not is_main())
-    banner(
-        run_name(config),
-        describe_run(config, task, plan, layout, environment, parameters, run, folder, step, origin),
-        console,
-    )
-    tracker = Tracker.start(
-        run_id=run,
-        name=run_name(config),
-        group=config.experiment,
-        job_type="train",
-        tags=[*config.experiment.split("/"), f"seed {config.seed}"],
-        config=plain_config(config),
-        directory=folder,
-        logger=config.logger,
-        enabled=is_main(),
-        lines=metrics.lines(),
-    )
-    progress = Progress(plan.steps, step, run_name(config), unit=task.unit, console=console)
+    if is_main():
+        write_config(folder, config, overrides)
+    console, name = Console(quiet=not is_main()), run_name(config)
+    banner(name, describe_run(task, plan, layout.mesh, state, folder, origin), console)
+    progress = Progress(plan.steps, step, name, unit=task.unit, console=console)
+    tracker = start_tracker(config, folder, metrics.lines())
 
     # ------------------------------------------------------------ what the loop does at some steps
     def stop_if_asked() -> None:
@@ -189,12 +161,12 @@ def train(
     def evaluate_splits(names: list[str], shown: bool = True) -> dict[str, dict[str, float]]:
         """Evaluates whole splits, logs the metrics and remembers the best step."""
         weights = layout.gather(state.weights)
-        rest = (config.optim.batch_size, layout.place_rows, stop_if_asked)
-        found = {name: evaluate(programs.measure, weights, splits[name], *rest) for name in names}
-        for name, values in found.items():
-            write(name, values)
+        rest = (batch_size, layout.place_rows, stop_if_asked)
+        found = {split: evaluate(programs.measure, weights, splits[split], *rest) for split in names}
+        for split, values in found.items():
+            write(split, values)
             if shown:
-                progress.message(f"step {step:,}  {describe(name, values, task.unit)}")
+                progress.message(f"step {step:,}  {describe(split, values, task.unit)}")
         if inside := jax.device_get(programs.inspect(layout.local(weights), probe)):
             write("model", inside)
         if is_best(found, info["best"], loop, task.primary_metric):
@@ -237,70 +209,41 @@ def train(
                     info["final"] = evaluate_splits(loop.final_splits)
                     save()
             except (Stopped, ReadError) as error:
-                # All processes have stopped at this step. An unreadable batch is one process's, and it takes all to save.
-                if isinstance(error, Stopped) or jax.process_count() == 1:
-                    checkpoints.wait()
-                    if step > (checkpoints.last_step() or 0):
-                        save()
-                    checkpoints.close()
-                if isinstance(error, ReadError) and interrupt.signal_number is None:
+                if isinstance(error, ReadError) and jax.process_count() > 1:
+                    raise  # saving takes all processes, and the others have not stopped
+                checkpoints.wait()
+                if step > (checkpoints.last_step() or 0):
+                    save()
+                checkpoints.close()
+                number = interrupt.signal_number or (error.args[0] if isinstance(error, Stopped) else None)
+                if number is None:
                     say(f"saved at step {step:,}; the same command resumes the run")
                     raise
-                # A signal may also have ended the reading processes, before the loop saw it.
-                number = interrupt.signal_number or error.args[0]
+                # A signal may have ended the reading processes before the loop saw it.
                 say(f"stopped by signal {number} at step {step:,}, saved; the same command resumes the run")
                 raise Stopped(number) from None
-        checkpoints.close()  # the record comes after the checkpoint: where there is a record, all is there
+        checkpoints.close()  # before the record: where there is a record, all else is there
 
         # -------------------------------------------------------- end: pictures, then the record
-        weights = jax.device_get(layout.local(state.weights))  # by all processes together, before one of them may leave
+        weights = jax.device_get(layout.local(state.weights))  # takes all processes, so before one of them may leave
         interrupt.leave_at_once(f"at step {step:,}, saved; the same command resumes the run")
         if not is_main():
             return None
-        curve = curve_of(metrics.path)
-        rates = [point.value for point in curve if point.metric == "examples_per_second"]
-        rates = rates or [plan.steps * plan.examples_per_step / info["wall_seconds"]]  # a run of one step
-        model = nnx.merge(programs.graphdef, weights)
         shown = {split: splits[split] for split in loop.final_splits}
-        for picture in task.draw(model, programs.predict, shown, folder / "figures", run_name(config)):
-            tracker.image(picture.stem, picture, plan.steps)
-        name = task.primary_metric
-        tracker.summary({f"final/{split}/{name}": values[name] for split, values in info["final"].items()})
+        model = nnx.merge(programs.graphdef, weights)
+        for picture in task.draw(model, programs.predict, shown, folder / "figures", name):
+            tracker.image(picture.stem, picture, step)
+        primary = task.primary_metric
+        tracker.summary({f"final/{split}/{primary}": found[primary] for split, found in info["final"].items()})
         tracker.finish()
-        record = Record(
-            id=run,
-            name=run_name(config),
-            experiment=config.experiment,
-            task=config.task,
-            seed=config.seed,
-            command=" ".join(["python train.py", *overrides]),
-            overrides=overrides,
-            config=portable_config(config),
-            **environment,
-            earlier=info["earlier"],
-            started=info["started"],
-            finished=datetime.now(UTC).isoformat(timespec="seconds"),
-            wall_seconds=round(info["wall_seconds"], 1),
-            steps=plan.steps,
-            epochs=plan.steps / plan.steps_per_epoch,
-            unit=task.unit,
-            examples_per_second=round(statistics.median(rates), 1),
-            parameters=parameters,
-            flops_per_example=task.flops(),
-            metrics={"last": info["final"], "best": info["best"]},
-        )
+        curve = curve_points(metrics.lines())
+        record = finished_record(config, overrides, task, plan, info, count_parameters(state), curve)
         kept = [point for point in curve if task.keeps_curve(point.split, point.metric)]
         path = write_record(record, kept, config.paths.results)
-        print(f"{record.name}: finished; record in {path}", flush=True)
+        print(f"{name}: finished; record in {path}", flush=True)
         return record
     finally:
         tracker.finish(SECONDS_TO_LEAVE)  # does nothing after the run's end
-
-
-def say(text: str) -> None:
-    """Prints a line, once for all processes."""
-    if is_main():
-        print(text, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The typed config of a run: its schema, its checks, its id. Files under `configs/` fill it in; the command line overrides."""
+"""The typed config of a run: its schema, its checks, its id. `configs/` fills it in, the command line overrides it."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def plain_config(config: Config) -> dict[str, Any]:
 
 
 def portable_config(config: Config) -> dict[str, Any]:
-    """The config as nested dictionaries without the keys of `OUTSIDE_ID`: what another machine needs to repeat the run."""
+    """The config as nested dictionaries without the keys of `OUTSIDE_ID`: enough to repeat the run elsewhere."""
     plain = plain_config(config)
     for key in OUTSIDE_ID:
         _drop(plain, key)

@@ -1,4 +1,4 @@
-"""Models by family. A family is a config, a builder and the kind of input that it takes; a run chooses by `model.family`.
+"""Models by family: a config, a builder and the kind of input it takes. A run chooses by `model.family`.
 
 model = build_model(VisionConfig(image_size=192, classes=2), 0)  # an integer or a jax.random key
 logits = model(images)  # a deterministic pass

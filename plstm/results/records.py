@@ -14,10 +14,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError, WrapValidator
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from data.files import write_file
 from plstm.errors import UserError
@@ -224,6 +224,16 @@ def _columns(points: Iterable[tuple[int, float, str, str, float]]) -> dict[str, 
         column = columns.setdefault(f"{split}.{metric}", [None] * len(steps))
         column[steps.index(step)] = float(f"{value:.{CURVE_DIGITS}g}")
     return columns
+
+
+def curve_points(lines: Iterable[dict[str, Any]]) -> list[CurvePoint]:
+    """The values of a metrics.jsonl as points, in its order."""
+    return [
+        CurvePoint(line["step"], line["epoch"], line["split"], metric, value)
+        for line in lines
+        for metric, value in line.items()
+        if metric not in ("step", "epoch", "split", "count") and value is not None
+    ]
 
 
 def find_record(run_id: str, experiment: str, results_dir: str | Path) -> Record | None:

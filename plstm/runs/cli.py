@@ -1,4 +1,4 @@
-"""The command line of train.py and eval.py: Hydra with the typed schema; errors take one line and name the nearest key."""
+"""The command line of train.py and eval.py: Hydra with the typed schema, and one-line errors with the nearest key."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def register() -> None:
 
 
 def task(entry: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[DictConfig], Any]]:
-    """Decorates the function that Hydra runs: bad input or a file that cannot be written ends it with one line, status 2.
+    """Decorates the function that Hydra runs: bad input or an unwritable file ends it with one line and status 2.
 
     entry: the schema, `Config` or `EvalConfig`.
     """

@@ -46,7 +46,7 @@ def experiment_cost(experiment: str) -> Cost:
     config = compose_experiment(experiment)
     task = TASKS[config.task](config)
     if (flops := task.flops()) is None:
-        raise UserError(f"experiment={experiment}: the operations of model family {config.model.family} are not counted")
+        raise UserError(f"experiment={experiment}: no count of operations for family {config.model.family}")
     params = nnx.state(nnx.eval_shape(lambda: task.build_model(0)), nnx.Param)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     steps = Plan.of(config, task).steps

@@ -13,7 +13,7 @@ from flax import nnx
 from plstm.config import Config, from_plain
 from plstm.tasks import TASKS, Task
 from plstm.training.meshes import Layout, make_mesh
-from plstm.training.optimizers import build_optimizer, build_schedule
+from plstm.training.optimizers import build_optimizer, epoch_schedule, learning_rate_schedule
 from plstm.training.steps import make_predict, make_train_step
 
 
@@ -60,7 +60,9 @@ def compile_programs(config_json: str, plan: Plan) -> Programs:
     """What a run compiles. Runs that follow each other in one process, such as folds, share it if it is the same."""
     config = from_plain(json.loads(config_json))
     task = TASKS[config.task](config)
-    schedule = build_schedule(config.optim, plan.steps, plan.warmup_steps, plan.steps_per_epoch)
+    schedule = learning_rate_schedule(config.optim, plan.steps, plan.warmup_steps)
+    if config.optim.schedule_per == "epoch":
+        schedule = epoch_schedule(config.optim, plan.steps_per_epoch)
     optimizer = build_optimizer(config.optim, schedule)
     graphdef = nnx.graphdef(nnx.eval_shape(lambda: task.build_model(0)))
     layout = Layout(make_mesh(config.optim.batch_size, config.mesh.fsdp))

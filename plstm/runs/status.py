@@ -9,13 +9,15 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from plstm.config import LoopConfig
+from plstm.config import Config, LoopConfig, plain_config, run_name
 from plstm.errors import UserError
 from plstm.runs.programs import Plan
 from plstm.tasks import Task
 from plstm.training.averaging import MetricAverager
 from plstm.training.checkpoints import Checkpoints
+from plstm.training.processes import is_main
 from plstm.training.steps import GUARDED, TrainState
+from plstm.training.tracking import Tracker
 
 Rows = list[tuple[str, str]]
 
@@ -81,3 +83,20 @@ def describe_run(task: Task, plan: Plan, mesh: Mesh, state: TrainState, folder: 
         cost = f"{flops / 1e9:.3g} G an example forward, {3 * flops * batch / 1e12:.3g} T a training step"
         rows.append(("FLOPs", cost))
     return rows + ([("start", origin)] if origin else [])
+
+
+def start_tracker(config: Config, folder: Path, lines: list[dict[str, Any]]) -> Tracker:
+    """Starts or continues the run in W&B; `lines` are those of metrics.jsonl so far."""
+    return Tracker.start(
+        run_id=folder.name,
+        directory=folder,
+        mode=config.logger.mode if is_main() else "disabled",
+        lines=lines,
+        name=run_name(config),
+        group=config.experiment,
+        job_type="train",
+        tags=[*config.experiment.split("/"), f"seed {config.seed}"],
+        config=plain_config(config),
+        project=config.logger.project,
+        entity=config.logger.entity,
+    )

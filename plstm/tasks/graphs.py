@@ -16,9 +16,9 @@ from data.loading import epoch_order
 from data.tudataset import SIZES, Fold, Sizes, load_tudataset, make_folds
 from plstm.errors import UserError
 from plstm.tasks.base import RunConfig, Task, classification_metrics
-from plstm.training.steps import Batch, Metrics
 from plstm.tasks.graph_batches import GraphBatches
 from plstm.training.meshes import Layout
+from plstm.training.steps import Batch, Metrics
 
 
 @dataclass
@@ -36,7 +36,7 @@ class GraphData:
 
 @functools.lru_cache(maxsize=2)
 def load_batches(name: str, root: str | None, download: bool, verify: bool, batch_size: int) -> GraphBatches:
-    """A set with its DAGs, read once for all folds that this process trains. Errors: see `data.tudataset.load_tudataset`."""
+    """A set with its DAGs, read once for all folds of this process. Errors: see `data.tudataset.load_tudataset`."""
     return GraphBatches(load_tudataset(name, root, download=download, verify=verify), batch_size)
 
 
@@ -51,7 +51,7 @@ class GraphSplit:
         return len(self._indices)
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        """See `plstm.training.evaluation.Split`; rows are those of the training's batches, at most `batch_size` graphs."""
+        """See `plstm.training.evaluation.Split`; at most the training's `batch_size` graphs a batch."""
         size = min(batch_size, self._source.batch_size)
         made = self._made.setdefault(size, [])
         for n, start in enumerate(range(0, len(self), size)):

@@ -17,11 +17,11 @@ from data.mosaics import MosaicSource
 from plstm.errors import UserError
 from plstm.models.vision import VisionModel
 from plstm.tasks.base import RunConfig, classification_metrics
-from plstm.training.steps import Batch, Metrics
 from plstm.tasks.vision import VisionTask, normalise
 from plstm.training.losses import LOSSES
 from plstm.training.meshes import Layout
 from plstm.training.mixing import mix, random_erasing
+from plstm.training.steps import Batch, Metrics
 
 CLASSES = 1000
 

@@ -23,9 +23,9 @@ from plstm.errors import UserError
 from plstm.models.inspection import gate_statistics
 from plstm.models.vision import VisionModel
 from plstm.tasks.base import RunConfig, Task, classification_metrics
+from plstm.tasks.pictures import draw_gating, draw_samples
 from plstm.training.evaluation import Split
 from plstm.training.steps import Batch, Metrics
-from plstm.tasks.pictures import draw_gating, draw_samples
 
 IMAGE_MEAN, IMAGE_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 
