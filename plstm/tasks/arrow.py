@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import jax
 from omegaconf import MISSING
 
-from data.arrow_law import LABELS
-from data.loading import DeviceBatches, StreamedBatches
-from data.packed import PackedSplit
+from data.arrow_pointing.builder import data_source
+from data.arrow_pointing.geometry import LABELS
+from data.arrow_pointing.packed import load_packed
+from data.arrow_pointing.splits import ArrowVariant
+from data.loading import DeviceBatches, PackedSplit, StreamedBatches
 from plstm.errors import UserError
 from plstm.tasks.vision import VisionTask
 
@@ -74,9 +76,7 @@ class ArrowTask(VisionTask):
         return f"{data.name}: {data.train_images:,} images, {data.size} pixels a side"
 
     def split(self, name: str) -> PackedSplit:
-        """A whole split, packed, generated first where missing; errors: see `data.arrow_packed.load_packed`."""
-        from data.arrow_packed import load_packed
-
+        """A whole split, packed, generated first where missing; errors: see `load_packed`."""
         split = load_packed(self._variant(), name, self.config.data.root, self.config.data.generate)
         return replace(split, process_index=jax.process_index(), process_count=jax.process_count())
 
@@ -84,15 +84,11 @@ class ArrowTask(VisionTask):
         """From the device or streamed, as `data.placement` says; the same batches."""
         data, batch_size = self.config.data, self.config.optim.batch_size
         if data.placement == "device":
-            return DeviceBatches(self.split("train"), batch_size, key, layout.place_copies, layout.rows)
-        from data.arrow_pointing import data_source
-
+            return DeviceBatches(self.split("train"), batch_size, self.config.seed, layout.place_copies, layout.rows)
         source = data_source(self._variant(), "train", data.root, data.generate)
         process = jax.process_index(), jax.process_count()
-        return StreamedBatches(source, batch_size, key, data.workers, layout.place_rows, *process)
+        return StreamedBatches(source, batch_size, self.config.seed, data.workers, layout.place_rows, *process)
 
     def _variant(self):
-        from data.arrow_variant import ArrowVariant
-
         data = self.config.data
         return ArrowVariant(data.train_seed, data.size, data.scale, data.train_images, data.eval_images)

@@ -15,7 +15,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-from data.tudataset import SIZES, Fold, Sizes, load_tudataset, make_folds
+from data.graphs.tudataset import SIZES, Fold, Sizes, load_tudataset, make_folds
+from data.loading import epoch_order
 from plstm.errors import UserError
 from plstm.models.graph import GraphConfig, build_graph_model
 from plstm.tasks.base import Batch, Task
@@ -44,7 +45,7 @@ class GraphData:
 
 @functools.lru_cache(maxsize=2)
 def prepare(name: str, root: str | None, download: bool, verify: bool, batch_size: int) -> GraphBatches:
-    """A set, read and made ready once for all runs of this process. Errors: see `data.tudataset.load_tudataset`."""
+    """A set, read and made ready once for all runs of this process. Errors: see `load_tudataset`."""
     return GraphBatches(load_tudataset(name, root, download=download, verify=verify), batch_size)
 
 
@@ -73,17 +74,16 @@ class GraphSplit:
 
 
 class GraphTrainBatches:
-    """All training graphs once an epoch in an order drawn from key and epoch; the last batch may not be full."""
+    """All training graphs once an epoch in an order drawn from seed and epoch; the last batch may not be full."""
 
-    def __init__(self, source: GraphBatches, indices: np.ndarray, key: jax.Array, place):
-        self._source, self._indices, self._place = source, indices, place
-        self._seed = np.asarray(jax.random.key_data(key)).tolist()
+    def __init__(self, source: GraphBatches, indices: np.ndarray, seed: int, place):
+        self._source, self._indices, self._seed, self._place = source, indices, seed, place
 
     def from_step(self, step: int) -> Iterator[Batch]:
         """See `plstm.tasks.base.Batches`."""
         epoch, position = divmod(step, math.ceil(len(self._indices) / self._source.batch_size))
         while True:
-            order = np.random.default_rng([*self._seed, epoch]).permutation(self._indices)
+            order = self._indices[epoch_order(self._seed, epoch, len(self._indices))]
             for batch in self._source.batches(order[position * self._source.batch_size :]):
                 yield self._place(batch)
             epoch, position = epoch + 1, 0
@@ -183,7 +183,7 @@ class GraphTask(Task):
 
     def batches(self, key: jax.Array, layout: Layout) -> GraphTrainBatches:
         """See `GraphTrainBatches`."""
-        return GraphTrainBatches(self.source, self.fold.train, key, layout.place_rows)
+        return GraphTrainBatches(self.source, self.fold.train, self.config.seed, layout.place_rows)
 
     def keeps_curve(self, split: str, metric: str) -> bool:
         """Three curves of each of many small runs."""

@@ -18,7 +18,7 @@ from plstm.training.losses import LOSSES
 from plstm.training.mixing import mix, random_erasing
 
 if TYPE_CHECKING:
-    from data.images import ImageBatches, ImageSplit
+    from data.imagenet.batches import ImageBatches, ImageSplit
     from plstm.config import Config
     from plstm.training.meshes import Layout
 
@@ -84,7 +84,7 @@ class ImageNetTask(VisionTask):
     @cached_property
     def class_names(self) -> Sequence[str]:
         """WordNet ids, such as n01440764."""
-        from data.imagenet import synsets
+        from data.imagenet.source import synsets
 
         return synsets()
 
@@ -95,8 +95,8 @@ class ImageNetTask(VisionTask):
         return f"{data.name}: {self.train_examples:,} images, {data.size} pixels a side{views}"
 
     def split(self, name: str) -> ImageSplit:
-        """A whole split; errors: see `data.imagenet.load_source`."""
-        from data.images import ImageSplit
+        """A whole split; errors: see `data.imagenet.source.load_source`."""
+        from data.imagenet.batches import ImageSplit
 
         data = self.config.data
         process = jax.process_index(), jax.process_count()
@@ -104,7 +104,7 @@ class ImageNetTask(VisionTask):
 
     def batches(self, key: jax.Array, layout: Layout) -> ImageBatches:
         """Augmented views; order and augmentation follow the run's seed, not `key`, for they are drawn on the host."""
-        from data.images import ImageBatches
+        from data.imagenet.batches import ImageBatches
 
         config, data = self.config, self.config.data
         source = self._source("train")
@@ -143,12 +143,12 @@ class ImageNetTask(VisionTask):
     def _source(self, split: str) -> Sequence[dict[str, Any]]:
         data = self.config.data
         if data.name == "mosaics":
-            from data.mosaics import MosaicSource
+            from data.imagenet.mosaics import MosaicSource
 
             counts = {"train": self.train_examples, "val": data.held_out, "test": data.eval_images or data.train_images}
             source: Sequence[dict[str, Any]] = MosaicSource(split, counts[split])
         else:
-            from data.imagenet import load_source
+            from data.imagenet.source import load_source
 
             source = load_source(split, data.root, data.held_out)
         whole = split == "train" or data.eval_images is None or data.eval_images >= len(source)

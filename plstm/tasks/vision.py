@@ -16,7 +16,7 @@ from flax import nnx
 from PIL import Image
 
 from data.augment.crops import evaluation_crop
-from data.packed import unpack
+from data.loading import unpack
 from plstm.models.flops import forward_flops
 from plstm.models.inspection import gate_statistics
 from plstm.models.vision import VisionConfig, VisionModel, build_model
@@ -72,8 +72,8 @@ class VisionTask(Task):
         max_corrupt: share of them that may be undecodable; none: that of the run's data, else 0.001. Raises UserError
         where there are none, or a folder has another name.
         """
-        from data.folders import folder_source
-        from data.images import MAX_CORRUPT, ImageSplit
+        from data.imagenet.batches import MAX_CORRUPT, ImageSplit
+        from data.imagenet.folders import folder_source
 
         how, data, source = self.preprocessing, self.config.data, folder_source(path, self.class_names)
         if max_corrupt is None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from data.packed import unpack
+from data.loading import unpack
 from plstm.tasks.vision import normalise
 from plstm.training.evaluation import describe, evaluate
 from plstm.training.steps import make_predict

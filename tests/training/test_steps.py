@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from data.packed import unpack
+from data.loading import unpack
 from plstm.config import Config, OptimConfig
 from plstm.tasks.vision import VisionTask, normalise
 from plstm.training.meshes import Layout, make_mesh
