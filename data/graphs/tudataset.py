@@ -2,7 +2,7 @@
 
 A set NAME is a folder of text files, one line an item: NAME_A.txt ("node, node" of a directed edge, numbered from 1
 over the whole set), NAME_graph_indicator.txt (a node's graph), NAME_graph_labels.txt, and where the set has them
-NAME_node_labels.txt, NAME_node_attributes.txt, NAME_edge_labels.txt, NAME_edge_attributes.txt.
+NAME_node_labels.txt and NAME_node_attributes.txt. Labels and attributes of edges are not read.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ class GraphSet:
     node_start, edge_start: int64 [G + 1]; graph g has the nodes node_start[g] to node_start[g + 1] - 1, in file order.
     features: float32 [nodes, F], attributes as they are, then one-hot labels; a one where a set has neither.
     edges: int32 [edges, 2], pairs (lower, higher) of node numbers within the graph, each once, sorted; no loops.
-    edge_features: float32 [edges, K], as `features`, K = 0 where a set has none.
     """
 
     name: str
@@ -70,7 +69,6 @@ class GraphSet:
     features: np.ndarray
     edge_start: np.ndarray
     edges: np.ndarray
-    edge_features: np.ndarray
     classes: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -138,12 +136,10 @@ def read_tudataset(name: str, folder: Path) -> GraphSet:
     crossing = np.flatnonzero(graph_of[pairs[:, 0]] != graph_of[pairs[:, 1]])
     if len(crossing):
         raise _damaged(folder, name, "A", f"line {crossing[0] + 1} joins nodes of two graphs")
-    edge_columns = _features(folder, name, "edge", len(pairs))
-    edges, rows = np.unique(np.sort(pairs, axis=1), axis=0, return_index=True)
-    no_loop = edges[:, 0] != edges[:, 1]
-    edges, rows = edges[no_loop], rows[no_loop]
+    edges = np.unique(np.sort(pairs, axis=1), axis=0)
+    edges = edges[edges[:, 0] != edges[:, 1]]
     graph = graph_of[edges[:, 0]] - 1
-    features = _features(folder, name, "node", nodes)
+    features = _features(folder, name, nodes)
     classes, labels = np.unique(labels, return_inverse=True)
     return GraphSet(
         name=name,
@@ -152,7 +148,6 @@ def read_tudataset(name: str, folder: Path) -> GraphSet:
         features=features if features.shape[1] else np.ones((nodes, 1), np.float32),
         edge_start=np.searchsorted(graph, np.arange(count + 1)),
         edges=(edges - node_start[graph][:, None]).astype(np.int32),
-        edge_features=edge_columns[rows],
         classes=tuple(map(str, classes.tolist())),
     )
 
@@ -174,63 +169,18 @@ def fingerprint(graphs: GraphSet) -> str:
 def make_folds(labels: np.ndarray, folds: int = 10, seed: int = 42) -> list[Fold]:
     """Stratified folds: each is the test set once; the rest is split, stratified, into 8/9 training and 1/9 validation.
 
-    The numbers are those of scikit-learn's StratifiedKFold(folds, shuffle=True, random_state=seed) and
-    train_test_split(test_size=1 / (folds - 1), stratify=labels, random_state=seed), drawn in the same order.
-
     Raises UserError where a class has fewer graphs than there are folds.
     """
+    from sklearn.model_selection import StratifiedKFold, train_test_split
+
     counts = np.bincount(labels)
     if counts.min() < folds:
         raise UserError(f"data.folds={folds}: more than the {counts.min()} graphs of the smallest class")
-    test_fold = _test_folds(labels, folds, np.random.RandomState(seed))
     result = []
-    for fold in range(folds):
-        rest = np.flatnonzero(test_fold != fold)
-        train, val = _stratified_split(labels[rest], 1 / (folds - 1), np.random.RandomState(seed))
-        result.append(Fold(rest[train], rest[val], np.flatnonzero(test_fold == fold)))
+    for rest, test in StratifiedKFold(folds, shuffle=True, random_state=seed).split(labels, labels):
+        train, val = train_test_split(rest, test_size=1 / (folds - 1), random_state=seed, stratify=labels[rest])
+        result.append(Fold(train, val, test))
     return result
-
-
-def _test_folds(labels: np.ndarray, folds: int, rng: np.random.RandomState) -> np.ndarray:
-    """The fold that tests each graph: classes are dealt out in turn, then shuffled within each class."""
-    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-    by_appearance = np.argsort(np.argsort(first))[inverse]  # classes are drawn in the order in which they appear
-    dealt = np.sort(by_appearance)
-    test_fold = np.empty(len(labels), np.int64)
-    for number in range(len(first)):
-        of_class = np.repeat(np.arange(folds), [np.sum(dealt[fold::folds] == number) for fold in range(folds)])
-        rng.shuffle(of_class)
-        test_fold[by_appearance == number] = of_class
-    return test_fold
-
-
-def _stratified_split(labels: np.ndarray, share: float, rng: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-    """Indices into `labels` of the larger and the smaller part; the smaller has ceil(share x all)."""
-    small = int(np.ceil(share * len(labels)))
-    counts = np.bincount(labels)
-    large_counts = _apportion(counts, len(labels) - small, rng)
-    small_counts = _apportion(counts - large_counts, small, rng)
-    large_part, small_part = [], []
-    for number, count in enumerate(counts):
-        drawn = np.flatnonzero(labels == number)[rng.permutation(count)]
-        large_part.append(drawn[: large_counts[number]])
-        small_part.append(drawn[large_counts[number] :][: small_counts[number]])
-    return rng.permutation(np.concatenate(large_part)), rng.permutation(np.concatenate(small_part))
-
-
-def _apportion(counts: np.ndarray, draws: int, rng: np.random.RandomState) -> np.ndarray:
-    """How many of `draws` fall to each class: in proportion, the rest by largest remainder, ties at random."""
-    exact = counts / counts.sum() * draws
-    parts = np.floor(exact)
-    left = int(draws - parts.sum())
-    for remainder in np.unique(exact - parts)[::-1]:
-        if left <= 0:
-            break
-        tied = np.flatnonzero(exact - np.floor(exact) == remainder)
-        chosen = rng.choice(tied, size=min(len(tied), left), replace=False)
-        parts[chosen] += 1
-        left -= len(chosen)
-    return parts.astype(int)
 
 
 def _table(folder: Path, name: str, kind: str, dtype=np.int64) -> np.ndarray:
@@ -251,16 +201,16 @@ def _column(folder: Path, name: str, kind: str) -> np.ndarray:
     return table[:, 0]
 
 
-def _features(folder: Path, name: str, item: str, count: int) -> np.ndarray:
-    """Attributes, then each column of labels one-hot, of the nodes or edges: float32 [count, any width, also 0]."""
-    parts = [np.zeros((count, 0), np.float32)]
-    for kind, dtype in ((f"{item}_attributes", np.float64), (f"{item}_labels", np.int64)):
+def _features(folder: Path, name: str, nodes: int) -> np.ndarray:
+    """Attributes, then each column of labels one-hot: float32 [nodes, any width, also 0]."""
+    parts = [np.zeros((nodes, 0), np.float32)]
+    for kind, dtype in (("node_attributes", np.float64), ("node_labels", np.int64)):
         if not (folder / f"{name}_{kind}.txt").exists():
             continue
         table = _table(folder, name, kind, dtype)
-        if len(table) != count:
-            raise _damaged(folder, name, kind, f"has {len(table)} lines for {count} {item}s")
-        if dtype is np.float64:
+        if len(table) != nodes:
+            raise _damaged(folder, name, kind, f"has {len(table)} lines for {nodes} nodes")
+        if kind == "node_attributes":
             parts.append(table.astype(np.float32))
         else:
             parts += [(column[:, None] == np.unique(column)).astype(np.float32) for column in table.T]

@@ -5,36 +5,36 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data.arrow_law import Arrow, ArrowLaw, render, sample_parameters
-from data.arrow_probes import NO_LABEL, PROBES, true_label
+from data.arrow_pointing.geometry import Arrow, Canvas, render, sample_parameters
+from data.arrow_pointing.probes import NO_LABEL, PROBES, true_label
 
-LAW = ArrowLaw()
+CANVAS = Canvas()
 
 
 @pytest.fixture(scope="module")
 def arrows() -> Arrow:
-    return sample_parameters(np.random.default_rng(0), 5_000, LAW)
+    return sample_parameters(np.random.default_rng(0), 5_000, CANVAS)
 
 
 def one(arrows: Arrow, n: int) -> Arrow:
     return Arrow(*(value[n].item() for value in arrows))
 
 
-@pytest.mark.parametrize("law", [LAW, LAW.extended(), ArrowLaw(48, 0.25)])
-def test_the_label_of_the_data_is_the_geometry_s(law):
-    arrows = sample_parameters(np.random.default_rng(1), 20_000, law)
+@pytest.mark.parametrize("canvas", [CANVAS, CANVAS.extended(), Canvas(48, 0.25)])
+def test_the_label_of_the_data_is_the_geometry_s(canvas):
+    arrows = sample_parameters(np.random.default_rng(1), 20_000, canvas)
     np.testing.assert_array_equal(true_label(arrows), arrows.label)
 
 
 def test_turning_an_arrow_that_points_at_the_circle_makes_it_point_past(arrows):
-    turned = PROBES["arrow reversed"](arrows, LAW)
+    turned = PROBES["arrow reversed"](arrows, CANVAS)
     assert (turned.label[arrows.label == 1] == 0).all()
     assert 0 < (turned.label == 1).sum() < (arrows.label == 0).sum()
     np.testing.assert_allclose(np.cos(turned.phi), -np.cos(arrows.phi), atol=1e-12)
 
 
 def test_a_mirrored_circle_has_the_label_of_the_reversed_arrow_where_it_stays_on_the_canvas(arrows):
-    mirrored, turned = (PROBES[name](arrows, LAW) for name in ("circle mirrored at the arrow", "arrow reversed"))
+    mirrored, turned = (PROBES[name](arrows, CANVAS) for name in ("circle mirrored at the arrow", "arrow reversed"))
     inside = mirrored.label != NO_LABEL
     assert 0.02 < inside.mean() < 0.9
     np.testing.assert_array_equal(mirrored.label[inside], turned.label[inside])
@@ -43,7 +43,7 @@ def test_a_mirrored_circle_has_the_label_of_the_reversed_arrow_where_it_stays_on
 
 
 def test_another_image_s_circle_takes_its_size_along(arrows):
-    exchanged = PROBES["circle of another image"](arrows, LAW)
+    exchanged = PROBES["circle of another image"](arrows, CANVAS)
     np.testing.assert_array_equal(exchanged.radius[:-1], arrows.radius[1:])
     np.testing.assert_array_equal(exchanged.phi, arrows.phi)
     assert {-1, 0, 1} == set(exchanged.label.tolist())
@@ -51,9 +51,9 @@ def test_another_image_s_circle_takes_its_size_along(arrows):
 
 
 def test_without_the_circle_only_the_arrow_is_drawn(arrows):
-    bare = PROBES["without the circle"](arrows, LAW)
+    bare = PROBES["without the circle"](arrows, CANVAS)
     np.testing.assert_array_equal(bare.label, arrows.label)
     for n in range(5):
-        kept, whole = render(one(bare, n), LAW), render(one(arrows, n), LAW)
+        kept, whole = render(one(bare, n), CANVAS), render(one(arrows, n), CANVAS)
         assert (kept == 0).sum() + 0.8 * np.pi * arrows.radius[n] ** 2 < (whole == 0).sum()
         assert (whole[kept == 0] == 0).all()

@@ -1,7 +1,7 @@
 """Batches of photographs for training and evaluation: decoded, cropped and augmented by grain's reading processes.
 
 Order and randomness are functions of (seed, epoch, image, view) alone: so a checkpoint needs no iterator state, a
-resumed run goes on with the batch it would have had, and the number of reading processes changes nothing.
+resumed run continues with the batch it would have had, and the number of reading processes changes nothing.
 
 A view is written once, into the batch in shared memory that this process hands to the device; nothing in between copies
 it. What bounds the input is therefore decoding and augmentation: views a second and core (scripts/benchmark.py data)
@@ -16,7 +16,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from PIL import Image
 from data.augment import augment, evaluation_crop, view_rng
 from data.augment.recipes import AugmentConfig
 from data.decoding import CorruptImage, decode
+from data.loading import MAX_EPOCHS, epoch_order
 from data.reading import read
 from plstm.errors import ReadError, UserError
 
@@ -36,9 +36,9 @@ TRIES = 100  # images in a row, before the whole set is given up
 class ImageBatches:
     """Endless batches of augmented views, each image decoded once for its views in a batch.
 
-    Epoch e of a source visits its images in the order of `numpy.random.RandomState((seed, e)).permutation(images)`,
-    each `config.repeats` times in a row, and ends after floor(images / batch size) batches: with r repeats it visits
-    the first r-th of that order. Where the batch size is no multiple of r, some images have views in two batches.
+    Epoch e visits the images in the order of `data.loading.epoch_order(seed, e, images)`, each `config.repeats` times
+    in a row, and ends after floor(images / batch size) batches: with r repeats it visits the first r-th of that order.
+    Where the batch size is no multiple of r, some images have views in two batches.
     """
 
     def __init__(
@@ -69,9 +69,8 @@ class ImageBatches:
         """
         if batch_size > len(source):
             raise UserError(f"optim.batch_size={batch_size}: more than the {len(source)} training images")
-        self._batches = _TrainingBatches(
-            source, batch_size, size, config, seed, workers, _rows(batch_size, process_index, process_count)
-        )
+        rows = _rows(batch_size, process_index, process_count)
+        self._batches = _TrainingBatches(source, batch_size, size, workers, rows, config, seed)
         self._workers, self._put, self._beside = workers, put, beside
         self._corrupt = _CorruptImages(len(source), max_corrupt, "the next image takes its place")
 
@@ -118,8 +117,8 @@ class ImageSplit:
         """{"image": uint8 [rows, size, size, 3], "label": int32 [rows], "mask": bool [rows]}, equally many a process.
 
         `batch_size` is over all processes, and rows are this one's part. The last batch is padded; the mask is False
-        there. A corrupt image is grey and labelled -1, which no prediction meets: it counts, and as wrong with
-        the loss of a guess, for what a model cannot be asked it does not know, and leaving it out would flatter it.
+        there. A corrupt image is grey and labelled -1, so that it counts as an error, with the loss of a guess: leaving
+        it out would flatter the model.
         """
         batches, workers = self._plan(batch_size, self._workers)
         for batch in _read(batches, 0, workers):
@@ -137,7 +136,7 @@ class ImageSplit:
 
     def _plan(self, batch_size: int, workers: int) -> tuple[_EvaluationBatches, int]:
         rows = _rows(batch_size, *self._process)
-        batches = _EvaluationBatches(self._source, batch_size, self.size, self._crop_ratio, workers, rows)
+        batches = _EvaluationBatches(self._source, batch_size, self.size, workers, rows, self._crop_ratio)
         return batches, min(workers, len(batches))
 
 
@@ -150,10 +149,11 @@ def _rows(batch_size: int, process_index: int, process_count: int) -> range:
 
 
 class _Batches:
-    """What the two kinds of batches share: where the arrays live, and the threads that fill them."""
+    """Batch n at [n], picklable and without a state of its own; the arrays and the threads that fill them."""
 
-    def __init__(self, source: Sequence[dict[str, Any]], size: int, workers: int, rows: range):
-        self.source, self.size, self.rows, self._in_workers = source, size, rows, workers > 0
+    def __init__(self, source: Sequence[dict[str, Any]], batch_size: int, size: int, workers: int, rows: range):
+        self.source, self.batch_size, self.size, self.rows = source, batch_size, size, rows
+        self._in_workers = workers > 0
 
     @property
     def nbytes(self) -> int:
@@ -176,22 +176,17 @@ class _Batches:
 
 
 class _TrainingBatches(_Batches):
-    """Batch n of the training at [n]; picklable, and without a state of its own."""
-
-    EPOCHS = 100_000
-
-    def __init__(self, source, batch_size: int, size: int, config: AugmentConfig, seed: int, workers: int, rows: range):
-        super().__init__(source, size, workers, rows)
-        self._batch_size, self._config, self._seed = batch_size, config, seed
-        self.steps = len(source) // batch_size
+    def __init__(self, source, batch_size: int, size: int, workers: int, rows: range, config: AugmentConfig, seed: int):
+        super().__init__(source, batch_size, size, workers, rows)
+        self._config, self._seed, self.steps = config, seed, len(source) // batch_size
 
     def __len__(self) -> int:
-        return self.EPOCHS * self.steps
+        return MAX_EPOCHS * self.steps
 
     def __getitem__(self, step: int) -> dict[str, Any]:
         epoch, position = divmod(int(step), self.steps)
-        order, repeats = _epoch_order(self._seed, epoch, len(self.source)), self._config.repeats
-        first, last = (position * self._batch_size + row for row in (self.rows.start, self.rows.stop))
+        order, repeats = epoch_order(self._seed, epoch, len(self.source)), self._config.repeats
+        first, last = (position * self.batch_size + row for row in (self.rows.start, self.rows.stop))
 
         def fill(place: int, images: np.ndarray, labels: np.ndarray) -> list[tuple[str, str]]:
             index = int(order[place])
@@ -217,39 +212,31 @@ class _TrainingBatches(_Batches):
 
 
 class _EvaluationBatches(_Batches):
-    """Batch n of an evaluation at [n]."""
-
-    def __init__(self, source, batch_size: int, size: int, crop_ratio: float, workers: int, rows: range):
-        super().__init__(source, size, workers, rows)
-        self._batch_size, self._crop_ratio = batch_size, crop_ratio
+    def __init__(self, source, batch_size: int, size: int, workers: int, rows: range, crop_ratio: float):
+        super().__init__(source, batch_size, size, workers, rows)
+        self._crop_ratio = crop_ratio
 
     def __len__(self) -> int:
-        return -(-len(self.source) // self._batch_size)
+        return -(-len(self.source) // self.batch_size)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        first = int(number) * self._batch_size + self.rows.start
-        images = min(max(len(self.source) - first, 0), len(self.rows))
+        first = int(number) * self.batch_size + self.rows.start
+        mask = first + np.arange(len(self.rows)) < len(self.source)
 
-        def fill(row: int, pictures: np.ndarray, labels: np.ndarray) -> list[tuple[str, str]]:
-            if row >= images:
-                pictures[row], labels[row] = GREY, 0
+        def fill(row: int, images: np.ndarray, labels: np.ndarray) -> list[tuple[str, str]]:
+            images[row], labels[row] = GREY, 0
+            if not mask[row]:
                 return []
             example = self.source[first + row]
             try:
                 picture = decode(example["image"])
             except CorruptImage as error:
-                pictures[row], labels[row] = GREY, -1
+                labels[row] = -1
                 return [(example["file_name"], str(error))]
-            pictures[row], labels[row] = evaluation_crop(picture, self.size, self._crop_ratio), example["label"]
+            images[row], labels[row] = evaluation_crop(picture, self.size, self._crop_ratio), example["label"]
             return []
 
-        return self._make(range(len(self.rows)), fill) | {"mask": np.arange(len(self.rows)) < images}
-
-
-@lru_cache(maxsize=2)
-def _epoch_order(seed: int, epoch: int, images: int) -> np.ndarray:
-    # RandomState, because its numbers are the same in every release of NumPy.
-    return np.random.RandomState((seed, epoch)).permutation(images)
+        return self._make(range(len(self.rows)), fill) | {"mask": mask}
 
 
 class _CorruptImages:
@@ -282,7 +269,7 @@ def _read(batches: _Batches, start: int, workers: int, beside: int = 0) -> Itera
     if workers:
         _check_shared_memory(_shared_bytes(batches, workers, start) + beside)
     for batch in read(grain.MapDataset.source(batches)[start:], workers, threads=1):
-        # grain's class of arrays is its own business
+        # as NumPy arrays instead of grain's own class
         yield {name: np.asarray(value) if name != "corrupt" else value for name, value in batch.items()}
         del batch
 

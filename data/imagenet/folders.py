@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data.imagenet.source import synsets
 from plstm.errors import UserError
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
@@ -30,11 +31,12 @@ class FolderSource(Sequence):
 
 
 def folder_source(path: str | os.PathLike, known: Sequence[str] | None = None) -> FolderSource:
-    """The images under path/<class>/, at any depth, by their suffix.
+    """The images under path/<class>/, at any depth, by their suffix; hidden files are left out.
 
     Labels number the class folders in sorted order. Where all of them have names of ImageNet's 1,000 classes, such as
     n01440764, they are ImageNet's labels, also where some classes are missing. Where `known` has the names of a model's
-    classes, folders must be named so, or by their numbers, and labels are places in it. Hidden files are passed over.
+    classes, folders must be named so, or by their numbers, and labels are places in it.
+
     Raises UserError where there is no such folder, no class folder or no image, or a folder's class is not known.
     """
     folder = Path(path)
@@ -58,12 +60,8 @@ def folder_source(path: str | os.PathLike, known: Sequence[str] | None = None) -
 
 
 def _classes(names: list[str]) -> list[str]:
-    if not all(name.startswith("n") and name[1:].isdigit() for name in names):
-        return names
-    from data.imagenet import synsets
-
-    known = synsets()
-    return known if set(names) <= set(known) else names
+    is_imagenet = all(name.startswith("n") and name[1:].isdigit() for name in names) and set(names) <= set(synsets())
+    return synsets() if is_imagenet else names
 
 
 def _images(folder: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from unittest import mock
 
 import numpy as np
 
-from data.files import data_root
+from data.files import data_root, quiet_tfds
 from plstm.errors import UserError
 
 NAME = "imagenet2012"
@@ -163,11 +163,9 @@ def prepare(tars: Path, root: str | None = None) -> Path:
     """
     import tensorflow_datasets as tfds
 
-    from data.arrow_pointing import quiet
-
     allow_many_files()
     builder = tfds.builder(NAME, data_dir=data_root(root), file_format="array_record")
-    with quiet(), _without_tensorflow():
+    with quiet_tfds(), _without_tensorflow():
         builder.download_and_prepare(download_config=tfds.download.DownloadConfig(manual_dir=tars))
     return Path(builder.data_path)
 
