@@ -9,7 +9,7 @@ from rich.console import Console
 
 from plstm.training.progress import Progress, banner
 
-VALUES = {"epoch": 1.5378, "loss": 0.4123, "accuracy": 0.8111, "images_per_second": 3210.4}
+VALUES = {"epoch": 1.5378, "loss": 0.4123, "accuracy": 0.8111, "examples_per_second": 3210.4}
 
 
 class Clock:
@@ -30,14 +30,14 @@ def live_console() -> Console:
 
 def test_plain_line_shows_step_values_and_time_left():
     console, clock = plain_console(), Clock()
-    with Progress(3000, console=console, clock=clock) as progress:
+    with Progress(3000, unit="images", console=console, clock=clock) as progress:
         progress.update(1100, VALUES)
         clock.now += 30
         progress.update(1200, VALUES)
     # 100 steps took 30 seconds, so the other 1,800 take 540; the narrow console does not break the line.
     assert console.file.getvalue().splitlines() == [
-        "step 1,100/3,000  epoch 1.54  loss 0.412  acc 0.811  3,210 images/s  eta --:--:--",
-        "step 1,200/3,000  epoch 1.54  loss 0.412  acc 0.811  3,210 images/s  eta 00:09:00",
+        "step 1,100/3,000  epoch 1.54  loss 0.4123  accuracy 0.8111  3,210 images/s  eta --:--:--",
+        "step 1,200/3,000  epoch 1.54  loss 0.4123  accuracy 0.8111  3,210 images/s  eta 00:09:00",
     ]
 
 
@@ -60,7 +60,7 @@ def test_time_left_of_long_runs_is_in_hours():
     assert console.file.getvalue().splitlines()[-1] == "step 10,000/1,000,000  eta 99:00:00"
 
 
-def test_unknown_values_are_shown_under_their_name():
+def test_any_value_is_shown_under_its_name():
     console = plain_console()
     Progress(2, console=console).update(2, {"gate_norm": 0.000123456})
     assert console.file.getvalue() == "step 2/2  gate_norm 0.0001235  eta 00:00:00\n"
@@ -77,12 +77,13 @@ def test_messages_are_printed_as_they_are(make_console):
 
 def test_live_bar_shows_the_same_values_and_stops_on_errors():
     console = live_console()
-    with pytest.raises(RuntimeError), Progress(3000, 1000, "arrow [pLSTM]", console=console, clock=Clock()) as progress:
+    progress = Progress(3000, 1000, "arrow [pLSTM]", unit="graphs", console=console, clock=Clock())
+    with pytest.raises(RuntimeError), progress:
         progress.update(1200, VALUES)
         raise RuntimeError
     shown = console.file.getvalue()
     assert "arrow [pLSTM]" in shown
-    assert "step 1,200/3,000  epoch 1.54  loss 0.412  acc 0.811  3,210 images/s" in shown
+    assert "step 1,200/3,000  epoch 1.54  loss 0.4123  accuracy 0.8111  3,210 graphs/s" in shown
     # The cursor, hidden while the bar is live, is shown again.
     assert shown.rstrip().rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")
 
