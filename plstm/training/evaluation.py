@@ -83,7 +83,8 @@ def evaluate(
 
 def describe(name: str, metrics: dict[str, float], unit: str) -> str:
     """One line for a split, as training and eval.py print it; `unit` is the plural name of an example."""
-    values = "  ".join(f"{metric} {value:.6f}" for metric, value in metrics.items() if metric != "count")
+    names = sorted(metrics.keys() - {"count"}, key=lambda metric: (metric != "loss", metric))
+    values = "  ".join(f"{metric} {metrics[metric]:.6f}" for metric in names)
     return f"{name:<8}  {values}  ({metrics['count']:,} {unit})"
 
 
