@@ -254,7 +254,13 @@ def check_overrides(table: TableDefinition, overrides: Sequence[str], outside_id
         key, equals, _ = override.partition("=")
         if not equals:
             raise UserError(f"override {override!r} must be key=value")
-        if key in {"experiment", "init_from", *table.sweep, *table.require, *(k for r in table.rows for k in r.require)}:
+        if key in {
+            "experiment",
+            "init_from",
+            *table.sweep,
+            *table.require,
+            *(k for r in table.rows for k in r.require),
+        }:
             raise UserError(f"override {override!r}: table {table.name} sets {key} itself; leave it out")
         if not is_part(key, (*outside_id, *FREE)):
             raise UserError(

@@ -67,7 +67,9 @@ def _notes(table: TableDefinition, shown: list[tuple[Cell, list[Cell]]], left_ou
     notes = []
     counts = [(cell, len(shared_seeds(group)), len(cell.means)) for cell, group in shown]
     if fewer := [f"{_place(table, cell)}: {shared} of {n}" for cell, shared, n in counts if shared < n]:
-        notes.append(f"{table.swept_name} was chosen on fewer seeds, those that all its values have: {'; '.join(fewer)}.")
+        notes.append(
+            f"{table.swept_name} was chosen on fewer seeds, those that all its values have: {'; '.join(fewer)}."
+        )
     partial = [(cell, cell.finished - len(cell.runs)) for _, group in shown for cell in group]
     if words := [f"{_place(table, cell)}: {count}" for cell, count in partial if count]:
         notes.append(f"Finished runs of seeds that are not whole, not counted: {'; '.join(words)}.")
@@ -193,7 +195,9 @@ def _grid(table: TableDefinition, sections: dict[Any, list[Texts]], style: Style
     """The header, and the lines of each section; without columns of the paper where it has no number for any line."""
     known = {key for lines in sections.values() for line in lines for key in line}
     titles = {key: title for key, title in _titles(table).items() if key in known}
-    cells = {section: [[line.get(key, DASH) for key in titles] for line in lines] for section, lines in sections.items()}
+    cells = {
+        section: [[line.get(key, DASH) for key in titles] for line in lines] for section, lines in sections.items()
+    }
     return [style.escape(title) for title in titles.values()], cells
 
 
@@ -243,7 +247,9 @@ def _csv(table: TableDefinition, cells: list[Cell], shown: list[Cell], baselines
             known = {column.name: _baseline(table, entry, column, section) for column in table.columns}
             lines.append({"section": section, "model": entry["name"]} | known)
     for other in table.references:
-        known = {f"{key}_paper": getattr(other, key) for key in COSTS} | {f"{k}_paper": v for k, v in other.paper.items()}
+        known = {f"{key}_paper": getattr(other, key) for key in COSTS} | {
+            f"{k}_paper": v for k, v in other.paper.items()
+        }
         lines.append({"model": other.name, "epochs": other.epochs} | known)
     frame = pd.DataFrame([{key: _csv_text(value) for key, value in line.items()} for line in lines])
     return frame.dropna(axis="columns", how="all").to_csv(index=False, lineterminator="\n")
