@@ -54,7 +54,7 @@ from plstm.training.environment import describe_environment
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import init_state, make_train_step
-from scripts.measuring import compile_step, note_results, time_interleaved
+from scripts.measuring import compile_step, time_interleaved
 from scripts.operators import draw_operator_inputs, gradient_step
 
 STEPS_OF_THE_PAPER, BATCH_OF_THE_PAPER = 39_050, 128
@@ -310,7 +310,6 @@ def main() -> None:
         except Exception as error:  # the other parts are worth having
             traceback.print_exc()
             add({"error": describe(error)})
-    note_results(options.out)
     print(f"{time.monotonic() - start:.0f} s; written to {options.out}")
 
 

@@ -25,7 +25,6 @@ from scripts.measuring import (
     ROOT,
     add_to_report,
     compile_step,
-    note_results,
     positive,
     time_interleaved,
     write_report,
@@ -180,7 +179,6 @@ def draw_scaling(rows: list[dict], path: Path) -> None:
         axis.legend(frameon=False)
     figure.savefig(path, dpi=150, metadata={"Software": None})
     plt.close(figure)
-    note_results(path)
 
 
 def print_rows(rows: list[dict], batch: int) -> None:

@@ -76,15 +76,8 @@ def add_to_report(path: Path, **entries) -> None:
 
 
 def write_results(path: Path, report: dict) -> None:
-    """Writes what a script found as JSON, and enters it into the digests; see `note_results`."""
+    """Writes what a script found as JSON."""
     write_file(path, (json.dumps(report, indent=2) + "\n").encode())
-    note_results(path)
-
-
-def note_results(path: Path) -> None:
-    """Enters a file that was written, if it lies in the repository's results, into their digests."""
-    if path.resolve().is_relative_to(ROOT / "results"):
-        refresh_sums(ROOT / "results")
 
 
 def positive(text: str) -> int:

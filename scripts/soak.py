@@ -30,7 +30,6 @@ from data.files import write_file
 from plstm.errors import UserError, run_script
 from plstm.training.environment import describe_environment
 from plstm.training.tracking import read_metrics
-from scripts.measuring import note_results
 
 ROOT = Path(__file__).resolve().parents[1]
 LOG_EVERY, EVAL_EVERY = 50, 500
@@ -67,7 +66,6 @@ def main() -> int:
         "samples": {name: [sample[name] for sample in samples] for name in samples[0]},
     }
     write_file(arguments.out, (json.dumps(report) + "\n").encode())
-    note_results(arguments.out)
     for name, check in checks.items():
         print(f"{'ok  ' if check['ok'] else 'BAD '} {name}: {check['found']}")
     return 0 if all(check["ok"] for check in checks.values()) else 1
