@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
+from plstm.results.sums import refresh_sums
 
 from data.files import write_file
-from plstm.results.sums import refresh_sums
 from plstm.training.environment import describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]

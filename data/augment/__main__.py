@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,8 +13,10 @@ from PIL import Image
 from data.augment.operations import apply_operation
 from data.augment.policies import MAX_MAGNITUDE, RAND_ARGUMENTS
 from data.augment.recipes import RECIPES
-from data.augment.sheet import draw_sheet
+from data.augment.crops import evaluation_crop
+from data.augment.views import describe, draw_view, make_view, view_rng
 from data.decoding import CorruptImage, decode
+from data.pictures import contact_sheet, write_picture
 from plstm.errors import UserError
 
 MAX_VIEWS, MAX_SIZE = 100, 2048
@@ -85,7 +86,14 @@ def sheet(args: argparse.Namespace) -> None:
     ):
         if not least <= value <= most:
             raise UserError(f"{key} {value}: must be {least} to {most}")
-    _write(draw_sheet(_read(args.input), recipe, args.seed, args.views, args.size), args.output)
+    image, config = _read(args.input), RECIPES[recipe]
+    panels = [(evaluation_crop(image, args.size, 1.0), f"input, {image.width} x {image.height}: central crop")]
+    for n in range(args.views):  # as of the image with index 0 in epoch 0 of a run with this seed
+        view = draw_view(*image.size, config, view_rng(args.seed, 0, 0, n))
+        panels.append((make_view(image, args.size, view), f"view {n}: {describe(view, image)}"))
+    keys = ", ".join(f"{key} {value}" for key, value in vars(config).items())
+    title = f"{recipe}, seed {args.seed}: {keys}. Erasing and mixing happen on the device, not here."
+    write_picture(contact_sheet(panels, title, columns=4, lines=6), args.output)
 
 
 def operation(args: argparse.Namespace) -> None:
@@ -94,7 +102,7 @@ def operation(args: argparse.Namespace) -> None:
     if not 0 <= args.level <= MAX_MAGNITUDE:
         raise UserError(f"--level {args.level}: must be 0 to {MAX_MAGNITUDE:.0f}")
     argument = RAND_ARGUMENTS[name](args.level, args.sign)
-    _write(apply_operation(_read(args.input), name, argument), args.output)
+    write_picture(apply_operation(_read(args.input), name, argument), args.output)
 
 
 def _named(key: str, name: str, known: Iterable[str]) -> str:
@@ -112,19 +120,6 @@ def _read(path: Path) -> Image.Image:
     except (OSError, CorruptImage) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"not a picture ({error})"
         raise UserError(f"{path}: {reason}") from error
-
-
-def _write(image: Image.Image, path: Path) -> None:
-    if Image.registered_extensions().get(path.suffix.lower()) not in Image.SAVE:
-        raise UserError(f"{path}: Pillow writes no {path.suffix or 'file without a suffix'}; take .png")
-    partial = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        image.save(partial)
-        os.replace(partial, path)
-    except (OSError, ValueError) as error:
-        partial.unlink(missing_ok=True)
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise UserError(f"{path}: cannot write the picture ({reason})") from error
 
 
 if __name__ == "__main__":

@@ -60,3 +60,13 @@ def make_view(image: Image.Image, size: int, view: View) -> np.ndarray:
 def augment(image: Image.Image, size: int, config: AugmentConfig, rng: np.random.Generator) -> np.ndarray:
     """One augmented view of an image, uint8 [size, size, 3], as `config` says, up to what happens on the device."""
     return make_view(image, size, draw_view(*image.size, config, rng))
+
+
+def describe(view: View, image: Image.Image) -> str:
+    """The view in words: the crop's share of the image's area and its size, then every step with its argument."""
+    left, upper, right, lower = view.box
+    width, height = right - left, lower - upper
+    words = [f"crop {width * height / (image.width * image.height):.0%}, {width} x {height}"]
+    words += ["flip"] * view.flip
+    words += [name if argument is None else f"{name} {round(argument, 3)}" for name, argument in view.steps]
+    return "; ".join(words)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from data.tudataset import GraphSet
+from data.graphs.tudataset import GraphSet
 from plstm.ops.line_graph import Dag, pack
 
 SMALL = 128  # nodes of the largest graph that goes into blocks; larger ones share a block of their own

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from data.packed import PackedSplit, pack
+from data.loading import PackedSplit, pack
 from plstm.models.vision import VisionConfig, build_model
 from tests.training.classifying import SIZE
 
