@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from data.packed import PackedSplit
+from data.loading import PackedSplit
 from plstm.models import VisionConfig, build_model
 from plstm.nn.layers import drop_path
 from plstm.ops import lots
