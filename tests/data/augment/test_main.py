@@ -78,7 +78,7 @@ def test_sheet_holds_the_views(run, folder, recipe, count, columns):
         ("op Invert cut.jpg o.png", "cut.jpg: not a picture"),
         ("op Invert a.png o.xyz", "o.xyz: Pillow writes no .xyz; take .png"),
         ("op Invert a.png o", "o: Pillow writes no file without a suffix"),
-        ("op Invert a.png no/o.png", "no/o.png: cannot write the picture (No such file"),
+        ("op Invert a.png b.jpg/o.png", "b.jpg/o.png: cannot write the picture (File exists"),
         ("sheet a.png o.png --recipe deit4", "--recipe deit4: unknown; the nearest is deit, all are deit3, "),
         ("sheet a.png o.png --views 0", "--views 0: must be 1 to 100"),
         ("sheet a.png o.png --size 9999", "--size 9999: must be 16 to 2048"),
