@@ -11,7 +11,8 @@ from PIL import Image
 
 from data.augment import __main__ as commands
 from data.augment.operations import apply_operation
-from data.augment.policies import RAND_ARGUMENTS
+from data.augment.recipes import RAND_ARGUMENTS
+from plstm.errors import run_script
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -33,8 +34,9 @@ def run(folder, monkeypatch, capsys):
     def call(*arguments):
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "argv", ["augment", *arguments])
-        status = commands.main()
-        return status, *capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            run_script(commands.main)
+        return end.value.code or 0, *capsys.readouterr()
 
     return call
 
