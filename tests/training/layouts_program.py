@@ -4,7 +4,7 @@
 
 Trains a tiny MODEL, "pLSTM" or "MLP", which compiles fast, for two steps from one start in each layout, evaluates it,
 and saves it in FOLDER/LAYOUT; then restores each of these checkpoints in the layout named after it, the last one in the
-first. pLSTM's operator works in lots of rows. Process 0 writes the states to FOLDER/LAYOUT.npy, and prints one JSON
+first. the operator works in chunks. Process 0 writes the states to FOLDER/LAYOUT.npy, and prints one JSON
 object.
 """
 
@@ -22,7 +22,7 @@ from data.packed import PackedSplit
 from plstm.config import Config, OptimConfig
 from plstm.models import VisionConfig, build_model
 from plstm.nn.layers import drop_path
-from plstm.ops import lots
+from plstm.ops.grid import chunks
 from plstm.tasks.vision import VisionTask
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.evaluation import evaluate
@@ -69,7 +69,7 @@ def flat(tree) -> np.ndarray:
 
 def main(model: str, folder: Path, names: list[str]) -> None:
     start_processes(60)
-    lots.BYTES_A_CORE = 1
+    chunks.BYTES_PER_CORE = 1
     task, split = VisionTask(Config(model=CONFIG)), draw_split()
     optimizer, schedule = build_optimizer(OptimConfig(), lambda step: 1e-2), lambda step: 1e-2
     graphdef, start = start_state(model, optimizer)
