@@ -49,7 +49,7 @@ from data.files import write_file
 from plstm.models.flops import forward_flops
 from plstm.models.vision import VisionConfig, build_model
 from plstm.ops.grid import by_matrix, plstm2d
-from plstm.ops.oracle import plstm2d_oracle
+from plstm.ops.grid.oracle import plstm2d_oracle
 from plstm.training.environment import describe_environment
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
@@ -89,8 +89,8 @@ def operators(structure: str, variants: bool = True) -> dict[str, Callable]:
 
 
 def fused_kernels(*arguments, **options) -> jax.Array:
-    """`plstm.ops.fused.fused`, imported where it is called: a JAX without its backend costs this form alone."""
-    from plstm.ops.fused import fused
+    """`plstm.ops.grid.fused.fused`, imported where it is called: a JAX without its backend costs this form alone."""
+    from plstm.ops.grid.fused import fused
 
     return fused(*arguments, **options)
 

@@ -1,4 +1,4 @@
-"""The 2-D operator a lot of its rows at a time against all at once (`plstm.ops.lots`)."""
+"""The 2-D operator a lot of its rows at a time against all at once (`plstm.ops.grid.chunks`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from plstm.ops.grid import STRUCTURES, by_matrix
-from plstm.ops.lots import count_lots
+from plstm.ops.grid.chunks import num_chunks
 from scripts.measuring import ROOT, compare_steps, positive, write_report
 from scripts.operators import draw_operator_inputs, gradient_step
 
@@ -67,9 +67,9 @@ def benchmark_lots(options: argparse.Namespace) -> None:
 def measure(structure: str, grid: int, images: int, repeats: int) -> dict:
     """Both ways for one shape."""
     arguments = draw_operator_inputs(structure, grid, images, HEADS, DIM)
-    lots = count_lots(images * HEADS, grid**4 * jnp.dtype(jnp.float32).itemsize)
+    lots = num_chunks(images * HEADS, grid**4 * jnp.dtype(jnp.float32).itemsize)
     steps = {
-        name: gradient_step(functools.partial(by_matrix, structure=structure, form="auto", lots=number))
+        name: gradient_step(functools.partial(by_matrix, structure=structure, form="auto", chunks=number))
         for name, number in (("in_lots", lots), ("at_once", 1))
     }
     found = compare_steps(steps, arguments, repeats)
