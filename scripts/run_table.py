@@ -24,7 +24,8 @@ from plstm.errors import UserError
 from plstm.results import execution, figures, fold_tables, sums, sweeps, tables
 from plstm.results.definitions import TableDefinition, check_overrides, load_table
 from plstm.results.records import Hardware, RunRecord, read_records
-from scripts.measuring import positive, time_interleaved
+from scripts.benchmarks.harness import alternate
+from scripts.common import positive
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 5  # measured
@@ -155,10 +156,10 @@ def estimate(
 def measure(experiment: str, batch: int) -> float:
     """Images a second in training steps of an experiment's model on this machine's devices."""
     from plstm.runs.cost import compose_experiment
-    from scripts.benchmark_model import Repeated
+    from scripts.benchmarks.models import TrainingStep
 
-    step = Repeated(compose_experiment(experiment).model, batch)
-    seconds = statistics.median(time_interleaved({"step": step}, (), STEPS)["step"])
+    step = TrainingStep(compose_experiment(experiment).model, batch)
+    seconds = statistics.median(alternate({"step": step}, STEPS)["step"])
     print(f"measured: {batch / seconds:.1f} images/s of {experiment}, data not counted", flush=True)
     return batch / seconds
 
