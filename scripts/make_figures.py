@@ -14,11 +14,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from plstm.results.sums import refresh_sums
+
 from plstm.errors import run_script
 from plstm.results.definitions import load_tables
 from plstm.results.figures import draw_table
 from plstm.results.records import read_records
-from plstm.results.sums import refresh_sums
 
 ROOT = Path(__file__).resolve().parents[1]
 

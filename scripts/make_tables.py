@@ -14,10 +14,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from plstm.results.sums import write_sums
+
 from plstm.errors import run_script
 from plstm.results.definitions import load_tables
 from plstm.results.records import read_records
-from plstm.results.sums import write_sums
 from plstm.results.tables import stale_files, write_table
 
 ROOT = Path(__file__).resolve().parents[1]

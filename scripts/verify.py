@@ -15,11 +15,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from absl import logging
+from plstm.results.sums import sums_problems
 
 from plstm.errors import UserError, run_script
 from plstm.results.definitions import load_tables
 from plstm.results.records import read_records
-from plstm.results.sums import sums_problems
 from plstm.results.tables import stale_files
 from plstm.results.verify import claim_problems, measured_problems, record_problems, rerun_problems
 

@@ -18,7 +18,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from plstm.errors import UserError
 
-MIN_SPLIT = 4096  # numbers; a smaller tensor is held whole: splitting it costs more than it frees
+MIN_SPLIT = 4096  # numbers; a smaller tensor is not split: splitting it would cost more than it saves
+
+
+@dataclass
+class MeshConfig:
+    """How a run is spread over its devices; each has its part of the batch."""
+
+    fsdp: int = 1  # so many devices share one copy of parameters and optimizer state; 1: each has its own copy
+    timeout: float = 300.0  # seconds that the processes of a run wait for each other at the start
 
 
 def make_mesh(batch_size: int, fsdp: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:

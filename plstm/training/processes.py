@@ -94,6 +94,12 @@ def is_main() -> bool:
     return jax.process_index() == 0
 
 
+def say(text: str) -> None:
+    """Prints a line, once for all processes."""
+    if is_main():
+        print(text, flush=True)
+
+
 def from_main(value: int) -> int:
     """Process 0's value, an int32, in every process."""
     return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if jax.process_count() > 1 else value

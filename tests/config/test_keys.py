@@ -203,7 +203,7 @@ def unchanged(config, values: dict, build) -> list[str]:
 
 @pytest.mark.slow
 def test_every_key_of_a_vision_model_changes_the_model(composed):
-    from plstm.models.vision import build_model
+    from plstm.models import build_model
 
     config = to_config(composed("experiment=arrow/plstm", "debug=smoke", "model.dim=16", "model.heads=2")).model
     remat = {"remat": not config.remat} if hasattr(config, "remat") else {}

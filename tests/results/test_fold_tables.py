@@ -10,12 +10,12 @@ import statistics
 
 import numpy as np
 import pytest
+from plstm.results.fold_tables import at_best, at_last, choose, describe_folds, find_cells, superfluous_runs
 
 from plstm.errors import UserError
 from plstm.results import execution, fold_figures, sweeps
 from plstm.results.definitions import load_table
 from plstm.results.figures import draw_table
-from plstm.results.fold_tables import at_best, at_last, choose, describe_folds, find_cells, superfluous_runs
 from plstm.results.intervals import t_interval
 from plstm.results.records import CurvePoint, read_collection, read_curve, read_records, write_record
 from plstm.results.sweeps import planned_runs

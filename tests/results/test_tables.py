@@ -7,13 +7,13 @@ import sys
 from dataclasses import replace
 
 import pytest
+from plstm.results.typesetting import DASH
 
 from plstm.errors import UserError
 from plstm.results.definitions import Reference, load_table
 from plstm.results.intervals import t_interval
 from plstm.results.records import read_records, write_record
 from plstm.results.tables import render_table, stale_files, table_rows, write_table
-from plstm.results.typesetting import DASH
 from plstm.runs.cost import experiment_cost
 
 from .conftest import ROOT, example_record
