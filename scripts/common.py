@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 from data.files import write_file
 from plstm.errors import UserError
-from plstm.results.sums import refresh_sums
 from plstm.training.environment import describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,15 +44,8 @@ def provenance() -> dict[str, Any]:
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
-    """Writes JSON and updates the checksums of the repository's results. Raises UserError if it cannot be written."""
+    """Writes JSON, whole or not at all. Raises UserError if it cannot be written."""
     try:
         write_file(path, (json.dumps(results, indent=2) + "\n").encode())
     except OSError as error:
         raise UserError(f"--out {path}: cannot be written ({error.strerror})") from error
-    update_checksums(path)
-
-
-def update_checksums(path: Path) -> None:
-    """Enters a written file into results/SHA256SUMS if it lies there."""
-    if path.resolve().is_relative_to(ROOT / "results"):
-        refresh_sums(ROOT / "results")

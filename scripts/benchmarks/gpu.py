@@ -1,4 +1,4 @@
-"""All that a GPU is asked for in one call: is every form right, how long do they and the models take, and where.
+"""All that a GPU is asked for in one call: is every form right, and how long do forms and models take.
 
 Needs jax, flax, optax and numpy alone. A form, model or part that fails leaves its error in its place.
 """
@@ -6,14 +6,11 @@ Needs jax, flax, optax and numpy alone. A form, model or part that fails leaves 
 from __future__ import annotations
 
 import argparse
-import collections
 import dataclasses
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -140,36 +137,7 @@ def time_models(options: argparse.Namespace) -> Iterator[Row]:
         yield {"batch": batch, "remat": remat, "arrow": arrow, **row, **ratios}
 
 
-def profile_models(options: argparse.Namespace) -> Iterator[Row]:
-    """The five operations of a step that take most of its time, with where they come from in the model."""
-    batch, count = (2, 1) if options.tiny else (128, 5)
-    for name, config in make_configs(options).items():
-        step = first_step(config, batch)
-        with tempfile.TemporaryDirectory() as folder:
-            with jax.profiler.trace(folder):
-                jax.block_until_ready([step() for _ in range(count)])
-            spent = operation_times(Path(folder))
-        text, total, top = step.executable.as_text(), sum(spent.values()), []
-        for operation, nanoseconds in spent.most_common(5):
-            origin = re.search(rf'%{re.escape(operation)} = .*?op_name="([^"]*)"', text)
-            row = {"operation": operation, "share": nanoseconds / total, "seconds_a_step": nanoseconds * 1e-9 / count}
-            top.append(row | {"from": origin and origin.group(1)})
-        yield {"model": name, "batch": batch, "seconds_a_step": total * 1e-9 / count, "top": top}
-
-
-def operation_times(folder: Path) -> collections.Counter:
-    """Nanoseconds by operation; loops and calls are left out, because they contain others."""
-    spent: collections.Counter = collections.Counter()
-    for path in folder.rglob("*.xplane.pb"):
-        planes = jax.profiler.ProfileData.from_file(str(path)).planes
-        for event in (event for plane in planes for line in plane.lines for event in line.events):
-            operation = str(dict(event.stats).get("hlo_op", "call"))
-            if not re.match(r"(while|call|conditional)\b", operation):
-                spent[operation] += event.duration_ns
-    return spent
-
-
-PARTS = {"checks": check_operators, "model": time_models, "profile": profile_models, "operator": time_operators}
+PARTS = {"checks": check_operators, "model": time_models, "operator": time_operators}
 
 
 def measure(options: argparse.Namespace) -> Iterator[Row]:

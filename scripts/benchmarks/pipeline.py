@@ -64,7 +64,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
             "decoder": decoder,
             "size": SIZES.get(recipe, 224) if recipe else None,
             "views_an_image": RECIPES[recipe].repeats if recipe else 1,
-            "image": {"shape": SHAPE, "mean_bytes": round(statistics.mean(map(len, contents)))},
+            "mean_bytes": round(statistics.mean(map(len, contents))),
             "views_per_second": statistics.median(rates),
             "rates": rates,
         }
