@@ -20,6 +20,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 from PIL import Image
+from plstm.results.baselines import read_baselines
 
 import data.graphs.tudataset as tudataset
 from data.decoding import MOST_PIXELS, CorruptImage, decode
@@ -27,7 +28,6 @@ from data.imagenet.folders import folder_source
 from plstm.config import Config, plain_config, task_schema, to_config
 from plstm.errors import UserError
 from plstm.models import from_checkpoint
-from plstm.results.baselines import read_baselines
 from plstm.results.definitions import load_table
 from plstm.results.records import read_records
 from plstm.results.sweeps import started_runs

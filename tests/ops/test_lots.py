@@ -13,7 +13,7 @@ from plstm.ops import lots
 from plstm.ops.grid import by_matrix
 from plstm.ops.grid.chunks import count_lots, map_lots
 from plstm.ops.grid.oracle import plstm2d_oracle
-from scripts.operators import draw_operator_inputs
+from scripts.benchmarks.operators import draw_operator_inputs
 
 NAMES = ("q", "k", "v", "gates", "direct")
 
