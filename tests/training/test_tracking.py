@@ -171,7 +171,9 @@ def test_unreachable_server_falls_back_to_offline(tmp_path):
     process = run_script(tmp_path, script, WANDB_BASE_URL="http://127.0.0.1:9", WANDB_API_KEY="0" * 40)
     assert process.returncode == 0 and process.stdout == ""
     first, second = process.stderr.splitlines()
-    assert first.startswith("W&B: could not start online (CommError: ") and first.endswith("; going on")
+    assert first.startswith("W&B: could not start online (CommError: ") and first.endswith(
+        "; training continues without it"
+    )
     assert second.startswith("W&B: offline; upload with: wandb sync ")
     (log,) = (tmp_path / "wandb").glob("offline-run-*-0123abcd/*.wandb")
     assert b"0.4375" in log.read_bytes()
@@ -228,7 +230,9 @@ def test_a_client_that_stands_still_holds_nothing_up(tmp_path, steps, said):
     process = run_script(tmp_path, "    import sys\n" + STALLED.lstrip("\n"), steps)
     assert process.returncode == 0 and process.stdout == "trained True True\n", process.stderr
     lines = process.stderr.splitlines()
-    assert len(lines) == 2 and lines[1].startswith(f"W&B: {said}") and lines[1].endswith("; going on")
+    assert (
+        len(lines) == 2 and lines[1].startswith(f"W&B: {said}") and lines[1].endswith("; training continues without it")
+    )
     assert time.monotonic() - start < 60, "the end of the process does not wait for the client, either"
 
 
@@ -250,7 +254,9 @@ def test_a_server_that_never_answers_holds_nothing_up(tmp_path):
         process = run_script(tmp_path, script, WANDB_BASE_URL=address, WANDB_API_KEY="0" * 40)
     assert process.returncode == 0 and process.stdout == "training after True\n"
     first, second = process.stderr.splitlines()
-    assert first.startswith("W&B: could not start online (CommError: ") and first.endswith("; going on")
+    assert first.startswith("W&B: could not start online (CommError: ") and first.endswith(
+        "; training continues without it"
+    )
     assert second.startswith("W&B: offline; upload with: wandb sync ")
     assert [row["train/loss"] for row in history(tmp_path)] == [0.4375]
 
@@ -282,7 +288,7 @@ def test_first_failure_is_said_once_and_ends_the_calls(capsys):
         tracker.log(line(step))
     tracker.finish()
     assert run.calls == 1
-    assert capsys.readouterr().err == "W&B: could not log (RuntimeError: first line); going on\n"
+    assert capsys.readouterr().err == "W&B: could not log (RuntimeError: first line); training continues without it\n"
 
 
 @pytest.mark.parametrize(("on_the_server", "logged"), [(0, [1, 2, 3, 4]), (3, [3, 4]), (6, [4])])
