@@ -187,7 +187,7 @@ class Tracker:
     def _give_up_waiting(self, when: str) -> None:
         if not self._failed.is_set():
             self._failed.set()
-            _say(f"no answer {when}; training continues without it")
+            _say(f"no answer {when}; training continues")
         _kill_client()
 
     def _work(self, connect: Callable[[], Any]) -> None:
@@ -273,7 +273,7 @@ def _start_client(**arguments):
 
 
 def _give_up(what: str, error: Exception) -> None:
-    _say(f"{what} ({type(error).__name__}: {first_line(error)}); training continues without it")
+    _say(f"{what} ({type(error).__name__}: {first_line(error)}); training continues")
     with contextlib.suppress(Exception):
         _client().teardown()  # a client left half alive holds the run's id and complains when the process ends
 
