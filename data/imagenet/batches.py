@@ -3,9 +3,8 @@
 Order and randomness are functions of (seed, epoch, image, view) alone: so a checkpoint needs no iterator state, a
 resumed run continues with the batch it would have had, and the number of reading processes changes nothing.
 
-A view is written once, into the batch in shared memory that this process hands to the device; nothing in between copies
-it. What bounds the input is therefore decoding and augmentation: views a second and core (scripts/benchmark.py data)
-times the cores. Each reading process makes whole batches, and grain keeps up to four of each one's, so that shared
+A view is written once, into the batch in shared memory that this process hands to the device, so that decoding and
+augmentation bound the speed. Each reading process makes whole batches, and grain keeps up to four of each one's: shared
 memory must hold (4 workers + 3) batches, and while a training evaluates, those of the evaluation as well; a batch of
 2,048 views of 192 x 192 takes 0.23 GB.
 """

@@ -15,7 +15,7 @@ import optax
 from flax import nnx
 from PIL import Image
 
-from data.augment.crops import evaluation_crop
+from data.augment import evaluation_crop
 from data.loading import unpack
 from plstm.models.flops import forward_flops
 from plstm.models.inspection import gate_statistics
