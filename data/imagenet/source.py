@@ -25,7 +25,8 @@ from unittest import mock
 import numpy as np
 import tensorflow_datasets as tfds
 
-from data.files import data_root, quiet_tfds
+from data.files import data_root
+from data.tfds import TfdsSource, quiet_tfds
 from plstm.errors import UserError
 
 NAME = "imagenet2012"
@@ -83,7 +84,7 @@ def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT) -
     positions = _positions(split, len(source), held_out)
     if not len(positions):
         raise UserError(f"data.split={split}: has no images with data.held_out={held_out}")
-    return _ImageNet(source, positions, str(versions[-1]))
+    return _ImageNet(source, positions, versions[-1], "prepare it again")
 
 
 def _refuse_foreign_features(folder: Path) -> None:
@@ -114,19 +115,9 @@ def _positions(split: str, images: int, held_out: int) -> np.ndarray:
     return np.sort(order[:count] if split == "val" else order[count:])
 
 
-class _ImageNet(Sequence):
-    def __init__(self, source: Sequence[dict[str, Any]], positions: np.ndarray, folder: str):
-        self._source, self._positions, self._folder = source, positions, folder
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
+class _ImageNet(TfdsSource):
     def __getitem__(self, index: int) -> dict[str, Any]:
-        position = int(self._positions[index])
-        try:
-            example = self._source[position]
-        except (OSError, RuntimeError, ValueError) as error:  # array_record on damaged files
-            raise UserError(f"{self._folder}: image {position} cannot be read ({error}); prepare it again") from error
+        example = super().__getitem__(index)
         return example | {"label": int(example["label"]), "file_name": example["file_name"].decode()}
 
 
