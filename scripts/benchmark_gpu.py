@@ -48,7 +48,7 @@ import optax
 from data.files import write_file
 from plstm.models.flops import forward_flops
 from plstm.models.vision import VisionConfig, build_model
-from plstm.ops.grid import by_matrix, plstm2d
+from plstm.ops.grid import FORMS, by_matrix, plstm2d
 from plstm.ops.grid.oracle import plstm2d_oracle
 from plstm.training.environment import describe_environment
 from plstm.training.meshes import Layout, make_mesh
@@ -78,8 +78,7 @@ FUSED = {
 
 def operators(structure: str, variants: bool = True) -> dict[str, Callable]:
     """The forms that are fit for this backend; kernels compile for seconds, so their variants may be left out."""
-    forms = ["source_scan", "batch_minor"] + ["row_transfer"] * (structure == "rank_one")
-    found = {form: functools.partial(by_matrix, structure=structure, form=form) for form in forms}
+    found = {form: functools.partial(by_matrix, structure=structure, form=form) for form in FORMS[structure]}
     if jax.default_backend() != "cpu":
         found.pop("batch_minor")  # made for CPUs
     if jax.default_backend() == "gpu":

@@ -15,12 +15,13 @@ from rich.table import Table
 
 from data.files import write_file
 from plstm.ops import tuned
-from plstm.ops.grid import FORMS, SHORTEST_BATCH, STRUCTURES, by_matrix, plstm2d
+from plstm.ops.grid import FORMS, STRUCTURES, by_matrix, plstm2d
 from scripts.measuring import ROOT, compare_steps, positive, write_report
 from scripts.operators import draw_operator_inputs, gradient_step
 
 HOPELESS = 2.5  # times slower than the best on one grid: not tried on larger ones
 HEADS = 3
+ALL_FORMS = tuple(dict.fromkeys(form for forms in FORMS.values() for form in forms))
 
 
 def add_subject(subjects) -> None:
@@ -30,7 +31,7 @@ def add_subject(subjects) -> None:
     parser.add_argument("--batches", type=positive, nargs="+", default=[1, 3], help=f"images of {HEADS} heads")
     parser.add_argument("--dims", type=positive, nargs="+", default=[64], help="of a head (default 64)")
     parser.add_argument("--structures", choices=STRUCTURES, nargs="+", default=list(STRUCTURES), help="default: all")
-    parser.add_argument("--forms", choices=FORMS[1:], nargs="+", default=list(FORMS[1:]), help="of the matrix; all")
+    parser.add_argument("--forms", choices=ALL_FORMS, nargs="+", default=list(ALL_FORMS), help="of the matrix; all")
     parser.add_argument("--repeats", type=positive, default=7, help="the median is over these (default 7)")
     parser.add_argument("--out", type=Path, help="default results/benchmarks/tune-<backend>.json")
     parser.add_argument("--table", type=Path, default=ROOT / "plstm/ops/tuned.py", help="default plstm/ops/tuned.py")
@@ -46,7 +47,7 @@ def tune(options: argparse.Namespace) -> None:
     for structure in options.structures:
         for dim in options.dims:
             for batch in options.batches:
-                forms = [form for form in options.forms if is_possible(form, structure)]
+                forms = [form for form in options.forms if form in FORMS[structure]]
                 if not forms:  # nothing to compare chunkwise with
                     continue
                 forms += ["chunkwise"] * (batch == max(options.batches))  # whose cost an entry is the same
@@ -64,11 +65,6 @@ def tune(options: argparse.Namespace) -> None:
     table = tuned.TABLE | {backend: entry | {"measured": name_of(path)}}
     write_file(options.table, source(table).encode())
     print(f"Written to {path} and {options.table}")
-
-
-def is_possible(form: str, structure: str) -> bool:
-    """Whether a form takes transitions of a structure; "no_ru" has one form for all backends but the CPU."""
-    return not (structure == "general" and form == "batch_minor" or structure == "no_ru" and form == "row_transfer")
 
 
 def measure(structure: str, grid: int, batch: int, dim: int, forms: list[str], repeats: int) -> dict:
@@ -89,10 +85,7 @@ def choose(rows: list[dict]) -> dict:
     structures = sorted({row["structure"] for row in rows})
     dims = sorted({row["dim"] for row in rows})
     return {
-        "forms": {
-            s: [fastest_form([row for row in rows if row["structure"] == s], wide) for wide in (False, True)]
-            for s in structures
-        },
+        "forms": {s: fastest_form([row for row in rows if row["structure"] == s]) for s in structures},
         "chunkwise_from": {
             s: {d: crossing([r for r in rows if r["structure"] == s and r["dim"] == d]) for d in dims}
             for s in structures
@@ -100,12 +93,8 @@ def choose(rows: list[dict]) -> dict:
     }  # fmt: skip
 
 
-def fastest_form(rows: list[dict], wide: bool) -> str:
-    """The form of the gating matrix with the least mean ratio to the fastest one, for few or many entries.
-
-    Where only one of both was measured, that decides.
-    """
-    rows = [row for row in rows if (row["batch"] * HEADS >= SHORTEST_BATCH) == wide] or rows
+def fastest_form(rows: list[dict]) -> str:
+    """The form of the gating matrix with the least mean ratio to the fastest one."""
     rows = [{n: f["median_seconds"] for n, f in row["forms"].items() if n != "chunkwise"} for row in rows]
     rows = [row for row in rows if row]
 
@@ -150,7 +139,7 @@ def source(table: dict) -> str:
 
 def print_rows(rows: list[dict]) -> None:
     table = Table(title="Forward and backward, ms")
-    names = [*FORMS[1:], "chunkwise"]
+    names = [*ALL_FORMS, "chunkwise"]
     for column in ("structure", "grid", "batch", "dim", *names):
         table.add_column(column, justify="left" if column == "structure" else "right")
     for row in rows:

@@ -14,7 +14,7 @@ from plstm.models.vision import VisionConfig, build_model
 from plstm.ops.grid import GridGates, plstm2d
 from plstm.ops.grid.fused import fused
 
-from .test_grid import EXTREMES, STRUCTURE, assemble, draw, oracle
+from .test_grid import EXTREMES, STRUCTURE, assemble, draw, fast, oracle
 
 
 @functools.cache
@@ -96,4 +96,4 @@ def test_a_backend_without_the_kernels_says_so():
 def test_grids_that_are_too_wide_are_named():
     arguments = jax.tree.map(np.asarray, draw((1, 65), dtype=jnp.float32)[0])
     with pytest.raises(ValueError, match="64 columns.*1 x 65"):
-        kernels("general")(**arguments)
+        fast("fused", "general")(**arguments)
