@@ -36,12 +36,9 @@ class GroupedGates(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x float32 [..., Y, X, dim] -> pre-activations [kinds, ..., heads, 4, Y, X]."""
-        kinds, gates = self.bias.shape
-        pre = self.bias[...]
-        if self.bias_only:
-            pre = jnp.broadcast_to(pre, (*x.shape[:-1], kinds, gates))
-        else:
-            groups = x.reshape(*x.shape[:-1], gates, -1)
+        pre = jnp.broadcast_to(self.bias[...], (*x.shape[:-1], *self.bias.shape))
+        if not self.bias_only:
+            groups = x.reshape(*x.shape[:-1], self.bias.shape[-1], -1)
             pre = pre + jnp.einsum("...nc,knc->...kn", groups, self.weight[...], precision=HIGHEST)
         return _heads_first(jnp.moveaxis(pre, -2, 0), self.heads)
 
@@ -67,10 +64,10 @@ class Orientation(nnx.Module):
 class PModeGates(nnx.Module):
     """Directed propagation: both incoming edges feed the right edge by alpha, the lower one by 1 - alpha (Equation 5).
 
-    `released` gives the gates that the published numbers come from. In image coordinates (the released code calls the
-    way down the image "right"): t_d* = gamma alpha, t_r* = 1 - gamma alpha, s_d = alpha source, s_r = 1 - s_d. So they
-    neither decay nor, for negative gamma, stay bounded. Otherwise as printed: t_r* = gamma alpha,
-    t_d* = gamma (1 - alpha), s_r = alpha source, s_d = (1 - alpha) source, all path weights at most 1.
+    released (the published numbers): t_d* = gamma alpha, t_r* = 1 - gamma alpha, s_d = alpha source, s_r = 1 - s_d in
+    image coordinates (the released code calls down "right"). No decay, and unbounded for negative gamma.
+    Otherwise as printed: t_r* = gamma alpha, t_d* = gamma (1 - alpha), s_r = alpha source, s_d = (1 - alpha) source;
+    all path weights are at most 1.
     """
 
     structure = "rank_one"

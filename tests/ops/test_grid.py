@@ -135,13 +135,32 @@ def test_float32(outputs_and_gradients, assert_close, method, kind):
     ("method", "kind"), [*((method, "p_printed") for method in ["auto", "recurrent", *METHODS]), ("auto", "d_mode")]
 )
 def test_bfloat16_inputs_with_float32_gates(outputs_and_gradients, assert_close, method, kind):
-    arguments, cotangent = draw((8 if method == "auto" else 2, 12, 12), kind, jnp.float32)
+    shape = (8 if method == "auto" else 2, 12, 12)
+    check_bfloat16(fast(method, STRUCTURE[kind]), shape, kind, outputs_and_gradients, assert_close)
+
+
+def check_bfloat16(operator, shape, kind, outputs_and_gradients, assert_close):
+    arguments, cotangent = draw(shape, kind, jnp.float32)
     half = arguments | {name: arguments[name].astype(jnp.bfloat16) for name in "qkv"}
-    actual = outputs_and_gradients(fast(method, STRUCTURE[kind]), half, cotangent)
-    assert actual["output"].dtype == jnp.bfloat16
+    actual = outputs_and_gradients(operator, half, cotangent)
+    assert actual["output"].dtype == actual["gradients"]["k"].dtype == jnp.bfloat16
     assert {gate.dtype for gate in actual["gradients"]["free"].values()} == {jnp.dtype("float32")}
     rounded = arguments | {name: half[name].astype(jnp.float32) for name in "qkv"}
     assert_close(actual, outputs_and_gradients(oracle, rounded, cotangent), 3e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", list(STRUCTURE))
+@pytest.mark.parametrize("method", grid.METHODS)
+def test_values_and_gradients_on_a_gpu_or_tpu(outputs_and_gradients, assert_close, method, kind):
+    """Whose products are rounded unless told otherwise."""
+    assert jax.default_backend() != "cpu"
+    if method == "fused" and jax.default_backend() != "gpu":
+        pytest.skip("the kernels are for GPUs")
+    arguments, cotangent = draw((2, 2, 12, 12), kind, jnp.float32)
+    with jax.default_matmul_precision("highest"):
+        expected = outputs_and_gradients(oracle, arguments, cotangent)
+        assert_close(outputs_and_gradients(fast(method, STRUCTURE[kind]), arguments, cotangent), expected, 1e-4)
 
 
 def test_chunkwise_by_chunks_and_other_blocks(x64, outputs_and_gradients, assert_close):
@@ -167,10 +186,15 @@ EXTREMES = {
 @pytest.mark.parametrize("kind", ["general", "d_mode", "p_printed"])
 @pytest.mark.parametrize("method", ["auto", *METHODS])
 def test_gradients_are_finite_at_extreme_gates(outputs_and_gradients, assert_close, method, kind, extreme):
-    arguments, cotangent = draw((8 if method == "auto" else 2, 12, 12), kind, jnp.float32)
+    shape = (8 if method == "auto" else 2, 12, 12)
+    check_extreme(fast(method, STRUCTURE[kind]), shape, kind, extreme, outputs_and_gradients, assert_close)
+
+
+def check_extreme(operator, shape, kind, extreme, outputs_and_gradients, assert_close):
+    arguments, cotangent = draw(shape, kind, jnp.float32)
     level = {name[0]: value for name, value in EXTREMES[extreme].items()}  # s, t, m
     arguments["free"] = {name: jnp.full_like(gate, level[name[0]]) for name, gate in arguments["free"].items()}
-    actual = outputs_and_gradients(fast(method, STRUCTURE[kind]), arguments, cotangent)
+    actual = outputs_and_gradients(operator, arguments, cotangent)
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(actual))
     assert_close(actual, outputs_and_gradients(oracle, arguments, cotangent), 1e-4)
 

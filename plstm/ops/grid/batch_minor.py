@@ -24,7 +24,7 @@ def rank_one(gates: GridGates) -> Array:
     height, width = gates.s_r.shape[-2:]
     g = _batch_minor(gates)
     used = (gate.reshape(4, height * width, -1) for gate in (g.s_r, g.s_d, g.t_rl, g.t_dl, g.m_l))
-    return _batch_major(_rank_one((height, width), *used))
+    return jnp.moveaxis(_in_place(_rank_one((height, width), *used)), -1, 0)
 
 
 def single_path(gates: GridGates) -> Array:
@@ -39,7 +39,7 @@ def single_path(gates: GridGates) -> Array:
     within_row = sum(mirror(within_row, 0, rows=(0,), columns=(1, 2))).transpose(2, 0, 1, 3)  # [x', y, x, B]
     down = jnp.stack(mirror(down, 0, rows=(1, 2), columns=(0,))).transpose(0, 3, 1, 2, 4)  # [4, y', x', y, B]
     matrix = _in_place(_turn_once(_in_place(down), _in_place(turned), _in_place(within_row)))
-    return _batch_major(matrix.reshape(height * width, height * width, -1))
+    return jnp.moveaxis(_in_place(matrix.reshape(height * width, height * width, -1)), -1, 0)
 
 
 def _segment_products(transition: Array) -> Array:
@@ -65,10 +65,6 @@ def _turn_once(down: Array, turned: Array, within_row: Array) -> Array:
     return sum(down[n, :, :, :, None] * turned[n] for n in range(4)) + same_row * within_row
 
 
-def _turn_once_forward(down, turned, within_row):
-    return _turn_once(down, turned, within_row), (down, turned)
-
-
 def _turn_once_backward(saved, cotangent):
     down, turned = saved
     cotangent = _in_place(cotangent)
@@ -79,7 +75,7 @@ def _turn_once_backward(saved, cotangent):
     return jnp.stack(d_down), jnp.stack(d_turned), jnp.stack(d_within_row, axis=1)
 
 
-_turn_once.defvjp(_turn_once_forward, _turn_once_backward)
+_turn_once.defvjp(lambda *factors: (_turn_once(*factors), factors[:2]), _turn_once_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -170,10 +166,6 @@ def _sum_sources(tensor: Array, grid: tuple[int, int]) -> Array:
 def _batch_minor(gates: GridGates) -> GridGates:
     """[B, 4, Y, X] -> [4, Y, X, B], mirrored."""
     return GridGates(*(_in_place(jnp.moveaxis(gate, 0, -1)) for gate in mirror_gates(gates)))
-
-
-def _batch_major(matrix: Array) -> Array:
-    return jnp.moveaxis(_in_place(matrix), -1, 0)
 
 
 def _in_place(tensor: Array) -> Array:
