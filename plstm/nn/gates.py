@@ -1,8 +1,7 @@
-"""The input-dependent gates of pLSTM on grids (arXiv 2506.11997, Section 3.3.1, Table 2).
+"""The input-dependent gates of pLSTM on grids (arXiv 2506.11997, Section 3.3.1, Table 2), in float32.
 
-Both modes compute, for each head and direction, pre-activations `bias + weight . x` in float32. Gate n of the N = 4 x
-heads gates of a kind belongs to head n // 4 and direction n % 4, and reads the n-th of N equal groups of channels; the
-orientation reads all channels.
+Gate n of the N = 4 x heads gates of a kind belongs to head n // 4 and direction n % 4. Its pre-activation is
+`bias + weight . x` of the n-th of N equal groups of channels; the orientation reads all channels.
 """
 
 from __future__ import annotations
@@ -21,15 +20,11 @@ HIGHEST = jax.lax.Precision.HIGHEST  # by default accelerators multiply float32 
 
 
 class GroupedGates(nnx.Module):
-    """Several kinds of gates, each gate reading its own group of channels.
-
-    weight [kinds, N, dim / N] (absent when `bias_only`), bias [kinds, N].
-    """
+    """Several kinds of gates: weight [kinds, N, dim / N] (absent when `bias_only`), bias [kinds, N]."""
 
     def __init__(self, dim: int, heads: int, biases: list[float], *, bias_only: bool, weight_init, rngs: nnx.Rngs):
         gates = DIRECTIONS * heads
-        self.heads = heads
-        self.bias_only = bias_only
+        self.heads, self.bias_only = heads, bias_only
         if not bias_only:
             self.weight = nnx.Param(weight_init(rngs.params(), (len(biases), gates, dim // gates), jnp.float32))
         self.bias = nnx.Param(jnp.broadcast_to(jnp.array(biases, jnp.float32)[:, None], (len(biases), gates)))

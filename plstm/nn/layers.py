@@ -37,8 +37,8 @@ class PatchEmbedding(nnx.Module):
 
     def __init__(self, patch_size: int, channels: int, dim: int, *, dtype, rngs: nnx.Rngs):
         self.patch_size = patch_size
-        kernel_init = nnx.initializers.lecun_normal()
-        self.project = linear(patch_size**2 * channels, dim, dtype=dtype, rngs=rngs, kernel_init=kernel_init)
+        start = nnx.initializers.lecun_normal()
+        self.project = linear(patch_size**2 * channels, dim, dtype=dtype, rngs=rngs, kernel_init=start)
 
     def __call__(self, images: jax.Array) -> jax.Array:
         """[batch, height, width, channels] -> tokens [batch, height / patch, width / patch, dim].
