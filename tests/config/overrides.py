@@ -1,5 +1,7 @@
 """Command lines to try on train.py, and what becomes of one: a config that starts, or one line that says why not."""
 
+# ruff: noqa: SIM905 (a line of words is shorter than a list of them)
+
 from __future__ import annotations
 
 import functools
