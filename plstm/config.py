@@ -318,10 +318,12 @@ def identity(config: Config) -> dict[str, Any]:
 
 
 def _differences(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Nested keys whose values differ; groups in which none does are left out."""
     found = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            found[key] = _differences(value, defaults[key])
+            value = _differences(value, defaults[key])
+            found |= {key: value} if value else {}
         elif value != defaults[key]:
             found[key] = value
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 
 import pytest
@@ -125,6 +125,7 @@ class WiderData(ArrowData):
 @dataclass
 class WiderConfig(Config):
     ema: float | None = None
+    average: WiderData = field(default_factory=lambda: WiderData(train_seed=1))
 
 
 def test_a_new_key_changes_no_id_until_its_value_does(arrow, monkeypatch):
@@ -134,7 +135,8 @@ def test_a_new_key_changes_no_id_until_its_value_does(arrow, monkeypatch):
     assert run_id(wider) == run_id(arrow) != run_id(with_value(wider, "data.shear", 0.1))
     monkeypatch.setattr("plstm.config.Config", WiderConfig)
     wider = WiderConfig(**vars(arrow))
-    assert run_id(wider) == run_id(arrow) != run_id(with_value(wider, "ema", 0.99))
+    for key, value in (("ema", 0.99), ("average.size", 96)):
+        assert run_id(wider) == run_id(arrow) != run_id(with_value(wider, key, value)), key
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from plstm.config import run_id, to_config, to_eval_config
 from plstm.runs.cli import CONFIGS, register
 
-EXPERIMENTS = ["arrow/plstm", "graphs/gin", "imagenet/vit_s", "reduced/imagenet_vit_finetune"]
+EXPERIMENTS = ["arrow/plstm", "imagenet/vit_s", "reduced/imagenet_vit_finetune"]
 
 
 def composed_from(configs: Path):
