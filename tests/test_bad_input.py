@@ -57,7 +57,10 @@ def entry(tmp_path, monkeypatch, capsys):
         (["optim.peak_lr=-1"], ["optim.peak_lr=-1"]),
         ([*TINY, "logger.mode=loud"], ["logger.mode", "loud"]),
         ([*TINY, "data.root=/nowhere/at/all"], ["data.root=/nowhere/at/all", "mkdir"]),
-        ([*TINY, "data.generate=false", "data.train_images=255", "data.root=."], ["build it with", "--train-images 255"]),
+        (
+            [*TINY, "data.generate=false", "data.train_images=255", "data.root=."],
+            ["build it with", "--train-images 255"],
+        ),
         ([*TINY, "data.size=32"], ["data.size=32", "45"]),
         ([*TINY, "optim.batch_size=512"], ["optim.batch_size=512", "data.train_images=256"]),
     ],

@@ -10,7 +10,8 @@ import pytest
 from plstm.results.records import Record, read_records
 from tests.commands import call, files, one_error, paths
 
-TINY = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.epochs=1", "optim.warmup_epochs=0.5", "loop.eval_every=4"]
+TINY = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.epochs=1", "loop.eval_every=4"]
+TINY += ["optim.warmup_epochs=0.5"]
 TUNED = ["experiment=imagenet/plstm_s_finetune", "data.size=64"]
 
 pytestmark = pytest.mark.slow

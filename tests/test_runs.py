@@ -81,7 +81,9 @@ def test_eval_of_one_split_and_the_best_checkpoint(finished):
 
 def test_probes_of_the_run_start_from_its_test_accuracy(finished):
     out = finished / "probe.json"
-    call("scripts/probe_arrow.py", run_folder(finished).name[:6], f"--runs={finished}/runs", "--count=64", f"--out={out}")
+    call(
+        "scripts/probe_arrow.py", run_folder(finished).name[:6], f"--runs={finished}/runs", "--count=64", f"--out={out}"
+    )
     rows = json.loads(out.read_text())["rows"]
     assert [(row["canvas_pixels"], row["probe"]) for row in rows[::5]] == [(48, "as given"), (96, "as given")]
     for row, split in zip(rows[::5], ("test", "test_ext"), strict=True):  # which have 64 images in this run
