@@ -12,7 +12,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from plstm.results.sums import refresh_sums
 
 from plstm.errors import run_script
 from plstm.results.definitions import load_tables

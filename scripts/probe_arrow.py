@@ -153,12 +153,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="a run's folder, or the first digits of its id")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of the runs")
-    parser.add_argument(
-        "--canvases", type=positive, nargs="+", default=[1, 2], help="canvas over training side"
-    )
-    parser.add_argument(
-        "--count", type=positive, default=10_240, help="images a canvas (10,240, as the paper)"
-    )
+    parser.add_argument("--canvases", type=positive, nargs="+", default=[1, 2], help="canvas over training side")
+    parser.add_argument("--count", type=positive, default=10_240, help="images a canvas (10,240, as the paper)")
     parser.add_argument("--out", type=Path, help="default results/probes/<run>.json")
     return parser.parse_args()
 

@@ -44,8 +44,7 @@ class Sizes(NamedTuple):
     classes: tuple[str, ...]
 
 
-# Of the same sets.
-SIZES = {
+SIZES = {  # of the same sets
     "MUTAG": Sizes(188, 7, ("-1", "1")),
     "PTC_FM": Sizes(349, 18, ("-1", "1")),
     "PROTEINS": Sizes(1113, 4, ("1", "2")),
@@ -96,13 +95,8 @@ class Fold(NamedTuple):
 def load_tudataset(name: str, root: str | None = None, *, download: bool = True, verify: bool = True) -> GraphSet:
     """Reads a set, after fetching it where it is missing.
 
-    Args:
-        name: of the set, such as "MUTAG".
-        root: where data sets live, or a folder with a copy in <name>/ or <name>/raw/; none: see
-            `data.files.data_root`.
-        download: fetch a missing set into <root>/tudataset/<name>/; otherwise it is an error.
-        verify: compare what is read with the known fingerprint, if there is one.
-
+    root: where data sets live (see `data.files.data_root`), or a folder with a copy in <name>/ or <name>/raw/.
+    download: fetch a missing set into <root>/tudataset/<name>/. verify: compare with the known fingerprint, if any.
     Raises UserError for a set that is not there, and for files that are missing, damaged or not the known ones.
     """
     folder = data_root(root)
@@ -129,15 +123,7 @@ def read_tudataset(name: str, folder: Path) -> GraphSet:
     if 0 in (nodes, count) or graph_of[0] != 1 or graph_of[-1] != count or not np.isin(np.diff(graph_of), (0, 1)).all():
         raise _damaged(folder, name, "graph_indicator", f"must count up from 1 to the {count} graphs of graph_labels")
     node_start = np.searchsorted(graph_of, np.arange(1, count + 2))
-    pairs = _table(folder, name, "A")
-    if pairs.shape[1] != 2 or pairs.min(initial=1) < 1 or pairs.max(initial=1) > nodes:
-        raise _damaged(folder, name, "A", f"must hold pairs of node numbers from 1 to {nodes}")
-    pairs = pairs - 1
-    crossing = np.flatnonzero(graph_of[pairs[:, 0]] != graph_of[pairs[:, 1]])
-    if len(crossing):
-        raise _damaged(folder, name, "A", f"line {crossing[0] + 1} joins nodes of two graphs")
-    edges = np.unique(np.sort(pairs, axis=1), axis=0)
-    edges = edges[edges[:, 0] != edges[:, 1]]
+    edges = _edges(folder, name, graph_of)
     graph = graph_of[edges[:, 0]] - 1
     features = _features(folder, name, nodes)
     classes, labels = np.unique(labels, return_inverse=True)
@@ -155,14 +141,9 @@ def read_tudataset(name: str, folder: Path) -> GraphSet:
 def fingerprint(graphs: GraphSet) -> str:
     """SHA-256 of labels, structure and node features, whatever the order and the spaces in the text files."""
     digest = hashlib.sha256()
-    for array, dtype in (
-        (graphs.labels, "<i4"),
-        (graphs.node_start, "<i8"),
-        (graphs.edge_start, "<i8"),
-        (graphs.edges, "<i4"),
-        (graphs.features, "<f4"),
-    ):
-        digest.update(np.ascontiguousarray(array, dtype).tobytes())
+    fields = {"labels": "<i4", "node_start": "<i8", "edge_start": "<i8", "edges": "<i4", "features": "<f4"}
+    for field, dtype in fields.items():
+        digest.update(np.ascontiguousarray(getattr(graphs, field), dtype).tobytes())
     return digest.hexdigest()
 
 
@@ -201,6 +182,18 @@ def _column(folder: Path, name: str, kind: str) -> np.ndarray:
     return table[:, 0]
 
 
+def _edges(folder: Path, name: str, graph_of: np.ndarray) -> np.ndarray:
+    """Undirected edges without loops as sorted pairs of node numbers, from 0 over the whole set: int64 [edges, 2]."""
+    pairs, nodes = _table(folder, name, "A"), len(graph_of)
+    if pairs.shape[1] != 2 or pairs.min(initial=1) < 1 or pairs.max(initial=1) > nodes:
+        raise _damaged(folder, name, "A", f"must hold pairs of node numbers from 1 to {nodes}")
+    crossing = np.flatnonzero(graph_of[pairs[:, 0] - 1] != graph_of[pairs[:, 1] - 1])
+    if len(crossing):
+        raise _damaged(folder, name, "A", f"line {crossing[0] + 1} joins nodes of two graphs")
+    edges = np.unique(np.sort(pairs - 1, axis=1), axis=0)
+    return edges[edges[:, 0] != edges[:, 1]]
+
+
 def _features(folder: Path, name: str, nodes: int) -> np.ndarray:
     """Attributes, then each column of labels one-hot: float32 [nodes, any width, also 0]."""
     parts = [np.zeros((nodes, 0), np.float32)]
@@ -210,11 +203,8 @@ def _features(folder: Path, name: str, nodes: int) -> np.ndarray:
         table = _table(folder, name, kind, dtype)
         if len(table) != nodes:
             raise _damaged(folder, name, kind, f"has {len(table)} lines for {nodes} nodes")
-        if kind == "node_attributes":
-            parts.append(table.astype(np.float32))
-        else:
-            parts += [(column[:, None] == np.unique(column)).astype(np.float32) for column in table.T]
-    return np.concatenate(parts, axis=1)
+        parts += [table] if kind == "node_attributes" else [column[:, None] == np.unique(column) for column in table.T]
+    return np.concatenate([part.astype(np.float32) for part in parts], axis=1)
 
 
 def _damaged(folder: Path, name: str, kind: str, why: str) -> UserError:
@@ -232,29 +222,32 @@ def _download(name: str, folder: Path) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with open(folder.parent / f".{name}.lock", "w") as lock, tempfile.TemporaryDirectory(dir=folder.parent) as new:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if (folder / f"{name}_A.txt").is_file():
-                return folder
-            print(f"TUDataset: fetching {url}", file=sys.stderr)
-            archive, unpacked = Path(new, "archive.zip"), Path(new, name)
-            _fetch(url, archive)
-            unpacked.mkdir()
-            with zipfile.ZipFile(archive) as content:  # checks every file's CRC
-                entries = [entry for entry in content.infolist() if Path(entry.filename).name.startswith(f"{name}_")]
-                if (size := sum(entry.file_size for entry in entries)) > MOST_BYTES:
-                    raise UserError(f"{url}: unpacks to {size:,} bytes, and at most {MOST_BYTES:,} are taken")
-                for entry in entries:
-                    if not entry.is_dir():  # the last part of its path alone names what is written
-                        (unpacked / Path(entry.filename).name).write_bytes(content.read(entry))
-            if not (unpacked / f"{name}_A.txt").is_file():
-                raise UserError(f"{url}: has no {name}_A.txt in it")
-            shutil.rmtree(folder, ignore_errors=True)
-            os.rename(unpacked, folder)
+            if not (folder / f"{name}_A.txt").is_file():
+                print(f"TUDataset: fetching {url}", file=sys.stderr)
+                _fetch(url, Path(new, "archive.zip"))
+                _unpack(name, url, Path(new, "archive.zip"), Path(new, name))
+                shutil.rmtree(folder, ignore_errors=True)
+                os.rename(Path(new, name), folder)
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         why = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else error
         raise UserError(
             f"data.name={name}: cannot fetch {url} ({why}); if there is such a set, put its text files into {folder}"
         ) from error
     return folder
+
+
+def _unpack(name: str, url: str, archive: Path, folder: Path) -> None:
+    """Writes the set's files into a new folder, by the last part of their paths alone."""
+    folder.mkdir()
+    with zipfile.ZipFile(archive) as content:  # checks every file's CRC
+        entries = [entry for entry in content.infolist() if Path(entry.filename).name.startswith(f"{name}_")]
+        if (size := sum(entry.file_size for entry in entries)) > MOST_BYTES:
+            raise UserError(f"{url}: unpacks to {size:,} bytes, and at most {MOST_BYTES:,} are taken")
+        for entry in entries:
+            if not entry.is_dir():
+                (folder / Path(entry.filename).name).write_bytes(content.read(entry))
+    if not (folder / f"{name}_A.txt").is_file():
+        raise UserError(f"{url}: has no {name}_A.txt in it")
 
 
 def _fetch(url: str, path: Path) -> None:

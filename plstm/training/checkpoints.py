@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 from orbax.checkpoint.path import atomicity
 
-from plstm.errors import UserError
+from plstm.errors import UserError, first_line
 from plstm.training.processes import from_main, is_main
 from plstm.training.trees import named_leaves
 
@@ -54,10 +54,10 @@ class Checkpoints:
         try:
             self._manager = self._make_manager()
         except OSError as error:
-            raise UserError(f"cannot write checkpoints to {self.folder}: {error.strerror or error}") from error
+            raise UserError(f"cannot write checkpoints to {self.folder}: {first_line(error)}") from error
         except ValueError as error:  # a score that cannot be read
             damaged = next((path for path in _steps(self.folder) if _damage(path)), self.folder)
-            raise UserError(f"{damaged}: a damaged checkpoint ({_first_line(error)}); move it away") from error
+            raise UserError(f"{damaged}: a damaged checkpoint ({first_line(error)}); move it away") from error
         if not read_only:
             # Orbax removes an old checkpoint after a new one is complete; a kill in between leaves one too many.
             for step in sorted(self._manager.all_steps())[:-NEWEST]:
@@ -127,8 +127,7 @@ class Checkpoints:
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         args = ocp.args.Composite(state=ocp.args.StandardRestore(target), info=ocp.args.JsonRestore())
         with self._reading(step) as path:
-            difference = _first_difference(_shapes(target), _shapes(self._manager.item_metadata(step)["state"]))
-            if difference:
+            if difference := _difference(target, self._manager.item_metadata(step)["state"]):
                 raise UserError(f"{path}: a checkpoint of another model or optimizer ({difference})")
             restored = self._manager.restore(step, args=args)
         return restored["state"], restored["info"]
@@ -166,7 +165,7 @@ class Checkpoints:
         except UserError:
             raise
         except Exception as error:  # Orbax raises plain Exceptions, too, for damaged files
-            raise UserError(f"{path}: the checkpoint cannot be read ({_first_line(error)}); move it away") from error
+            raise UserError(f"{path}: the checkpoint cannot be read ({first_line(error)}); move it away") from error
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -174,7 +173,7 @@ class Checkpoints:
             yield
         except (OSError, ValueError) as error:
             code = re.search(r"os_error_code='(\d+)'", str(error))  # at the end of TensorStore's long message
-            reason = os.strerror(int(code[1])) if code else _first_line(error)
+            reason = os.strerror(int(code[1])) if code else first_line(error)
             text = f"cannot write the checkpoint in {self.folder}: {reason}"
             raise UserError(
                 f"{text}; free space there, then rerun the same command to resume from the last one"
@@ -243,18 +242,13 @@ def _without_closed_loops(unraisable) -> None:
         sys.__unraisablehook__(unraisable)
 
 
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    """The shape of every leaf by name; the same for a tree and for Orbax's description of its copy on disk."""
-    return {name.removesuffix(".value"): tuple(leaf.shape) for name, leaf in named_leaves(tree).items()}
-
-
-def _first_difference(wanted: dict[str, tuple], found: dict[str, tuple]) -> str | None:
-    for name in {**wanted, **found}:
-        if wanted.get(name) != found.get(name):
-            return f"{name} is {found.get(name, 'missing')} there and {wanted.get(name, 'missing')} here"
+def _difference(wanted: Any, found: Any) -> str | None:
+    """The first leaf whose shape differs between a tree and Orbax's description of one on disk."""
+    here, there = (
+        {name.removesuffix(".value"): tuple(leaf.shape) for name, leaf in named_leaves(tree).items()}
+        for tree in (wanted, found)
+    )
+    for name in here | there:
+        if here.get(name) != there.get(name):
+            return f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"
     return None
-
-
-def _first_line(error: Exception) -> str:
-    text = getattr(error, "strerror", None) or str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,8 @@ from flax import nnx
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.steps import Batch, Metrics, make_predict
 
+Measure = Callable[[Any, Batch], Metrics]  # of weights and a batch
+Place = Callable[[Batch], Batch]  # onto the devices
 BATCHES_IN_FLIGHT = 2  # how far the host may run ahead, as in training
 
 
@@ -33,27 +35,22 @@ class Split(Protocol):
         """The first of `batches`."""
 
 
-class Ready(NamedTuple):
-    """A model that is ready for `evaluate`; the fields are its arguments of the same names."""
+def make_ready(model: nnx.Module, function: Callable, batch_size: int) -> tuple[Measure, Any, Place]:
+    """The arguments measure, weights and place of `evaluate` for a model, with a copy of it on every device.
 
-    measure: Callable[[Any, Batch], Metrics]
-    weights: Any
-    place: Callable[[Batch], Batch]
-
-
-def make_ready(model: nnx.Module, function: Callable[[nnx.Module, Batch], Metrics], batch_size: int) -> Ready:
-    """Puts a whole copy of a model on every device, to be measured by `function` in batches of `batch_size`."""
+    function: (model, batch) -> metrics, a task's. batch_size: examples per batch.
+    """
     layout = Layout(make_mesh(batch_size))
     graphdef, weights = nnx.split(model)
-    return Ready(make_predict(graphdef, function), layout.place_copies(weights), layout.place_rows)
+    return make_predict(graphdef, function), layout.place_copies(weights), layout.place_rows
 
 
 def evaluate(
-    measure: Callable[[Any, Batch], Metrics],
+    measure: Measure,
     weights: Any,
     split: Split,
     batch_size: int,
-    place: Callable[[Batch], Batch] = lambda batch: batch,
+    place: Place = lambda batch: batch,
     each_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """The mean of each metric over every example of a split, each exactly once, and "count", the number of examples.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 
-from plstm.errors import UserError
+from plstm.errors import UserError, first_line
 
 # From glibc's malloc.h: no allocation has its own mapping, all threads share one heap, which never shrinks and grows by
 # at least 64 MiB.
@@ -60,14 +60,13 @@ def memory_errors(batch_size: int) -> Iterator[None]:
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        text, is_device = str(error), isinstance(error, jax.errors.JaxRuntimeError)
-        if is_device and "RESOURCE_EXHAUSTED" not in text:
+        is_device = isinstance(error, jax.errors.JaxRuntimeError)
+        if is_device and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         where = "a device" if is_device else "this machine"
         each = -(-batch_size // jax.device_count())
-        reason = text.splitlines()[0][:200] if text else type(error).__name__
         raise UserError(
-            f"optim.batch_size={batch_size}: {where} ran out of memory, at {each:,} examples a device ({reason}); "
-            "take more devices, a smaller optim.batch_size, model.remat=true where the model has it (blocks are "
-            "computed twice, not kept), or mesh.fsdp, which splits the state between devices"
+            f"optim.batch_size={batch_size}: {where} ran out of memory, at {each:,} examples a device "
+            f"({first_line(error)}); take more devices, a smaller optim.batch_size, model.remat=true where the model "
+            "has it (blocks are computed twice, not kept), or mesh.fsdp, which splits the state between devices"
         ) from error

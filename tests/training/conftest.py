@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from data.loading import PackedSplit, pack
-from plstm.models.vision import VisionConfig, build_model
+from plstm.models import VisionConfig, build_model
 from tests.training.classifying import SIZE
 
 VIT = {"modes": ["attention"], "pooling": "class_token", "layer_scale": 1.0}

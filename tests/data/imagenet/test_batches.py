@@ -20,14 +20,14 @@ import pytest
 from grain.multiprocessing import SharedMemoryArray
 from PIL import Image
 
-from data import images
 from data.augment import augment, evaluation_crop, view_rng
 from data.augment.recipes import AugmentConfig
-from data.images import ImageBatches, ImageSplit
+from data.imagenet import batches as images
+from data.imagenet.batches import ImageBatches, ImageSplit
 from plstm.errors import UserError
 from plstm.training.evaluation import evaluate
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 COUNT, SIZE, SEED = 23, 16, 5
 CONFIG = AugmentConfig(repeats=3, color_jitter=0.3)
 
@@ -252,8 +252,8 @@ def test_a_corrupt_image_counts_as_wrong():
 READER = """
 import sys, time
 from data.augment.recipes import AugmentConfig
-from data.images import ImageBatches
-from data.folders import folder_source
+from data.imagenet.batches import ImageBatches
+from data.imagenet.folders import folder_source
 if __name__ == "__main__":
     stream = ImageBatches(folder_source(sys.argv[1]), 4, 16, AugmentConfig(), 0, workers=2).from_step(0)
     for _ in range(40):

@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from data.folders import folder_source
-from data.imagenet import synsets
+from data.imagenet.folders import folder_source
+from data.imagenet.source import synsets
 from plstm.errors import UserError
 
 

@@ -15,8 +15,16 @@ import pytest
 
 from data.augment.recipes import AugmentConfig
 from data.decoding import decode
-from data.imagenet import TRAIN_TAR, VAL_TAR, allow_many_files, load_source, prepare, synsets, validation_synsets
-from data.images import ImageBatches, ImageSplit
+from data.imagenet.batches import ImageBatches, ImageSplit
+from data.imagenet.source import (
+    TRAIN_TAR,
+    VAL_TAR,
+    allow_many_files,
+    load_source,
+    prepare,
+    synsets,
+    validation_synsets,
+)
 from plstm.errors import UserError
 from scripts import make_photos, prepare_imagenet
 

@@ -1,7 +1,7 @@
 """The gating matrix by the quad-tree recursion of the paper (arXiv 2506.11997, Appendix D.3), Equations 16-24.
 
-The yardstick of `benchmark.py operator`. The grid is padded to a square with a power of two as its side; at each level
-2 x 2 blocks merge into one, whose source, transition and mark tensors then cover the block's nodes and boundary edges.
+The grid is padded to a square with a power of two as its side; at each level 2 x 2 blocks merge into one, whose source,
+transition and mark tensors then cover the block's nodes and boundary edges.
 """
 
 from __future__ import annotations
@@ -29,6 +29,17 @@ class Blocks(NamedTuple):
     m_l: jax.Array  # [..., e, n] left boundary edges -> nodes
     m_u: jax.Array  # [..., e, n] upper -> nodes
     gating: jax.Array  # [..., n, n] source node -> target node, within the block
+
+
+def plstm2d(q, k, v, gates: GridGates, direct) -> jax.Array:
+    """`plstm.ops.grid.plstm2d` with the gating matrix by quad-tree; what follows the matrix is the same."""
+    *lead, height, width, key_dim = q.shape
+    nodes = height * width
+    weights = gating_matrix(gates).reshape(*lead, nodes, nodes)
+    weights += direct.reshape(*lead, nodes, 1) * jnp.eye(nodes)
+    q, k, v = (tensor.reshape(*lead, nodes, -1) for tensor in (q, k, v))
+    weights *= jnp.einsum("...ak,...bk->...ab", k, q) * key_dim**-0.5
+    return jnp.einsum("...ab,...av->...bv", weights, v).reshape(*lead, height, width, -1)
 
 
 def gating_matrix(gates: GridGates) -> jax.Array:

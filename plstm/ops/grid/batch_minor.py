@@ -1,9 +1,9 @@
-"""Gating matrices for CPUs, with the batch along the fastest axis of memory.
+"""Gating matrices for CPUs, with batch x heads along the fastest axis of memory. Reverse-mode derivatives only.
 
-XLA's CPU backend computes along the fastest axis in vectors, adds up slices of it fast and anything else slowly, and
-picks the layout of a loop's state by what reads it last. So here every operation is elementwise over [..., batch] with
-the layout held in place, sums are written out slice by slice, and gradients by hand. For small grids in large batches
-this is several times faster than the forms of `plstm.ops.grid`, which it equals. Reverse-mode derivatives only.
+XLA's CPU backend vectorises along the fastest axis, sums slices of it fast and anything else slowly, and chooses the
+layout of a loop's state by its last reader. So every operation here is elementwise over [..., B] with a fixed layout,
+sums are written out slice by slice, and gradients by hand. Both forms take gates [B, 4, Y, X] in image coordinates and
+return [B, N, N]: target rows, source columns, directions summed.
 """
 
 from __future__ import annotations
@@ -13,43 +13,37 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from plstm.ops.directions import GridGates, mirror, mirrored_axes
+from plstm.ops.grid.gates import GridGates, mirror, mirror_gates, mirrored_axes
 
 
-def rank_one(gates: GridGates) -> jax.Array:
-    """G for P-mode; gates mirrored, [..., 4, Y, X], of which t_ru, t_du and m_u are not read.
-
-    Returns [..., N, N], target rows and source columns in image coordinates, directions summed.
-    """
+def rank_one(gates: GridGates) -> Array:
+    """P-mode; t_ru, t_du and m_u are not read."""
     height, width = gates.s_r.shape[-2:]
-    used = (gates.s_r, gates.s_d, gates.t_rl, gates.t_dl, gates.m_l)
-    matrix = _rank_one((height, width), *(_batch_minor(gate).reshape(4, height * width, -1) for gate in used))
-    return _batch_major(matrix, gates)
+    g = _batch_minor(gates)
+    used = (gate.reshape(4, height * width, -1) for gate in (g.s_r, g.s_d, g.t_rl, g.t_dl, g.m_l))
+    return _batch_major(_rank_one((height, width), *used))
 
 
-def single_path(gates: GridGates) -> jax.Array:
-    """G for D-mode (t_ru = 0, not read); arguments and result as for `rank_one`.
-
-    A path runs along its row, turns once, and runs down its column: see `plstm.ops.grid._single_path`.
-    """
+def single_path(gates: GridGates) -> Array:
+    """D-mode (t_ru = 0, not read): a path runs along its row, turns once, and runs down its column."""
     height, width = gates.s_r.shape[-2:]
-    g = GridGates(*map(_batch_minor, gates))
-    along = g.s_r[:, :, :, None] * _segment_products(g.t_rl)  # [4, y, x, x', batch]
+    g = _batch_minor(gates)
+    along = g.s_r[:, :, :, None] * _segment_products(g.t_rl)  # [4, y, x, x', B]
     turned = jnp.eye(width, dtype=along.dtype)[..., None] * g.s_d[:, :, :, None] + along * g.t_dl[:, :, None]
     within_row = along * g.m_l[:, :, None]
-    down = _segment_products(g.t_du.swapaxes(1, 2)) * g.m_u.swapaxes(1, 2)[:, :, None]  # [4, x', y, y', batch]
-    turned = jnp.stack(mirror(turned, 0, rows=(0,), columns=(1, 2))).transpose(0, 3, 1, 2, 4)  # [4, x', y, x, batch]
-    within_row = sum(mirror(within_row, 0, rows=(0,), columns=(1, 2))).transpose(2, 0, 1, 3)  # [x', y, x, batch]
-    down = jnp.stack(mirror(down, 0, rows=(1, 2), columns=(0,))).transpose(0, 3, 1, 2, 4)  # [4, y', x', y, batch]
+    down = _segment_products(g.t_du.swapaxes(1, 2)) * g.m_u.swapaxes(1, 2)[:, :, None]  # [4, x', y, y', B]
+    turned = jnp.stack(mirror(turned, 0, rows=(0,), columns=(1, 2))).transpose(0, 3, 1, 2, 4)  # [4, x', y, x, B]
+    within_row = sum(mirror(within_row, 0, rows=(0,), columns=(1, 2))).transpose(2, 0, 1, 3)  # [x', y, x, B]
+    down = jnp.stack(mirror(down, 0, rows=(1, 2), columns=(0,))).transpose(0, 3, 1, 2, 4)  # [4, y', x', y, B]
     matrix = _in_place(_turn_once(_in_place(down), _in_place(turned), _in_place(within_row)))
-    return _batch_major(matrix.reshape(height * width, height * width, -1), gates)
+    return _batch_major(matrix.reshape(height * width, height * width, -1))
 
 
-def _segment_products(transition: jax.Array) -> jax.Array:
-    """`plstm.ops.sequence.segment_products` along axis -2: [..., T, batch] -> [..., T, T, batch]."""
+def _segment_products(transition: Array) -> Array:
+    """`plstm.ops.sequence.segment_products` along axis -2: [..., T, B] -> [..., T, T, B]."""
     start = jnp.arange(transition.shape[-2])[:, None]
     passed = jnp.moveaxis(transition, -2, 0)[:-1, ..., None, :]
 
@@ -64,9 +58,9 @@ def _segment_products(transition: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def _turn_once(down: jax.Array, turned: jax.Array, within_row: jax.Array) -> jax.Array:
-    """down [4, y', x', y, batch] times turned [4, x', y, x, batch], summed over directions, plus within_row
-    [x', y, x, batch] where y' = y: [y', x', y, x, batch]."""
+def _turn_once(down: Array, turned: Array, within_row: Array) -> Array:
+    """Sums down [4, y', x', y, B] * turned [4, x', y, x, B] over directions and adds within_row [x', y, x, B] where
+    y' = y: [y', x', y, x, B]."""
     same_row = jnp.eye(down.shape[1], dtype=down.dtype)[:, None, :, None, None]
     return sum(down[n, :, :, :, None] * turned[n] for n in range(4)) + same_row * within_row
 
@@ -89,10 +83,10 @@ _turn_once.defvjp(_turn_once_forward, _turn_once_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _rank_one(grid: tuple[int, int], s_r, s_d, t_r, t_d, m) -> jax.Array:
-    """G [N target, N source, batch] of gates [4, N, batch], mirrored.
+def _rank_one(grid: tuple[int, int], s_r, s_d, t_r, t_d, m) -> Array:
+    """G [N target, N source, B] of mirrored gates [4, N, B].
 
-    With h = left + up, the weight that reaches a node from every source, a direction is one linear recurrence,
+    With h = left + up, each source's weight on what reaches a node, a direction is one linear recurrence:
     h[y, x] = t_r[y, x-1] h[y, x-1] + t_d[y-1, x] h[y-1, x], plus what the source itself emits; then G = m h.
     """
     return _rank_one_forward(grid, s_r, s_d, t_r, t_d, m)[0]
@@ -104,7 +98,7 @@ def _rank_one_forward(grid, s_r, s_d, t_r, t_d, m):
     sources = jnp.asarray(_image_numbers(grid))
     every = jnp.arange(nodes)
 
-    def emitted(n, gate):  # by the node, which is its own source: [4, source, batch]
+    def emitted(n, gate):  # by the node, which is its own source: [4, source, B]
         return jnp.where((sources[:, n, None] == every)[..., None], gate[:, n, None], 0)
 
     def visit(n, h):  # h[n + width] is node n; the first `width` rows stay zero, as the edges into the grid
@@ -144,45 +138,44 @@ def _rank_one_backward(grid, saved, cotangent):
 _rank_one.defvjp(_rank_one_forward, _rank_one_backward)
 
 
-def _node(tensor: jax.Array, n: jax.Array) -> jax.Array:
+def _node(tensor: Array, n: Array) -> Array:
     return lax.dynamic_index_in_dim(tensor, n, 0, keepdims=False)
 
 
 def _image_numbers(grid: tuple[int, int]) -> np.ndarray:
-    """The image's number of every mirrored node: [4, N]."""
+    """The number in image coordinates of every mirrored node: [4, N]."""
     numbers = np.arange(grid[0] * grid[1]).reshape(grid)
     return np.stack([np.flip(numbers, mirrored_axes(n, (0,), (1,))).reshape(-1) for n in range(4)])
 
 
-def _mirror_nodes(tensor: jax.Array, grid: tuple[int, int], direction: int) -> jax.Array:
+def _mirror_nodes(tensor: Array, grid: tuple[int, int], direction: int) -> Array:
     """[N, ...], the nodes of one direction mirrored, or back."""
     on_grid = tensor.reshape(*grid, *tensor.shape[1:])
     return jnp.flip(on_grid, mirrored_axes(direction, (0,), (1,))).reshape(tensor.shape)
 
 
-def _without_last_column(gate: jax.Array, width: int) -> jax.Array:
-    """[4, N, batch] with zeros at the last node of each row, whose right edge leads out of the grid."""
+def _without_last_column(gate: Array, width: int) -> Array:
+    """[4, N, B] with zeros at the last node of each row, whose right edge leads out of the grid."""
     is_last = jnp.arange(gate.shape[1]) % width == width - 1
     return jnp.where(is_last[:, None], 0, gate)
 
 
-def _sum_sources(tensor: jax.Array, grid: tuple[int, int]) -> jax.Array:
-    """[..., N source, batch] -> [..., batch], slice by slice."""
+def _sum_sources(tensor: Array, grid: tuple[int, int]) -> Array:
+    """[..., N source, B] -> [..., B], slice by slice."""
     tensor = tensor.reshape(*tensor.shape[:-2], *grid, tensor.shape[-1])
     rows = sum(tensor[..., y, :, :] for y in range(grid[0]))
     return sum(rows[..., x, :] for x in range(grid[1]))
 
 
-def _batch_minor(gate: jax.Array) -> jax.Array:
-    """[..., 4, Y, X] -> [4, Y, X, batch]."""
-    return _in_place(jnp.moveaxis(gate.reshape(-1, *gate.shape[-3:]), 0, -1))
+def _batch_minor(gates: GridGates) -> GridGates:
+    """[B, 4, Y, X] -> [4, Y, X, B], mirrored."""
+    return GridGates(*(_in_place(jnp.moveaxis(gate, 0, -1)) for gate in mirror_gates(gates)))
 
 
-def _batch_major(matrix: jax.Array, gates: GridGates) -> jax.Array:
-    """[N, N, batch] -> [..., N, N] for gates [..., 4, Y, X]."""
-    return jnp.moveaxis(_in_place(matrix), -1, 0).reshape(*gates.s_r.shape[:-3], *matrix.shape[:2])
+def _batch_major(matrix: Array) -> Array:
+    return jnp.moveaxis(_in_place(matrix), -1, 0)
 
 
-def _in_place(tensor: jax.Array) -> jax.Array:
-    """Holds the layout: XLA would turn a transposition next to a loop into another layout of the loop's state."""
+def _in_place(tensor: Array) -> Array:
+    """Fixes the layout: XLA would turn a transposition next to a loop into another layout of the loop's state."""
     return with_layout_constraint(tensor, Layout(major_to_minor=tuple(range(tensor.ndim))))

@@ -1,10 +1,10 @@
-"""The 2-D operator in GPU kernels that make the gating matrix where it is used: `plstm2d(..., method="fused")`.
+"""The 2-D operator in GPU kernels that never store the gating matrix: `plstm2d(..., method="fused")`.
 
-A program has the hidden states of a block of target nodes and visits the grid's rows as sources, outward from the
-block: upwards for the directions that lead down, then downwards for those that lead up. It carries, for each of two
-directions, the weight that every target of the block gives to what a row sends on its lower edges. With the row's gates
-and L, its products of t_rl between two nodes, a row costs one small product a direction ([target, node] tensors, own:
-one where the node is the target itself):
+A program computes the hidden states of a block of target nodes. It visits the grid's rows as sources, outward from the
+block: upwards for the two directions that lead down, then downwards for the two that lead up. It carries, for each
+direction, each target's weight on the lower edges of the next row. With the row's gates and L, the products of t_rl
+between two nodes, a row costs one small product a direction (tensors [target, node]; own: 1 where the node is the
+target itself):
 
     left  = lower t_dl + own m_l         weight on the left edges of the row's nodes
     right = left L^T                     ... on their right edges
@@ -12,14 +12,14 @@ one where the node is the target itself):
     lower = right t_ru + lower t_du + own m_u
 
 Then hidden += (G * q k^T) v. In D-mode (t_ru = 0) a target weighs a single left edge of each row, and the product
-becomes a scaling. The backward pass needs few kernels of its own, since three gradients are such sums themselves:
+becomes a scaling. Three gradients of the backward pass are such sums themselves:
 
     dq = (G * dh v^T) k        dv = (G * q k^T)^T dh        dk = (G * dh v^T)^T q
 
-and G^T is the gating matrix of the transposed gates: opposite directions, sources for marks, t_ru for t_dl. For the
-gates, dq's kernel keeps `lower`, of which a second kernel runs the four equations above backwards.
+G^T is the gating matrix of the transposed gates: opposite directions, sources for marks, t_ru for t_dl. For the gates'
+gradients dq's kernel keeps `lower`, and a second kernel runs the four equations above backwards.
 
-No GPU has run this so far; docs/speed.md counts what it should gain. JAX 0.11 warns that Pallas on Triton will go.
+No GPU has run this so far; docs/speed.md counts what it should gain. JAX 0.11 deprecates Pallas on Triton.
 """
 
 from __future__ import annotations
@@ -30,22 +30,26 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
+from jax import Array, lax
 
-from plstm.ops.directions import GridGates
-from plstm.ops.grid import WIDEST_FUSED
+from plstm.ops.common import gate_dtype
+from plstm.ops.grid.gates import GridGates, fill_unread
 from plstm.ops.sequence import segment_products
 
+try:
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+except ImportError:  # not in every build of JAX; only this method needs them
+    pl = triton = None
+
 SMALLEST = 16  # side of a product, for Triton
-LARGEST_TILE = 2048  # targets by columns, that what is carried fits the registers
-# Places of the gates of G^T among those of G: s_r is m_l, s_d is m_u, t_ru is t_dl, and the reverse.
+LARGEST_TILE = 2048  # targets by columns, so that the carried state fits the registers
+# Positions of the gates of G^T among those of G: s_r is m_l, s_d is m_u, t_ru is t_dl, and the reverse.
 TRANSPOSED = [GridGates._fields.index(name) for name in ("m_l", "m_u", "t_rl", "t_dl", "t_ru", "t_du", "s_r", "s_d")]
 
 
 class Plan(NamedTuple):
-    """What the kernels are made for."""
+    """Sizes and options that the kernels are compiled for."""
 
     height: int
     width: int
@@ -71,38 +75,29 @@ class Plan(NamedTuple):
 
 
 def fused(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    q: Array,
+    k: Array,
+    v: Array,
     gates: GridGates,
-    direct: jax.Array,
+    direct: Array,
     *,
     structure: str = "general",
     block: int | None = None,
     warps: int = 4,
     precision: lax.Precision | lax.DotAlgorithmPreset = lax.Precision.HIGHEST,
     interpret: bool = False,
-) -> jax.Array:
+) -> Array:
     """Equations 1 and 2 on a grid; arguments and result as for `plstm.ops.grid.plstm2d`. Reverse-mode derivatives only.
 
     Args:
         block: targets of a program, a power of two from 16, by default up to 64.
-        warps: of 32 threads, that share a program.
-        precision: of the products of gates. Those of queries, keys and values have JAX's default.
-        interpret: run the kernels as plain JAX, on any backend: slow, for tests.
-
-    Raises:
-        ValueError: where the grid is wider than 64 columns.
+        warps: of 32 threads, for each program.
+        precision: of the products of gates. Products of queries, keys and values have JAX's default.
+        interpret: run the kernels as plain JAX on any backend: slow, for tests.
     """
     *lead, height, width, key_size = q.shape
-    if width > WIDEST_FUSED:
-        raise ValueError(f'method="fused" takes grids of at most {WIDEST_FUSED} columns; got {height} x {width}')
-    if structure == "rank_one":
-        gates = gates._replace(t_ru=gates.t_rl, t_du=gates.t_dl, m_u=gates.m_l)
-    if structure == "no_ru":
-        gates = gates._replace(t_ru=jnp.zeros_like(gates.t_rl))
-    dtype = jnp.promote_types(jnp.result_type(*gates), jnp.float32)
-    stacked = jnp.stack(gates, axis=-4).astype(dtype).reshape(-1, len(gates), 4, height, width)
+    dtype = gate_dtype(gates)
+    stacked = jnp.stack(fill_unread(gates, structure), axis=-4).astype(dtype).reshape(-1, len(gates), 4, height, width)
     block = block or min(64, max(SMALLEST, LARGEST_TILE // _padded(width)))
     block = min(block, _padded(height * width))
     plan = Plan(height, width, key_size**-0.5, structure == "no_ru", block, warps, precision, interpret)
@@ -132,8 +127,8 @@ def _operator_backward(plan, inputs, d_hidden):
 _operator.defvjp(lambda plan, *inputs: (_operator(plan, *inputs), inputs), _operator_backward)
 
 
-def _attend(plan: Plan, gates, direct, triples, keep: bool = False) -> list[jax.Array]:
-    """(G * q k^T + diagonal) v for each (q, k, v) of the triples, and what `_gate_gradients` needs if it is to be kept.
+def _attend(plan: Plan, gates, direct, triples, keep: bool = False) -> list[Array]:
+    """(G * q k^T + diagonal) v for each (q, k, v) of the triples, and with `keep` what `_gate_gradients` needs.
 
     Gates as for `_operator`; outputs [heads, N, d] in v's dtype, kept [heads, blocks, visits, 2, block (, columns)].
     """
@@ -173,7 +168,7 @@ def _attend_kernel(gates, reach, direct, *refs, plan: Plan, count: int, dtype) -
 
     def visit(step, carry):
         lower, sums = carry
-        lead_up = step > last  # the directions that do; they start anew
+        lead_up = step > last  # now the directions that lead up, from empty edges
         row = jnp.where(lead_up, first + step - last - 1, last - step)
         lower = [jnp.where(step == last + 1, 0, x) for x in lower]
         own = _own(plan, own_row, own_column, row, dtype)
@@ -199,7 +194,7 @@ def _attend_kernel(gates, reach, direct, *refs, plan: Plan, count: int, dtype) -
         triton.store(output, total.astype(output.dtype), mask=_present(output, present))
 
 
-def _gate_gradients(plan: Plan, gates, kept, q, k, v, d_hidden) -> jax.Array:
+def _gate_gradients(plan: Plan, gates, kept, q, k, v, d_hidden) -> Array:
     """The gates' gradients [heads, 8, 4, Y, X]; a program sums over the targets of its block, XLA over the blocks."""
     heads, blocks, dtype = *kept.shape[:2], gates.dtype
     gates, reach = _row_arrays(plan, gates)
@@ -217,7 +212,7 @@ def _gate_gradients(plan: Plan, gates, kept, q, k, v, d_hidden) -> jax.Array:
     found = _call(plan, "plstm2d_gates", kernel, programs, operands, specs, [output], [output_spec])[0]
     first, last = (row[:, None] for row in plan.rows(jnp.arange(blocks, dtype=jnp.int32)))
     row = jnp.arange(plan.height, dtype=jnp.int32)
-    visited = jnp.stack([row <= last] * 2 + [row >= first] * 2, axis=1)  # [blocks, 4, Y]; nobody wrote the rest
+    visited = jnp.stack([row <= last] * 2 + [row >= first] * 2, axis=1)  # [blocks, 4, Y]; the rest is unwritten memory
     return jnp.where(visited[:, None, ..., None], found, 0).sum(1)[..., : plan.width]
 
 
@@ -228,12 +223,12 @@ def _gate_kernel(gates, reach, kept, q, d_hidden, keys, values, output, *, plan:
     q, d_hidden = _load(q, present), _load(d_hidden, present)
     shape = (plan.block, plan.columns)
     column = lax.broadcasted_iota(jnp.int32, shape, 1)
-    # Beyond the target's column weights are zero. What is multiplied by them must not overflow: zero as well.
+    # Weights beyond the target's column are zero. Their factors are set to zero too, since they could overflow.
     inside = column <= own_column[:, None], column >= own_column[:, None]
 
     def visit(step, d_lower):
         row = jnp.where(upwards, plan.height - 1 - step, step)
-        number = jnp.where(upwards, last + 1 + row - first, last - row)  # the step of `_attend_kernel`
+        number = jnp.where(upwards, last + 1 + row - first, last - row)  # the step in `_attend_kernel`
         own = _own(plan, own_row, own_column, row, dtype)
         d_matrix = plan.scale * _scores(q, _load(keys.at[row], plan.width), dtype)
         d_matrix *= _scores(d_hidden, _load(values.at[row], plan.width), dtype)
@@ -264,7 +259,7 @@ def _along_row(plan: Plan, g: GridGates, reach, direction, row, lower, own, own_
     """L^T of a row, and the weights on its right edges, from those on its lower edges."""
     between = reach[direction, row]
     left = lower * g.t_dl + own * g.m_l
-    if plan.single_path:  # the targets' own columns alone: what the product would sum has one term
+    if plan.single_path:  # only the target's own column: the product's sum has one term
         return between, left.sum(1)[:, None] * reach[direction, row, own_column, :]
     return between, jnp.dot(left, between, precision=plan.precision)
 
@@ -275,14 +270,14 @@ def _scores(a, b, dtype, precision=None):
 
 
 def _targets(plan: Plan, block):
-    """Rows and columns of a block's targets, and how many of them there are in the grid."""
+    """Rows and columns of a block's targets, and how many of them are in the grid."""
     node = block * plan.block + lax.broadcasted_iota(jnp.int32, (plan.block,), 0)
     own_row = _row_of(plan, node)
     return own_row, node - own_row * plan.width, plan.nodes - block * plan.block
 
 
 def _row_of(plan: Plan, node):
-    return lax.div(node, np.int32(plan.width))  # plain division, where // has cases for negative numbers
+    return lax.div(node, np.int32(plan.width))  # // would add code for negative numbers
 
 
 def _own(plan: Plan, own_row, own_column, row, dtype):
@@ -299,11 +294,11 @@ def _load(ref, present):
 
 
 def _present(ref, count):
-    """The mask of a tile's first rows; the others memory may not have."""
+    """The mask of a tile's first rows; the others may be outside the array."""
     return lax.broadcasted_iota(jnp.int32, ref.shape, 0) < count
 
 
-def _row_arrays(plan: Plan, gates: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _row_arrays(plan: Plan, gates: Array) -> tuple[Array, Array]:
     """Gates with zeros in additional columns, and L^T [heads, 4, Y, left edge, right edge]; image coordinates."""
     gates = _pad(gates, plan.columns)
     products = segment_products(gates[:, GridGates._fields.index("t_rl")])
@@ -311,29 +306,29 @@ def _row_arrays(plan: Plan, gates: jax.Array) -> tuple[jax.Array, jax.Array]:
     return gates, jnp.where(leads_left, products, products.swapaxes(-1, -2))
 
 
-def _by_block(plan: Plan, x: jax.Array) -> pl.BlockSpec:
+def _by_block(plan: Plan, x: Array) -> pl.BlockSpec:
     """The targets of a block of x [heads, N, d]."""
     return pl.BlockSpec((None, plan.block, x.shape[-1]), lambda i, h, *_: (h, i, 0))
 
 
-def _by_row(plan: Plan, x: jax.Array) -> tuple[jax.Array, pl.BlockSpec]:
-    """x [heads, N, d] as [heads, Y, X, d], and the rows of a head, with columns that memory may not have."""
+def _by_row(plan: Plan, x: Array) -> tuple[Array, pl.BlockSpec]:
+    """x [heads, N, d] as [heads, Y, X, d], and a head's rows, with padded columns outside the array."""
     shape = (plan.height, plan.columns, x.shape[-1])
     x = x.reshape(x.shape[0], plan.height, plan.width, x.shape[-1])
     return x, _of_head(shape)
 
 
 def _of_head(shape: tuple[int, ...]) -> pl.BlockSpec:
-    """All that belongs to a head."""
+    """Everything of one head."""
     return pl.BlockSpec((None, *shape), lambda i, h, *_: (h, *(0,) * len(shape)))
 
 
 def _of_block(shape: tuple[int, ...]) -> pl.BlockSpec:
-    """All that belongs to a block of a head's targets."""
+    """Everything of one block of a head's targets."""
     return pl.BlockSpec((None, None, *shape), lambda i, h, *_: (h, i, *(0,) * len(shape)))
 
 
-def _call(plan: Plan, name, kernel, grid, operands, specs, outputs, output_specs) -> list[jax.Array]:
+def _call(plan: Plan, name, kernel, grid, operands, specs, outputs, output_specs) -> list[Array]:
     parameters = triton.CompilerParams(num_warps=plan.warps, num_stages=2)
     return pl.pallas_call(
         kernel, outputs, grid=grid, in_specs=specs, out_specs=output_specs, compiler_params=parameters,
@@ -345,6 +340,6 @@ def _padded(size: int) -> int:
     return max(SMALLEST, 1 << (size - 1).bit_length())
 
 
-def _pad(x: jax.Array, size: int) -> jax.Array:
-    """x with zeros behind its last axis."""
+def _pad(x: Array, size: int) -> Array:
+    """x with its last axis padded with zeros."""
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
