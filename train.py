@@ -129,8 +129,6 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     # ------------------------------------------------------------ logging
     metrics = MetricsWriter(folder / "metrics.jsonl", enabled=is_main())
     metrics.truncate_after(step, info["evaluated"])
-    if is_main():
-        write_config(folder, config, overrides)
     console, name = Console(quiet=not is_main()), run_name(config)
     banner(name, describe_run(task, plan, layout.mesh, state, folder, origin), console)
     progress = Progress(plan.steps, step, name, unit=task.unit, console=console)
@@ -181,6 +179,9 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         averager.restart_clock()
 
     try:
+        if is_main():  # from here on nothing refuses the run
+            write_config(folder, config, overrides)
+
         # -------------------------------------------------------- loop
         with progress:
             try:

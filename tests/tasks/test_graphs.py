@@ -25,7 +25,7 @@ from plstm.tasks import TASKS, graphs
 from plstm.tasks.graphs import GraphTrainBatches
 from plstm.training.steps import share_programs
 from plstm.training.tracking import read_metrics
-from tests.zygote import Zygote
+from tests.fork_server import ForkServer
 from train import Training
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,14 +36,14 @@ TIMES = {"started", "finished", "wall_seconds", "images_per_second"}  # what no 
 @pytest.fixture(scope="module")
 def start():
     """Function of (folder, plan, overrides): runs TINY there to its end; returns exit status and output."""
-    zygote = Zygote({"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"})
+    server = ForkServer({"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"})
 
     def start(folder: Path, plan: dict | None = None, *overrides: str) -> tuple[int, str]:
         paths = [f"paths.runs={folder}/runs", f"paths.results={folder}/results"]
-        return zygote.run([*TINY, *overrides, *paths], folder / "output", plan)
+        return server.run([*TINY, *overrides, *paths], folder / "output", plan)
 
     yield start
-    zygote.close()
+    server.close()
 
 
 @pytest.fixture(scope="module")
