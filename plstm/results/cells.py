@@ -57,17 +57,13 @@ class Group:
     """The cells of a row and section, one for each value of `select.over`; the table shows the chosen one.
 
     Chosen is the highest mean of `select` over the seeds that all cells with whole seeds share, or over all seeds where
-    they share none.
+    they share none. `needed` are the cells to run: with `choose_once`, the chosen one as soon as all share a seed.
     """
 
     cells: list[Cell]
     chosen: Cell
     shared_seeds: set[str]
-
-    @property
-    def needed(self) -> list[Cell]:
-        """The cells that are still to run where one seed chooses for all."""
-        return [self.chosen] if self.shared_seeds and all(cell.runs for cell in self.cells) else self.cells
+    needed: list[Cell]
 
 
 def find_groups(table: TableDefinition, records: Sequence[Record]) -> tuple[list[Group], dict[str, str]]:
@@ -111,7 +107,9 @@ def _choose(table: TableDefinition, cells: list[Cell]) -> Group:
         return scores[scores.index.isin(shared)].mean() if shared else scores.mean()
 
     candidates = [cell for cell in cells if cell.runs]
-    return Group(cells, max(candidates, key=score) if candidates and table.select else cells[0], shared)
+    chosen = max(candidates, key=score) if candidates and table.select else cells[0]
+    is_settled = table.choose_once and shared and len(candidates) == len(cells)
+    return Group(cells, chosen, shared, [chosen] if is_settled else cells)
 
 
 def superfluous_runs(table: TableDefinition, records: Sequence[Record]) -> set[tuple]:

@@ -10,7 +10,6 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +23,6 @@ from plstm.results.records import Record, commits_of, record_path
 DASH = "–"
 CostOf = Callable[[str], Any]  # experiment -> its pixels, epochs, steps, parameters, flops (two a multiply-add)
 Line = dict[str, Any]  # of the CSV file; None where nothing is known
-
-
-# ---------------------------------------------------------------------- how cells are written
-def _escape_latex(text: str) -> str:
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    special |= {"±": r"$\pm$", "×": r"$\times$", "<": "$<$", ">": "$>$"}
-    return re.sub(r"[\\~^±×<>&%$#_{}]", lambda match: special.get(match[0], f"\\{match[0]}"), text)
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a format writes "±", text that means only itself, numbers with signs, and a link (text, target)."""
-
-    pm: str
-    escape: Callable[[str], str]
-    math: Callable[[str], str]
-    link: Callable[[str, str], str]
-
-
-MARKDOWN = Style(
-    pm="±",
-    escape=lambda text: text.replace("|", "\\|").replace("*", "\\*"),
-    math=lambda text: text,
-    link=lambda text, target: f"[{text}]({target})",
-)
-LATEX = Style(pm=r"\pm", escape=_escape_latex, math=lambda text: f"${text}$", link=lambda text, target: text)
 
 
 # ---------------------------------------------------------------------- files
@@ -202,16 +175,16 @@ def _titles(table: TableDefinition, lines: list[Line]) -> dict[str, str]:
     }
 
 
-def _text(table: TableDefinition, line: Line, name: str, style: Style) -> str:
+def _text(table: TableDefinition, line: Line, name: str) -> str:
     value, digits, chosen = line.get(name), table.digits, table.chosen_name
     if name == "model":
-        return _model(line, style)
+        return _model(line)
     if value in (None, "") or (name == chosen and not line["n"]):
         return DASH
     if name == "commits":
-        return style.escape(", ".join(sorted({commit[:7] + "*" * commit.endswith("*") for commit in value.split()})))
+        return _escape(", ".join(sorted({commit[:7] + "*" * commit.endswith("*") for commit in value.split()})))
     if isinstance(value, str) or name in (chosen, f"{chosen}_paper"):
-        return style.escape(str(value))
+        return _escape(str(value))
     if name == "epochs" and line.get("epochs_before"):
         return f"{line['epochs_before']:g}+{value:g}"
     if name == "multiply_adds":
@@ -222,31 +195,30 @@ def _text(table: TableDefinition, line: Line, name: str, style: Style) -> str:
         return format(value, FORMATS[name])
     text = format(value, f"+.{digits}f" if name.endswith("_difference") else f".{digits}f")
     if (interval := line.get(f"{name}_interval")) is not None:
-        text += f" {style.pm} {interval:.{digits}f}"
-    text = style.math(text)
+        text += f" ± {interval:.{digits}f}"
     if line.get("n") and name in {column.name for column in table.columns}:
-        star = style.escape("*" * ("*" in line["commits"]))
-        text += f"{star} ({style.link('n=' + str(line['n']), str(record_path(line['experiment'], '..')))})"
+        star = "\\*" * ("*" in line["commits"])
+        text += f"{star} ([n={line['n']}]({record_path(line['experiment'], '..')}))"
     return text
 
 
-def _model(line: Line, style: Style) -> str:
-    name = style.escape(line["model"])
+def _model(line: Line) -> str:
+    name = _escape(line["model"])
     if "experiment" in line:
-        name = style.link(name, f"../../configs/experiment/{line['experiment']}.yaml")
+        name = f"[{name}](../../configs/experiment/{line['experiment']}.yaml)"
     finished, missing = line.get("runs_group"), line.get("runs_missing")
     return f"{name} ({finished} of {finished + missing} runs)" if missing else name
 
 
-def _grid(table: TableDefinition, lines: list[Line], style: Style) -> tuple[list[str], list[tuple[str, list]]]:
+def _grid(table: TableDefinition, lines: list[Line]) -> tuple[list[str], list[tuple[str, list]]]:
     """The header, and (title, lines of cells) for each section."""
     titles = _titles(table, lines)
     sections = []
     for section in table.section_values:
         own = [line for line in lines if line.get("section") == section]
-        cells = [[_text(table, line, name, style) for name in titles] for line in own]
+        cells = [[_text(table, line, name) for name in titles] for line in own]
         sections.append((table.section_title(section), cells))
-    return [style.escape(title) for title in titles.values()], sections
+    return [_escape(title) for title in titles.values()], sections
 
 
 def markdown_table(grid: list[list[str]]) -> list[str]:
@@ -256,7 +228,7 @@ def markdown_table(grid: list[list[str]]) -> list[str]:
 
 
 def _markdown(table: TableDefinition, lines: list[Line], notes: list[str]) -> str:
-    header, sections = _grid(table, lines, MARKDOWN)
+    header, sections = _grid(table, lines)
     text = [f"# {table.title}", "", table.caption.strip(), ""]
     if table.sections:
         text += [f"Ours (paper), {table.columns[0].title.lower()}:", "", *markdown_table(_overview(table, lines))]
@@ -264,7 +236,7 @@ def _markdown(table: TableDefinition, lines: list[Line], notes: list[str]) -> st
         text += ["", f"## {title}", ""] if title else []
         text += markdown_table([header, *cells])
     if notes:
-        text += ["", "## Notes", "", *(f"- {MARKDOWN.escape(note)}" for note in notes)]
+        text += ["", "## Notes", "", *(f"- {_escape(note)}" for note in notes)]
     return "\n".join(text) + "\n"
 
 
@@ -279,29 +251,45 @@ def _overview(table: TableDefinition, lines: list[Line]) -> list[list[str]]:
         pairs.append(tuple(None if None in values else statistics.fmean(values) for values in zip(*pairs, strict=True)))
         texts = [[DASH if value is None else f"{value:.{table.digits}f}" for value in pair] for pair in pairs]
         texts = [ours if paper == DASH else f"{ours} ({paper})" for ours, paper in texts]
-        grid.append([MARKDOWN.escape(row.name), *texts])
+        grid.append([_escape(row.name), *texts])
     return grid
 
 
 def _latex(table: TableDefinition, lines: list[Line], notes: list[str]) -> str:
-    header, sections = _grid(table, lines, LATEX)
+    header, sections = _grid(table, lines)
     body = []
-    for title, cells in sections:
-        body += [r"\midrule", *[rf"\multicolumn{{{len(header)}}}{{l}}{{{LATEX.escape(title)}}} \\"] * bool(title)]
-        body += [" & ".join(texts) + r" \\" for texts in cells]
+    for title, cells in [("", [header]), *sections]:
+        body += [r"\midrule"] * bool(body)
+        body += [rf"\multicolumn{{{len(header)}}}{{l}}{{{_latex_text(title)}}} \\"] * bool(title)
+        body += [" & ".join(map(_latex_text, texts)) + r" \\" for texts in cells]
     text = [
         r"% needs \usepackage{booktabs}",
         r"\begin{table}",
-        rf"\caption{{{LATEX.escape(f'{table.title}. {table.caption.strip()}')}}}",
+        rf"\caption{{{_latex_text(f'{table.title}. {table.caption.strip()}')}}}",
         rf"\label{{tab:{table.name}}}",
         r"\centering\footnotesize",
         rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
         r"\toprule",
-        " & ".join(header) + r" \\",
         *body,
         r"\bottomrule",
         r"\end{tabular}",
-        *[rf"\par {LATEX.escape(note)}" for note in notes],
+        *[rf"\par {_latex_text(note)}" for note in notes],
         r"\end{table}",
     ]
     return "\n".join(text) + "\n"
+
+
+def _escape(text: str) -> str:
+    """Text that means only itself in a Markdown table."""
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
+def _latex_text(text: str) -> str:
+    """A cell of the Markdown table, or plain text, in LaTeX."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)  # links
+    text = re.sub(r"\\([|*])", r"\1", text)
+    if re.fullmatch(r"[-+]\d.*", text):
+        return f"${text}$"
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {"±": r"$\pm$", "×": r"$\times$", "<": "$<$", ">": "$>$"}
+    return re.sub(r"[\\~^±×<>&%$#_{}]", lambda match: special.get(match[0], f"\\{match[0]}"), text)
