@@ -34,7 +34,9 @@ def test_round_trip(tmp_path):
 def test_a_rerun_takes_the_place_of_its_line_and_integers_stay_integers(tmp_path):
     for wall in (1.0, 2):
         for seed in (43, 44):
-            path = write_record(example_record(seed=seed, wall_seconds=wall), [(1, 0.1, "val", "loss", 1 / 3)], tmp_path)
+            path = write_record(
+                example_record(seed=seed, wall_seconds=wall), [(1, 0.1, "val", "loss", 1 / 3)], tmp_path
+            )
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["record"]["seed"], line["record"]["wall_seconds"]) for line in lines] == [(43, 2), (44, 2)]
     assert '"wall_seconds":2,' in path.read_text() and lines[0]["record"]["metrics"]["last"]["val"]["count"] == 5120
@@ -87,8 +89,14 @@ def test_a_run_outside_git_without_a_best_step_and_one_resumed(tmp_path):
         (lambda f: f.update(earlier=[{"until": 5}]), "field record.earlier[0].commit: Field required"),
         (lambda f: f["hardware"].update(host="gpu7"), "field record.hardware.host: Extra inputs"),
         (lambda f: f["metrics"].update(last=[]), "field record.metrics.last: Input should be an object"),
-        (lambda f: f["metrics"]["last"]["val"].update(accuracy="high"), "field record.metrics.last.val.accuracy: Input"),
-        (lambda f: f["metrics"]["best"].pop("step"), "field record.metrics.best: should be an object with an integer step"),
+        (
+            lambda f: f["metrics"]["last"]["val"].update(accuracy="high"),
+            "field record.metrics.last.val.accuracy: Input",
+        ),
+        (
+            lambda f: f["metrics"]["best"].pop("step"),
+            "field record.metrics.best: should be an object with an integer step",
+        ),
         (lambda f: f["metrics"]["best"].update(val=0.9), "field record.metrics.best.val: Input should be"),
         (lambda f: f.update(finished="yesterday"), "field record.finished: Invalid isoformat string: 'yesterday'"),
         (lambda f: f.update(id="arrow"), "field record.id: String should match pattern"),
@@ -149,5 +157,7 @@ def test_values_by_dotted_key(tmp_path):
     assert value_at(record.config, "optim.peak_lr") == 3e-4 and value_at(record.config, "optim.peak.lr", 7) == 7
     assert record.metric("test_ext") == 0.78 and record.metric("val", at="best") == 0.5
     for arguments in (("test2",), ("val", "top5"), ("test", "accuracy", "best")):
-        with pytest.raises(UserError, match=f"{path_of(record, '')}, run {record.id}: field metrics.* evaluate the run"):
+        with pytest.raises(
+            UserError, match=f"{path_of(record, '')}, run {record.id}: field metrics.* evaluate the run"
+        ):
             record.metric(*arguments)

@@ -87,7 +87,9 @@ def test_one_seed_chooses_the_layers_that_the_others_run(graphs, add_folds, tmp_
     every = graphs.model_copy(update={"choose_once": False})
     assert superfluous_runs(every, read_records(tmp_path)) == set()
     assert superfluous_runs(load_table(TABLES / "arrow.yaml"), []) == set()
-    done = run_script("run_table", *"graphs --dry-run --sections MUTAG --results".split(), tmp_path, "--runs", tmp_path)
+    done = run_script(
+        "run_table", *["graphs", "--dry-run", "--sections", "MUTAG", "--results"], tmp_path, "--runs", tmp_path
+    )
     *lines, total = done.stdout.splitlines()
     rejected = [line.split()[7:9] for line in lines if line.startswith("rejected")]
     assert rejected == [["seed=44", "model.depth=4"], ["seed=45", "model.depth=4"]], done
@@ -122,7 +124,9 @@ def test_the_table_says_what_is_there_and_what_is_not(graphs, add_folds, tmp_pat
     assert len(found) == len(lines) == 4 * 11 + 2 * 5
     assert found["MUTAG", "GIN", "4"]["chosen"] == "1" and found["MUTAG", "GIN", "8"]["chosen"] == "0"
     assert float(found["MUTAG", "GIN", "4"]["test_best"]) == pytest.approx(0.745)
-    assert found["NCI1", "GIN", "4"]["test_best"] == "" and float(found["NCI1", "GIN", "4"]["test_best_paper"]) == 0.8175
+    assert (
+        found["NCI1", "GIN", "4"]["test_best"] == "" and float(found["NCI1", "GIN", "4"]["test_best_paper"]) == 0.8175
+    )
     assert r"\multicolumn{14}{l}{PTC-FM}" in paths[2].read_text()
     assert stale_files(graphs, read_records(tmp_path), tmp_path) == []
     files = render_table(graphs, list(reversed(read_records(tmp_path))), tmp_path)

@@ -194,7 +194,9 @@ def test_a_run_fine_tuned_from_another_run_than_the_table_s_is_left_out(reduced,
     if start == "run":
         start = add(experiment=pretraining.experiment, table=reduced.name).id
     add(experiment=finetuning.experiment, table=reduced.name, init_from="0123456789ab")
-    assert f"(init_from is 0123456789ab, the table's run {start})" in rendered(reduced, tmp_path)["md"].replace("is ", "is ")
+    assert f"(init_from is 0123456789ab, the table's run {start})" in rendered(reduced, tmp_path)["md"].replace(
+        "is ", "is "
+    )
 
 
 def test_a_row_s_own_requirements_and_sweep_are_asked_of_its_records(arrow, add, tmp_path):

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from plstm.results.sums import NAME, refresh_sums, sums_problems, write_sums
 
 from plstm.errors import UserError
 from plstm.results.definitions import load_table
 from plstm.results.records import read_records, write_record
-from plstm.results.sums import NAME, refresh_sums, sums_problems, write_sums
 from plstm.results.tables import stale_files
 from plstm.results.verify import claim_problems, measured_problems, record_problems, rerun_problems
 
