@@ -1,7 +1,7 @@
 """Evaluates a run: python eval.py run=<folder or id> [data.split=test_ext] [checkpoint=best] [figures=true].
 
-It takes the run's own configuration and the same code as the end of training, and so prints the same digits.
-Of weights in a file: python eval.py weights=model.safetensors; on a folder of class folders: data.folder=/path.
+It takes the run's own config and the same code as the end of training, and so prints the same digits.
+Weights in a file: python eval.py weights=model.safetensors; a folder of class folders: data.folder=/path.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 import hydra
 import jax
 from absl import logging
+from flax import nnx
 from omegaconf import DictConfig
 
 from plstm.config import Config, EvalConfig, check, run_name, to_eval_config
@@ -18,9 +19,9 @@ from plstm.errors import UserError
 from plstm.runs.cli import run_entry, task
 from plstm.runs.weights import config_of, from_checkpoint
 from plstm.tasks import TASKS, Task
-from plstm.tasks.base import Split
-from plstm.training.evaluation import describe, evaluate, make_ready
+from plstm.training.evaluation import Split, describe, evaluate, make_ready
 from plstm.training.memory import memory_errors
+from plstm.training.steps import make_predict
 
 ROOT = Path(__file__).resolve().parent
 
@@ -28,7 +29,7 @@ ROOT = Path(__file__).resolve().parent
 @hydra.main(config_path=str(ROOT / "configs"), config_name="eval", version_base="1.3")
 @task(EvalConfig)
 def main(node: DictConfig) -> None:
-    """Prints loss, accuracy and count of each split."""
+    """Prints the metrics of each split."""
     logging.set_verbosity(logging.ERROR)
     options = to_eval_config(node)
     source = choose_source(options)
@@ -42,19 +43,20 @@ def main(node: DictConfig) -> None:
     print(f"{run_name(config)} ({source}){shown}, step {model.info.step:,}")
     devices = jax.device_count()
     batch_size = -(-config.optim.batch_size // devices) * devices  # the run's, where the devices divide it
-    predict, weights, place = make_ready(model, task, batch_size)
+    measure, weights, place = make_ready(model, task.metrics, batch_size)
     splits = choose_splits(task, options)
     for name, split in splits.items():
         with memory_errors(batch_size):
-            found = evaluate(predict, weights, split, batch_size, place)
-        print(describe(name, found, task.noun), flush=True)
+            found = evaluate(measure, weights, split, batch_size, place)
+        print(describe(name, found, task.unit), flush=True)
     if options.figures:
+        predict = make_predict(nnx.graphdef(model), task.logits)
         for path in task.draw(model, predict, splits, Path(options.paths.results, "figures"), run_name(config)):
             print(path)
 
 
 def choose_source(options: EvalConfig) -> str:
-    """What the weights are read from."""
+    """The file or the run that the weights are read from."""
     if options.checkpoint not in ("last", "best"):
         raise UserError(f"checkpoint={options.checkpoint}: choose one of last, best")
     if (options.run is None) == (options.weights is None):
@@ -67,8 +69,7 @@ def choose_task(config: Config, options: EvalConfig) -> Task:
     data = options.data
     if data.split and data.folder:
         raise UserError("data.folder: takes the place of data.split; give one of them")
-    config.data.root = data.root or config.data.root
-    for key in ("generate", "workers", "max_corrupt"):
+    for key in ("root", "generate", "download", "workers", "max_corrupt"):
         if hasattr(config.data, key) and getattr(data, key) is not None:
             setattr(config.data, key, getattr(data, key))
     check(config)
@@ -76,7 +77,7 @@ def choose_task(config: Config, options: EvalConfig) -> Task:
 
 
 def choose_splits(task: Task, options: EvalConfig) -> dict[str, Split]:
-    """By name, what to evaluate on."""
+    """What to evaluate on, by name."""
     data = options.data
     if data.folder:
         if data.max_corrupt is not None and not 0 <= data.max_corrupt <= 1:

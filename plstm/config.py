@@ -1,9 +1,12 @@
-"""The typed schema of a run's configuration; the files under `configs/` fill it, the command line overrides it."""
+"""The typed config of a run: its schema, its checks, its id. `configs/` fills it in, the command line overrides it."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import hashlib
 import json
+import operator
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -14,40 +17,17 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from data.augment.recipes import AugmentConfig
 from plstm.errors import UserError
+from plstm.models import MODELS
 from plstm.tasks import TASKS
-from plstm.training import tracking
+from plstm.training.meshes import MeshConfig
+from plstm.training.optimizers import OptimConfig
+from plstm.training.tracking import MODES, LoggerConfig
 
-# Parts of a config that change where a run lives and how it is shown, but not its numbers.
-OUTSIDE_ID = ("logger", "mesh", "paths", "report", "data.root", "data.generate", "data.placement", "data.workers")
-OUTSIDE_ID += ("data.max_corrupt",)  # how many before the run ends with an error
-OUTSIDE_ID += ("data.download",)
-OUTSIDE_ID += ("model.remat",)  # memory for time; like another mesh, it may change the rounding, not what is computed
-# Keys newer than the first finished runs, with the value that leaves their numbers and ids as they are.
-NEUTRAL = {"task": "arrow", "augment": None, "init_from": None, "init_checkpoint": "last"}
-NEUTRAL |= {"optim.loss": "cross_entropy", "optim.schedule_per": "step"}
-NEUTRAL |= {"loop.unit": "steps", "loop.save_every": None, "loop.best_tie": "latest"}
-SMALLEST, LARGEST = 1e-37, 1e38  # of float32's numbers, a little rounded
-LONGEST_NAME = 64  # letters; W&B's tags have no more
-
-
-@dataclass
-class OptimConfig:
-    """Optimizer, schedule and batch."""
-
-    name: str = "adamw"  # or "lamb"
-    peak_lr: float = 1e-4  # not scaled with the batch
-    end_factor: float = 1e-3  # the last step's learning rate over the peak
-    schedule_per: str = "step"  # or "epoch": the learning rate stays as it is over an epoch
-    warmup_epochs: float = 1.0  # linear from 0
-    epochs: float = 50.0  # cosine from the end of the warm-up to the last step
-    batch_size: int = 128  # over all devices
-    weight_decay: float = 0.05  # decoupled, on kernels and gate weights only
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-8
-    clip_norm: float = 1.0  # of the global gradient norm
-    loss: str = "cross_entropy"  # or "binary_cross_entropy" on thresholded labels
-    label_smoothing: float = 0.0
+# Keys that change where a run lives, how fast it is and how it is shown, but not its numbers: no part of its id.
+OUTSIDE_ID = ("logger", "mesh", "paths", "model.remat", "data.root", "data.generate", "data.placement", "data.workers")
+OUTSIDE_ID += ("data.max_corrupt", "data.download")
+FLOAT32_MIN, FLOAT32_MAX = 1e-37, 1e38  # magnitudes, a little rounded
+MAX_NAME = 64  # letters; W&B's tags have no more
 
 
 @dataclass
@@ -55,68 +35,45 @@ class LoopConfig:
     """What happens at which step."""
 
     unit: str = "steps"  # or "epochs": what the next three count
-    log_every: int = 100
-    eval_every: int = 2000
-    save_every: int | None = None  # a checkpoint; none: at each evaluation, so that the best one is kept, too
-    eval_splits: list[str] = field(default_factory=lambda: ["val", "val_ext"])
-    final_splits: list[str] = field(default_factory=lambda: ["val", "val_ext", "test", "test_ext"])
-    best_metric: str | None = "val"  # the split whose accuracy names the best checkpoint; none: no best one
-    best_tie: str = "latest"  # or "earliest": which of equal accuracies is the best
+    log_every: int = 100  # between two log lines of the training metrics
+    eval_every: int = 2000  # between two evaluations of eval_splits
+    save_every: int | None = (
+        None  # between two checkpoints; null: at each evaluation, so that the best one is kept, too
+    )
+    eval_splits: list[str] = field(default_factory=lambda: ["val", "val_ext"])  # evaluated during training
+    final_splits: list[str] = field(default_factory=lambda: ["val", "val_ext", "test", "test_ext"])  # and at its end
+    best_split: str | None = "val"  # its primary metric names the best checkpoint; null: no best one
+    best_tie: str = "latest"  # or "earliest": which of equally good steps is the best
 
     @property
     def keeps_best(self) -> bool:
         """Whether there is a checkpoint of the best step."""
-        return self.best_metric is not None and self.save_every is None
+        return self.best_split is not None and self.save_every is None
 
     @property
     def why_no_best(self) -> str:
-        """The key that says so."""
-        return "loop.best_metric is null" if self.best_metric is None else f"loop.save_every is {self.save_every}"
-
-
-@dataclass
-class LoggerConfig:
-    """Weights & Biases: project and entity, and online, offline, disabled, or auto (online when logged in)."""
-
-    mode: str = "auto"
-    project: str = "plstm"
-    entity: str | None = None
-
-
-@dataclass
-class MeshConfig:
-    """How a run lies on its devices; each has its part of the batch."""
-
-    fsdp: int = 1  # so many devices hold one copy of parameters and optimizer state between them; 1: each has its own
-    timeout: float = 300.0  # seconds that the processes of a run wait for each other at the start
+        """The key because of which there is none."""
+        return "loop.best_split is null" if self.best_split is None else f"loop.save_every is {self.save_every}"
 
 
 @dataclass
 class PathsConfig:
-    """Where runs (checkpoints, logs) and results (records, tables, figures) are written."""
+    """Where files are written."""
 
-    runs: str = "runs"
-    results: str = "results"
-
-
-@dataclass
-class ReportConfig:
-    """The table and row that the finished run enters; none: no table."""
-
-    table: str | None = None
-    row: str | None = None
+    runs: str = "runs"  # checkpoints and logs, a folder a run
+    results: str = "results"  # records, tables, figures
 
 
 @dataclass
 class Config:
     """One training run."""
 
-    experiment: str = "custom"
-    task: str = "arrow"  # what is learnt; it goes with `data`, and says which keys `data` and `model` have
-    seed: int = 43
-    model: Any = MISSING  # the task's model_schema
+    experiment: str = "custom"  # the file of configs/experiment; groups runs in tables and in W&B
+    task: str = "arrow"  # of plstm.tasks.TASKS; the files of configs/data set it
+    seed: int = 43  # of initialisation, data order, augmentation and stochastic depth
+    model: Any = MISSING  # the config of a family of plstm.models.MODELS
     data: Any = MISSING  # the task's data_schema
-    augment: AugmentConfig | None = None  # of the training images; none: they are taken as they are
+    augment: AugmentConfig | None = None  # of training images; null: none
     optim: OptimConfig = field(default_factory=OptimConfig)
     init_from: str | None = None  # the finished run to fine-tune: its id, the first digits of it, or its folder
     init_checkpoint: str = "last"  # or "best"; of that run
@@ -124,19 +81,19 @@ class Config:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
-    report: ReportConfig = field(default_factory=ReportConfig)
 
 
 @dataclass
 class EvalDataConfig:
-    """What to evaluate on: one split, or none for all that the end of training evaluates, or a folder."""
+    """What to evaluate on. Keys that are null are as the run had them."""
 
-    split: str | None = None
-    folder: str | None = None  # of class folders of images, named as the model's classes or by their numbers
-    root: str | None = None  # where data sets live; none: as the run had it
-    generate: bool = True  # make missing images; otherwise missing data is an error
-    workers: int | None = None  # reading processes; none: as the run had it
-    max_corrupt: float | None = None  # share of images that may be undecodable; none: as the run had it, or 0.001
+    split: str | None = None  # null: all splits that the end of training evaluates
+    folder: str | None = None  # instead: a folder of class folders of images, named as the classes or by their numbers
+    root: str | None = None  # folder of all data sets
+    generate: bool | None = None  # make missing images; otherwise missing data is an error
+    download: bool | None = None  # fetch a missing set; otherwise missing data is an error
+    workers: int | None = None  # reading processes
+    max_corrupt: float | None = None  # share of images that may be undecodable
 
 
 @dataclass
@@ -149,8 +106,10 @@ class EvalConfig:
     data: EvalDataConfig = field(default_factory=EvalDataConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
     figures: bool = False  # also draw samples with predictions, and gating patterns, into results/figures
+    logger: LoggerConfig = field(default_factory=LoggerConfig)  # accepted, as configs/local has it; nothing is logged
 
 
+# ---------------------------------------------------------------------- checks
 def check(config: Config) -> None:
     """Raises UserError naming the key where values are out of range or do not fit together."""
     for key in ("model", "data"):
@@ -158,19 +117,25 @@ def check(config: Config) -> None:
             raise UserError(f"{key}: choose one, {key}=...; see configs/{key}")
     _check_values(config)
     _check_ranges(config)
+    _check_splits(config)
     _check_choices(config)
+    _check_inputs(config.task, config.model.family)
     config.model.check()
     if config.augment is not None:
         config.augment.check()
     TASKS[config.task].check(config)
-    if config.optim.warmup_epochs >= config.optim.epochs:
-        raise UserError(f"optim.warmup_epochs={config.optim.warmup_epochs}: must be under optim.epochs")
+
+
+def _check_inputs(task: str, family: str) -> None:
+    reads, gives = MODELS[family].inputs, TASKS[task].inputs
+    if reads != gives:
+        raise UserError(f"model: family {family} takes {reads}, and data=... gives {gives}; choose another model=...")
 
 
 def _check_values(config: Any) -> None:
-    """What no key can be: a number that 32 bits do not hold, or text that cannot be printed or written to a file."""
+    """Refuses what no key can be: a number that 32 bits do not hold, or text that cannot be printed on one line."""
     for key, value in _leaves(asdict(config)):
-        if isinstance(value, float) and not (value == 0 or SMALLEST <= abs(value) <= LARGEST):
+        if isinstance(value, float) and not (value == 0 or FLOAT32_MIN <= abs(value) <= FLOAT32_MAX):
             raise UserError(f"{key}={value}: must be a number that float32 holds, 0 or from 1e-37 to 1e38")
         if isinstance(value, int) and abs(value) >= 2**31:
             raise UserError(f"{key}={value}: must be under 2^31")
@@ -198,39 +163,45 @@ def _check_ranges(config: Config) -> None:
         ("from 0 to 1024", lambda value: 0 <= value <= 1024, "data.workers"),
         ("in [0, 1)", lambda value: 0 <= value < 1, "optim.b1 optim.b2 optim.label_smoothing"),
         ("in [0, 1]", lambda value: 0 <= value <= 1, "optim.end_factor"),
-        ("given, or left out", lambda value: value != "", "paths.runs paths.results data.root report.table"),
-        (f"a name such as arrow/plstm, of at most {LONGEST_NAME} letters", _is_name, "experiment"),
+        ("given, or left out", lambda value: value != "", "paths.runs paths.results data.root"),
+        (f"a name such as arrow/plstm, of at most {MAX_NAME} letters", _is_name, "experiment"),
     ):
         for key in keys.split():
-            if not _has(config, key):
-                continue
-            if not is_good(value := attrgetter(key)(config)):
+            value = _get(config, key, default=None)
+            if value is not None and not is_good(value):
                 raise UserError(f"{key}={value}: must be {words}")
     every, save_every = config.loop.eval_every, config.loop.save_every
     if save_every is not None and (save_every < 1 or save_every % every):
         raise UserError(f"loop.save_every={save_every}: must be a multiple of loop.eval_every={every}, or null")
+    if config.optim.warmup_epochs >= config.optim.epochs:
+        raise UserError(f"optim.warmup_epochs={config.optim.warmup_epochs}: must be under optim.epochs")
 
 
-def _has(config: Config, key: str) -> bool:
-    group, _, leaf = key.rpartition(".")
-    return hasattr(attrgetter(group)(config) if group else config, leaf)
+def _get(config: Any, key: str, default: Any) -> Any:
+    for part in key.split("."):
+        config = getattr(config, part, default)
+    return config
 
 
 def _is_name(text: str) -> bool:
     """Whether it can be part of file names, tags and links."""
-    return len(text) <= LONGEST_NAME and re.fullmatch(r"[\w.+-]+(/[\w.+-]+)*", text) is not None
+    return len(text) <= MAX_NAME and re.fullmatch(r"[\w.+-]+(/[\w.+-]+)*", text) is not None
+
+
+def _check_splits(config: Config) -> None:
+    loop, known = config.loop, TASKS[config.task].splits
+    for key, splits in (("loop.eval_splits", loop.eval_splits), ("loop.final_splits", loop.final_splits)):
+        if not splits:
+            raise UserError(f"{key}: name at least one split of {', '.join(known)}")
+        for split in splits:
+            if split not in known:
+                raise UserError(f"{key}: no split {split!r}; choose from {', '.join(known)}")
+        if loop.best_split not in (None, *splits):
+            raise UserError(f"loop.best_split={loop.best_split}: must be one of {key}, {', '.join(splits)}")
 
 
 def _check_choices(config: Config) -> None:
-    loop, task = config.loop, TASKS[config.task]
-    for key, splits in (("loop.eval_splits", loop.eval_splits), ("loop.final_splits", loop.final_splits)):
-        if not splits:
-            raise UserError(f"{key}: name at least one split of {', '.join(task.splits)}")
-        for split in splits:
-            if split not in task.splits:
-                raise UserError(f"{key}: no split {split!r}; choose from {', '.join(task.splits)}")
-        if loop.best_metric not in (None, *splits):
-            raise UserError(f"loop.best_metric={loop.best_metric}: must be one of {key}, {', '.join(splits)}")
+    task = TASKS[config.task]
     for key, choices in (
         ("optim.name", ("adamw", "lamb")),
         ("optim.loss", task.losses),
@@ -238,7 +209,7 @@ def _check_choices(config: Config) -> None:
         ("loop.unit", ("steps", "epochs")),
         ("loop.best_tie", ("latest", "earliest")),
         ("init_checkpoint", ("last", "best")),
-        ("logger.mode", tracking.MODES),
+        ("logger.mode", MODES),
     ):
         if (value := attrgetter(key)(config)) not in choices:
             raise UserError(f"{key}={value}: choose one of {', '.join(choices)}")
@@ -248,20 +219,32 @@ def _check_choices(config: Config) -> None:
         raise UserError(f"init_checkpoint={config.init_checkpoint}: says which weights of init_from, which is not set")
 
 
-def task_schema(task: str) -> DictConfig:
-    """The typed defaults of a task's runs. Raises UserError where there is no such task."""
-    if not isinstance(task, str) or task not in TASKS:
-        raise UserError(f"task={task!r}: choose one of {', '.join(TASKS)}; it goes with data=...")
-    return OmegaConf.structured(Config(task=task, model=TASKS[task].model_schema(), data=TASKS[task].data_schema()))
+# ---------------------------------------------------------------------- from Hydra and from files
+def schema(task: Any = "arrow", family: Any = "vision") -> DictConfig:
+    """The typed defaults of a task's runs with a family of models. Raises UserError where there is none of the name."""
+    for key, name, known in (("task", task, TASKS), ("model.family", family, MODELS)):
+        if not isinstance(name, str) or name not in known:
+            raise UserError(f"{key}={name!r}: choose one of {', '.join(known)}; data=... and model=... set it")
+    return OmegaConf.structured(Config(task=task, model=MODELS[family].config(), data=TASKS[task].data_schema()))
 
 
-def to_config(node: DictConfig) -> Config:
-    """The checked dataclasses of a composed Hydra config, or one read back; interpolations resolved.
+def from_plain(plain: dict[str, Any]) -> Config:
+    """The dataclasses of nested dictionaries, not checked; missing keys have their defaults.
 
     OmegaConf's error names a key that is not in the schema: Hydra's + lets any pass.
     """
-    plain = _resolved(node)
-    config = OmegaConf.to_object(OmegaConf.merge(task_schema(plain.get("task", "arrow")), plain))
+    model = plain.get("model")
+    chosen = {"task": plain["task"]} if "task" in plain else {}
+    chosen |= {"family": model["family"]} if isinstance(model, dict) and "family" in model else {}
+    return OmegaConf.to_object(OmegaConf.merge(schema(**chosen), plain))
+
+
+def to_config(node: DictConfig) -> Config:
+    """The checked dataclasses of a composed Hydra config, or one read back; interpolations resolved."""
+    task, family = (OmegaConf.select(node, key) for key in ("task", "model.family"))
+    if task in TASKS and family in MODELS:
+        _check_inputs(task, family)  # first, as the other model's keys may refer to keys of other data
+    config = from_plain(_resolved(node))
     check(config)
     return config
 
@@ -269,17 +252,16 @@ def to_config(node: DictConfig) -> Config:
 def from_file(plain: dict[str, Any]) -> Config:
     """The checked config of a run that was read from a file, which may be anybody's.
 
-    Only references to other keys, such as ${data.size}, are filled in; a resolver such as ${oc.env:NAME} would take
-    from this machine. Keys of `OUTSIDE_ID`, which are of the run's machine, are left out; others raise UserError.
+    Only references to other keys, such as ${data.size}, are filled in; a resolver such as ${oc.env:NAME} would read
+    this machine. Keys of `OUTSIDE_ID`, which are of the run's machine, are left out; others raise UserError.
     """
-    kept = json.loads(json.dumps(plain))
+    kept = copy.deepcopy(plain)
     for key, value in list(_leaves(kept)):
         if "${" not in re.sub(r"\$\{[\w.]+\}", "", str(value)):
             continue
         if not f"{key}.".startswith(tuple(f"{outside}." for outside in OUTSIDE_ID)):
             raise UserError(f"{key}: {value!r} would be filled in from this machine; write the value itself")
-        group, leaf = _place_of(kept, key)
-        group.pop(leaf, None)
+        _drop(kept, key)
     return to_config(OmegaConf.create(kept))
 
 
@@ -297,39 +279,69 @@ def _resolved(node: DictConfig) -> dict[str, Any]:
     return OmegaConf.to_container(node, resolve=True)
 
 
+# ---------------------------------------------------------------------- identity
 def plain_config(config: Config) -> dict[str, Any]:
     """The config as nested dictionaries of JSON values."""
     return OmegaConf.to_container(OmegaConf.structured(config), resolve=True)
 
 
-def identity(plain: dict[str, Any]) -> dict[str, Any]:
-    """The part of a plain config that can change a run's numbers: without `OUTSIDE_ID`, and `NEUTRAL` where neutral."""
-    kept = json.loads(json.dumps(plain))
-    for key in (*OUTSIDE_ID, *NEUTRAL):
-        group, leaf = _place_of(kept, key)
-        if key not in NEUTRAL or group.get(leaf) == NEUTRAL[key]:
-            group.pop(leaf, None)
-    return kept
+def portable_config(config: Config) -> dict[str, Any]:
+    """The config as nested dictionaries without the keys of `OUTSIDE_ID`: enough to repeat the run elsewhere."""
+    plain = plain_config(config)
+    for key in OUTSIDE_ID:
+        _drop(plain, key)
+    return plain
 
 
-def _place_of(plain: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
-    """The group that a dotted key is in, empty where there is none, and the key's name there."""
+def shared_config(config: Config) -> str:
+    """JSON that is the same for runs which share compiled programs; see `Task.uncompiled`."""
+    plain = plain_config(config)
+    for key, value in TASKS[config.task].uncompiled.items():
+        *parents, leaf = key.split(".")
+        group = functools.reduce(operator.getitem, parents, plain)
+        group[leaf] = value
+    return json.dumps(plain, sort_keys=True)
+
+
+def _drop(plain: dict[str, Any], key: str) -> None:
+    """Removes a dotted key, where it is there."""
     *parents, leaf = key.split(".")
     for parent in parents:
-        plain = plain.get(parent, {})
-    return plain, leaf
+        plain = plain.get(parent) or {}
+    plain.pop(leaf, None)
 
 
-def run_id(plain: dict[str, Any]) -> str:
+def identity(config: Config) -> dict[str, Any]:
+    """What the run's id is a hash of: the portable config's values that differ from the schema's defaults.
+
+    So a new key changes no id as long as its default does what the code did before.
+    """
+    defaults = plain_config(Config(model=type(config.model)(), data=type(config.data)()))
+    defaults["augment"] = asdict(AugmentConfig())
+    always = {"task": config.task, "family": config.model.family, "augmented": config.augment is not None}
+    return always | _differences(portable_config(config), defaults)
+
+
+def _differences(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found[key] = _differences(value, defaults[key])
+        elif value != defaults[key]:
+            found[key] = value
+    return found
+
+
+def run_id(config: Config) -> str:
     """12 hexadecimal digits that name a run: a hash of its `identity`."""
-    return hashlib.sha256(json.dumps(identity(plain), sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:12]
 
 
-def portable(overrides: list[str], init_from: str | None = None) -> list[str]:
+def portable_overrides(overrides: list[str], init_from: str | None = None) -> list[str]:
     """The overrides that mean the same on another machine: without those of the keys of `OUTSIDE_ID`.
 
-    `init_from` is the resolved id of the run to fine-tune, which takes the place of its folder; quoted, for Hydra would
-    take some ids for numbers.
+    `init_from`, the id of the run to fine-tune, takes the place of its folder; quoted, as Hydra takes some ids for
+    numbers.
     """
     kept = [override for override in overrides if not override.lstrip("+").startswith(OUTSIDE_ID)]
     return [f'init_from="{init_from}"' if override.startswith("init_from=") else override for override in kept]
@@ -337,7 +349,5 @@ def portable(overrides: list[str], init_from: str | None = None) -> list[str]:
 
 def run_name(config: Config) -> str:
     """A name to read, such as arrow-plstm-s43, or graphs-gin-MUTAG-f0-s43."""
-    parts = [config.experiment.replace("/", "-")]
-    if hasattr(config.data, "fold"):
-        parts += [config.data.name, f"f{config.data.fold}"]
-    return "-".join([*parts, f"s{config.seed}"])
+    parts = [config.experiment.replace("/", "-"), *TASKS[config.task].name_parts(config), f"s{config.seed}"]
+    return "-".join(parts)

@@ -22,7 +22,7 @@ from absl import logging
 from PIL import Image
 
 from data.decoding import CorruptImage, decode
-from data.imagenet import class_words
+from data.imagenet.source import class_words
 from plstm.config import run_name
 from plstm.errors import UserError
 from plstm.models import from_checkpoint

@@ -14,11 +14,11 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from data.tudataset import load_tudataset, make_folds
+from data.graphs.tudataset import load_tudataset, make_folds
 from plstm.errors import run_script
 from plstm.results.definitions import load_table
 from plstm.training.environment import describe_environment
-from scripts.measuring import write_results
+from scripts.common import write_results
 
 
 def majority_accuracy(labels: np.ndarray, folds: int, seed: int) -> float:

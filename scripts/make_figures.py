@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+
 from plstm.errors import run_script
 from plstm.results.definitions import load_tables
 from plstm.results.figures import draw_table

@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from data.imagenet import TRAIN_TAR, VAL_TAR, synsets, validation_synsets
+from data.imagenet.source import TRAIN_TAR, VAL_TAR, synsets, validation_synsets
 from plstm.errors import UserError, run_script
 
 TEXTURES = ("stripes", "checks", "dots", "rings", "clouds")

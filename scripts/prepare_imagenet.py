@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tqdm import tqdm
 
 from data.files import data_root
-from data.imagenet import NAME, TRAIN_TAR, VAL_TAR, load_source, prepare
+from data.imagenet.source import NAME, TRAIN_TAR, VAL_TAR, load_source, prepare
 from plstm.errors import UserError, run_script
 
 PAGE = "https://image-net.org/download-images"

@@ -22,9 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rich.console import Console
 from rich.table import Table
 
-from data.arrow_law import SPLITS, Arrow, ArrowLaw, base_seed, parameters, render
-from data.arrow_probes import NO_LABEL, PROBES
-from data.packed import PackedSplit, pack
+from data.arrow_pointing.geometry import Arrow, Canvas, base_seed, parameters, render
+from data.arrow_pointing.probes import NO_LABEL, PROBES
+from data.arrow_pointing.splits import SPLITS
+from data.loading import PackedSplit, pack
 from plstm.config import run_name
 from plstm.errors import UserError, run_script
 from plstm.models import from_checkpoint
@@ -39,18 +40,18 @@ NEAR_AND_FAR = 4  # quarters of the distances
 CHUNK = 4096  # images drawn at a time
 
 
-def draw_geometries(law: ArrowLaw, factor: int, count: int) -> tuple[Arrow, ArrowLaw]:
+def draw_geometries(law: Canvas, factor: int, count: int) -> tuple[Arrow, Canvas]:
     """`count` geometries as arrays [count] on `factor` times the training canvas, and their law.
 
     At 1 and 2 they are those of test and test_ext; larger canvases have the draws of test_ext, too, so
     that relative positions and labels are the same on all of them.
     """
     base = base_seed(SPLITS["test" if factor == 1 else "test_ext"].seed)
-    law = ArrowLaw(factor * law.size, law.scale)
+    law = Canvas(factor * law.size, law.scale)
     return Arrow(*map(np.array, zip(*(parameters(base, n, law) for n in range(count)), strict=True))), law
 
 
-def classify(answer, arrows: Arrow, law: ArrowLaw) -> np.ndarray:
+def classify(answer, arrows: Arrow, law: Canvas) -> np.ndarray:
     """The model's answers 0 or 1 to each geometry [n]; `answer` takes a PackedSplit."""
     answers = []
     for start in range(0, len(arrows.label), CHUNK):
@@ -109,7 +110,7 @@ def load_answer(run: str, runs: Path):
     return config, folder, answer
 
 
-def probe(answer, law: ArrowLaw, canvases: list[int], count: int) -> list[dict]:
+def probe(answer, law: Canvas, canvases: list[int], count: int) -> list[dict]:
     """All scores: a row for each canvas and alteration, with the distances beside what is as given."""
     near, _ = draw_geometries(law, 1, count)
     reach = float(np.hypot(near.cx - near.ax, near.cy - near.ay).max())
@@ -152,12 +153,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="a run's folder, or the first digits of its id")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of the runs")
-    parser.add_argument(
-        "--canvases", type=positive, nargs="+", default=[1, 2], help="canvas over training side"
-    )
-    parser.add_argument(
-        "--count", type=positive, default=10_240, help="images a canvas (10,240, as the paper)"
-    )
+    parser.add_argument("--canvases", type=positive, nargs="+", default=[1, 2], help="canvas over training side")
+    parser.add_argument("--count", type=positive, default=10_240, help="images a canvas (10,240, as the paper)")
     parser.add_argument("--out", type=Path, help="default results/probes/<run>.json")
     return parser.parse_args()
 
@@ -165,7 +162,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     options = parse_arguments()
     config, folder, answer = load_answer(options.run, options.runs)
-    rows = probe(answer, ArrowLaw(config.data.size, config.data.scale), options.canvases, options.count)
+    rows = probe(answer, Canvas(config.data.size, config.data.scale), options.canvases, options.count)
     print_rows(rows)
     report = {
         "command": shlex.join(["python", "scripts/probe_arrow.py", *sys.argv[1:]]),

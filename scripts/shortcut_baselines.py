@@ -23,7 +23,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.arrow_law import KAPPA, SPLITS, Arrow, ArrowLaw, sample_parameters, split_geometry, split_law, strokes
+from data.arrow_pointing.geometry import KAPPA, Arrow, Canvas, sample_parameters, strokes
+from data.arrow_pointing.splits import SPLITS, ArrowVariant
 from plstm.errors import UserError, run_script
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,7 +39,7 @@ SPLITS_SEEN = [split for split in SPLITS if split != "train"]
 CHUNK = 1_000_000
 
 
-def histogram_cell(arrow: Arrow, law: ArrowLaw, bins: dict[str, int]) -> np.ndarray:
+def histogram_cell(arrow: Arrow, law: Canvas, bins: dict[str, int]) -> np.ndarray:
     """The histogram cell of each of [n] geometries: int [n], below the product of the bins."""
     cell = np.zeros(len(arrow.phi), np.int64)
     for name, count in bins.items():
@@ -48,7 +49,7 @@ def histogram_cell(arrow: Arrow, law: ArrowLaw, bins: dict[str, int]) -> np.ndar
     return cell
 
 
-def fit(law: ArrowLaw, samples: int, seed: int) -> dict[str, np.ndarray]:
+def fit(law: Canvas, samples: int, seed: int) -> dict[str, np.ndarray]:
     """Each shortcut's answer per histogram cell: bool [cells], True for "points at the circle"."""
     rng = np.random.default_rng(seed)
     lead = {name: np.zeros(np.prod(list(bins.values())), np.int64) for name, bins in SHORTCUTS.items()}
@@ -97,13 +98,12 @@ def decide_from_pixels(arrow: Arrow) -> np.ndarray:
     return pointing > away
 
 
-def measure(law: ArrowLaw, samples: int, seed: int, count: int | None = None) -> list[dict]:
+def measure(law: Canvas, samples: int, seed: int, count: int | None = None) -> list[dict]:
     """One row a baseline: its name and its accuracy on every evaluation split, or on its first `count` images."""
-    answers = fit(law, samples, seed)
+    answers, variant = fit(law, samples, seed), ArrowVariant(size=law.size, scale=law.scale)
     rows = {name: {"name": name} for name in (*SHORTCUTS, PERFECT)}
     for split in SPLITS_SEEN:
-        own = split_law(split, law)
-        geometry = split_geometry(split, law, train_seed=0, count=count or SPLITS[split].images)
+        own, geometry = variant.canvas(split), variant.arrows(split, count)
         arrow = Arrow(*(np.array(values) for values in zip(*geometry, strict=True)))
         given = {name: answers[name][histogram_cell(arrow, own, bins)] for name, bins in SHORTCUTS.items()}
         given[PERFECT] = decide_from_pixels(arrow)
@@ -127,7 +127,7 @@ def main() -> int:
     from scripts.measuring import write_results
 
     arguments = parse_arguments()
-    law = ArrowLaw(arguments.size, arguments.scale)
+    law = Canvas(arguments.size, arguments.scale)
     if arguments.samples < 1 or arguments.seed < 0:
         raise UserError("--samples must be at least 1 and --seed at least 0")
     started = time.monotonic()

@@ -139,10 +139,11 @@ def _watch(plan: Plan) -> None:
     before(train.Training, "evaluate", "evaluate")
     before(train.Training, "finish", "finish")
     before(checkpoints.Checkpoints, "save", "save")
-    before(checkpoints, "_write_sums", "sums")
+    before(checkpoints, "_write_checksums", "sums")
     before(tracking.Tracker, "finish", "tracker")
     before(train.TASKS["arrow"], "draw", "draw")
-    write_file, finalize, write = records.write_file, checkpoints._Summed.finalize, tracking.MetricsWriter.write
+    write_file, write = records.write_file, tracking.MetricsWriter.write
+    finalize = checkpoints._ChecksummedPath.finalize
 
     def watched_file(path, data):
         plan.happens("file")
@@ -169,7 +170,7 @@ def _watch(plan: Plan) -> None:
         return write(self, step, epoch, split, values)
 
     os.replace = watched_replace
-    records.write_file, checkpoints._Summed.finalize = watched_file, watched_finalize
+    records.write_file, checkpoints._ChecksummedPath.finalize = watched_file, watched_finalize
     tracking.MetricsWriter.write = watched_write
 
 

@@ -1,6 +1,52 @@
-"""Models, built from a typed config by `build_model`, or trained, by `from_checkpoint`."""
+"""Models by family: a config, a builder and the kind of input it takes. A run chooses by `model.family`.
 
-from plstm.models.vision import VisionConfig, VisionModel, build_model
-from plstm.runs.weights import from_checkpoint, save_safetensors
+model = build_model(VisionConfig(image_size=192, classes=2), 0)  # an integer or a jax.random key
+logits = model(images)  # a deterministic pass
+logits = model(images, key=key)  # a training pass: it may draw from `key` and update running statistics
+"""
 
-__all__ = ["VisionConfig", "VisionModel", "build_model", "from_checkpoint", "save_safetensors"]
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+
+from plstm.models import flops
+from plstm.models.graph import GraphConfig, build_graph_model
+from plstm.models.vision import VisionConfig, build_vision_model
+
+
+class Family(NamedTuple):
+    """What the rest of the code knows of a family of models.
+
+    config: a dataclass with a default for every field, among them `family`, and a method `check` that raises UserError.
+    build: (config, sizes, key) -> module; `sizes` are those that only the data know, such as {"classes": 2}.
+    inputs: what a batch holds, as in `Task.inputs`.
+    flops: config -> operations of one example's forward pass; None: nobody counts them.
+    """
+
+    config: type
+    build: Callable[[Any, Mapping[str, int], jax.Array | int], nnx.Module]
+    inputs: str
+    flops: Callable[[Any], int] | None = None
+
+
+MODELS: dict[str, Family] = {
+    "vision": Family(VisionConfig, build_vision_model, "images", flops.forward_flops),
+    "graph": Family(GraphConfig, build_graph_model, "graphs"),
+}
+
+
+def build_model(config: Any, key: jax.Array | int, sizes: Mapping[str, int] = MappingProxyType({})) -> nnx.Module:
+    """The model of a config, its parameters drawn from `key` (an integer or a jax.random key).
+
+    Raises UserError naming the key where the config does not fit together.
+    """
+    config.check()
+    return MODELS[config.family].build(config, sizes, key)
+
+
+__all__ = ["MODELS", "Family", "GraphConfig", "VisionConfig", "build_model"]

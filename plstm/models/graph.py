@@ -17,7 +17,7 @@ from plstm.nn.layers import MLP, norm
 from plstm.ops.dag import METHODS, NORMS, PackedDags
 
 KINDS = ("plstm", "lstm", *LAYERS)
-MOST = 2**16  # of any size; more is a slip of the hand
+MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
 PLSTM_ONLY = ("heads", "mlp_ratio", "p_norm", "reverse_p", "transition_node", "method")
 
 Batch = Mapping[str, Any]
@@ -27,6 +27,7 @@ Batch = Mapping[str, Any]
 class GraphConfig:
     """The whole architecture; `configs/model/graphs/*.yaml` hold the sizes of the paper's Table 1."""
 
+    family: str = "graph"  # of plstm.models.MODELS
     kind: str = "plstm"  # or gat, gcn, gin, mpnn, lstm
     dim: int = 96
     depth: int = 4
@@ -49,8 +50,8 @@ class GraphConfig:
             if getattr(self, key) not in choices:
                 raise UserError(f"model.{key}={getattr(self, key)}: choose one of {', '.join(choices)}")
         for key in ("dim", "depth", "heads", "mlp_ratio"):
-            if not 1 <= getattr(self, key) <= MOST:
-                raise UserError(f"model.{key}={getattr(self, key)}: must be at least 1 and at most {MOST}")
+            if not 1 <= getattr(self, key) <= MAX_SIZE:
+                raise UserError(f"model.{key}={getattr(self, key)}: must be at least 1 and at most {MAX_SIZE}")
         if self.kind == "plstm" and (self.dim % self.heads or self.dim % 2):
             raise UserError(f"model.dim={self.dim}: must be even and a multiple of model.heads={self.heads}")
         for field in fields(self):
@@ -99,7 +100,7 @@ class GraphPLSTM(nnx.Module):
         )
         self.readout = Readout(config.dim, classes, rngs)
 
-    def __call__(self, batch: Batch, *, train: bool = False) -> jax.Array:
+    def __call__(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
         """A batch as `plstm.tasks.graph_batches` makes it -> float32 logits [graphs, classes]."""
         x = self.encoder(batch["features"])
         edges, start = [], 0
@@ -124,11 +125,11 @@ class GNN(nnx.Module):
         self.layers = nnx.List([make(config.dim, rngs) for _ in range(config.depth)] if make else [])
         self.readout = Readout(config.dim, classes, rngs)
 
-    def __call__(self, batch: Batch, *, train: bool = False) -> jax.Array:
+    def __call__(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
         """As `GraphPLSTM.__call__`."""
         h, nodes = self.encoder(batch["features"]), neighbourhood(batch)
         for layer in self.layers:
-            h = layer(h, nodes, train)
+            h = layer(h, nodes, train=key is not None)
         if self.cell is not None:
             h, c = jnp.zeros_like(h), h
             for _ in range(self.depth):
@@ -144,12 +145,12 @@ class GINModel(nnx.Module):
         self.layers = nnx.List([LAYERS["gin"](config.dim, rngs) for _ in range(config.depth)])
         self.readouts = nnx.List([dense(config.dim, classes, rngs) for _ in range(config.depth + 1)])
 
-    def __call__(self, batch: Batch, *, train: bool = False) -> jax.Array:
-        """As `GraphPLSTM.__call__`; `train` normalises by the batch and updates the running statistics."""
+    def __call__(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
+        """As `GraphPLSTM.__call__`; a training pass normalises by the batch and updates the running statistics."""
         h, nodes = self.encoder(batch["features"]), neighbourhood(batch)
         logits = self.readouts[0](pool(h, batch))
         for layer, readout in zip(self.layers, self.readouts[1:], strict=True):
-            h = layer(h, nodes, train)
+            h = layer(h, nodes, train=key is not None)
             logits = logits + readout(pool(h, batch))
         return logits
 
@@ -182,11 +183,7 @@ def neighbourhood(batch: Batch) -> Nodes:
     return Nodes(Neighbours(*both, batch["degree"]), batch["graph"] < len(batch["label"]))
 
 
-def build_graph_model(config: GraphConfig, features: int, classes: int, seed: int | jax.Array) -> nnx.Module:
-    """The model of a config for nodes of `features` numbers, parameters drawn from `seed` (or a jax.random key).
-
-    Raises UserError naming the key where the config does not fit together.
-    """
-    config.check()
+def build_graph_model(config: GraphConfig, sizes: Mapping[str, int], key: int | jax.Array) -> nnx.Module:
+    """See `plstm.models.Family`; sizes: features (numbers of a node) and classes."""
     make = {"plstm": GraphPLSTM, "gin": GINModel}.get(config.kind, GNN)
-    return make(config, features, classes, nnx.Rngs(seed))
+    return make(config, sizes["features"], sizes["classes"], nnx.Rngs(key))

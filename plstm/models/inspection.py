@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 
 import jax
 import jax.numpy as jnp
 
-from plstm.models.vision import VisionModel
+from plstm.models.vision import Block, VisionModel
 from plstm.nn.mixers import PLSTMMixer
-from plstm.ops.grid import GridGates, gating_matrix
+from plstm.ops.grid import gating_matrix
+
+MODE_NAMES = {"rank_one": "P"}  # of a mixer's structure of transitions; any other is D
 
 
-def _layer_gates(model: VisionModel, images: jax.Array) -> Iterator[tuple[str, GridGates, str]]:
-    """Each pLSTM layer's mode, gates [batch, heads, 4, Y, X] and structure, from the first layer to the last."""
-    x = model.embed(images)
-    for block in model.blocks():
-        if isinstance(block.mixer, PLSTMMixer):
-            gates = block.mixer.grid_gates(block.mixer_norm(x))
-            structure = block.mixer.gates.structure
-            yield ("P" if structure == "rank_one" else "D"), gates, structure
-        x = block(x)
+def _mode(block: Block) -> str:
+    return MODE_NAMES.get(block.mixer.gates.structure, "D")
+
+
+def _gate_means(block: Block, x: jax.Array) -> dict[str, jax.Array]:
+    """The means of a block's gates on its input; transitions also by magnitude. Empty without gates."""
+    if not isinstance(block.mixer, PLSTMMixer):
+        return {}
+    gates = block.mixer.grid_gates(block.mixer_norm(x))._asdict()
+    means = {name: gate.mean() for name, gate in gates.items()}
+    return means | {f"{name}_magnitude": jnp.abs(gate).mean() for name, gate in gates.items() if name.startswith("t_")}
 
 
 def gate_statistics(model: VisionModel, images: jax.Array) -> dict[str, jax.Array]:
     """Mean of each layer's gates over normalised images [batch, height, width, channels], heads, directions and nodes.
 
-    Returns {"gates/layer00_P/s_r": scalar, ...}, for transitions also their mean magnitude; empty without gates.
+    Returns {"gates/layer00_P/s_r": scalar, ...}; empty without gates. The blocks are scanned over, as in the model.
     """
-    statistics = {}
-    for n, (mode, gates, _) in enumerate(_layer_gates(model, images)):
-        for name, gate in gates._asdict().items():
-            statistics[f"gates/layer{n:02d}_{mode}/{name}"] = gate.mean()
-            if name.startswith("t_"):
-                statistics[f"gates/layer{n:02d}_{mode}/{name}_magnitude"] = jnp.abs(gate).mean()
-    return statistics
+    _, means = model.apply_blocks(model.embed(images), look=_gate_means)
+    modes = [_mode(block) if block_means else "" for block, block_means in zip(model.groups.blocks, means, strict=True)]
+    return {
+        f"gates/layer{group * len(means) + n:02d}_{modes[n]}/{name}": values[group]
+        for n, block_means in enumerate(means)
+        for name, values in block_means.items()
+        for group in range(model.groups_count)
+    }
 
 
 def gating_patterns(model: VisionModel, image: jax.Array, source: tuple[int, int]) -> dict[str, tuple[int, jax.Array]]:
@@ -47,8 +52,13 @@ def gating_patterns(model: VisionModel, image: jax.Array, source: tuple[int, int
     Returns:
         {mode: (number of the layer from 0, [heads, Y, X])}; empty without gates.
     """
-    first = {}
-    for n, (mode, gates, structure) in enumerate(_layer_gates(model, image[None])):
-        if mode not in first:
-            first[mode] = n, gating_matrix(gates, structure=structure)[0, :, source[0], source[1]]
-    return first
+    patterns = {}
+    x = model.embed(image[None])
+    first_group = itertools.islice(model.blocks(), len(model.groups.blocks))
+    for n, block in enumerate(first_group):
+        if isinstance(block.mixer, PLSTMMixer) and _mode(block) not in patterns:
+            gates = block.mixer.grid_gates(block.mixer_norm(x))
+            matrix = gating_matrix(gates, structure=block.mixer.gates.structure)
+            patterns[_mode(block)] = n, matrix[0, :, source[0], source[1]]
+        x = block(x)
+    return patterns

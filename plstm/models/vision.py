@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,8 @@ from plstm.nn.mixers import AttentionMixer, PLSTMMixer
 from plstm.ops.grid import METHODS, WIDEST_FUSED
 
 MODES = ("P", "D", "attention")
-MOST = 2**16  # of any size; more is a slip of the hand
-MOST_UNROLLED = 2  # groups of blocks
+MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
+MAX_UNROLLED = 2  # groups of blocks
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -25,6 +26,7 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 class VisionConfig:
     """The whole architecture; `configs/model/*.yaml` hold the published sizes."""
 
+    family: str = "vision"  # of plstm.models.MODELS
     image_size: int = 192  # pixels a side in training; others are accepted, the position embedding is then resized
     channels: int = 3
     classes: int = 1000
@@ -59,8 +61,8 @@ class VisionConfig:
             if getattr(self, key) not in choices:
                 raise UserError(f"model.{key}={getattr(self, key)}: choose one of {', '.join(choices)}")
         for key in ("image_size", "channels", "classes", "patch_size", "dim", "depth", "heads", "mlp_ratio"):
-            if not 1 <= getattr(self, key) <= MOST:
-                raise UserError(f"model.{key}={getattr(self, key)}: must be at least 1 and at most {MOST}")
+            if not 1 <= getattr(self, key) <= MAX_SIZE:
+                raise UserError(f"model.{key}={getattr(self, key)}: must be at least 1 and at most {MAX_SIZE}")
         if not 0 <= self.drop_path < 1:
             raise UserError(f"model.drop_path={self.drop_path}: must be in [0, 1)")
         if not self.modes or any(mode not in MODES for mode in self.modes):
@@ -134,12 +136,16 @@ class BlockGroup(nnx.Module):
         self.blocks = nnx.List([Block(config, mode, rngs) for mode in config.modes])
         self.remat = config.remat
 
-    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """[batch, ..., dim] -> the same."""
+    def __call__(
+        self, x: jax.Array, key: jax.Array | None, look: Callable[[Block, jax.Array], Any]
+    ) -> tuple[jax.Array, list[Any]]:
+        """[batch, ..., dim] -> the same, and what `look(block, its input)` gave for each block."""
+        looked = []
         for n, block in enumerate(self.blocks):
+            looked.append(look(block, x))
             block_key = None if key is None else jax.random.fold_in(key, n)
             x = _recomputed(block, x, block_key) if self.remat else block(x, block_key)
-        return x
+        return x, looked
 
 
 def _recomputed(block: Block, x: jax.Array, key: jax.Array | None) -> jax.Array:
@@ -152,7 +158,6 @@ class VisionModel(nnx.Module):
     """Image classifier. The groups' parameters are stacked and scanned over, so compile time is flat in depth."""
 
     def __init__(self, config: VisionConfig, rngs: nnx.Rngs):
-        config.check()
         if config.method == "fused" and (backend := jax.default_backend()) != "gpu":  # not asked before it is needed
             raise UserError(f"model.method=fused: runs on GPUs alone, and this is {backend}; use auto")
         dtype = DTYPES[config.dtype]
@@ -180,18 +185,30 @@ class VisionModel(nnx.Module):
         Height and width may differ from the training size, if the patch size divides them. `key` makes it a training
         pass (stochastic depth); without one the pass is deterministic.
         """
-        x = self.embed(images)
+        x, _ = self.apply_blocks(self.embed(images), key)
+        return self.head(self.pool(x, (images.shape[1] // self.patch_size, images.shape[2] // self.patch_size)))
+
+    def apply_blocks(
+        self,
+        x: jax.Array,
+        key: jax.Array | None = None,
+        look: Callable[[Block, jax.Array], Any] = lambda block, x: None,
+    ) -> tuple[jax.Array, list[Any]]:
+        """All blocks on the tokens of `embed`.
+
+        Returns the tokens, and what `look(block, its input)` gave, a list with one entry for each block of a group and
+        the groups on axis 0 of its arrays.
+        """
         graphdef, stacked = nnx.split(self.groups)
 
         def apply_group(x, inputs):
             state, n = inputs
             group_key = None if key is None else jax.random.fold_in(key, n)
-            return nnx.merge(graphdef, state)(x, group_key), None
+            return nnx.merge(graphdef, state)(x, group_key, look)
 
         # A shallow stack compiles fast anyway, and runs a quarter faster on CPUs without the loop.
-        unroll = self.groups_count if self.groups_count <= MOST_UNROLLED else 1
-        x, _ = jax.lax.scan(apply_group, x, (stacked, jnp.arange(self.groups_count)), unroll=unroll)
-        return self.head(self.pool(x, (images.shape[1] // self.patch_size, images.shape[2] // self.patch_size)))
+        unroll = self.groups_count if self.groups_count <= MAX_UNROLLED else 1
+        return jax.lax.scan(apply_group, x, (stacked, jnp.arange(self.groups_count)), unroll=unroll)
 
     def embed(self, images: jax.Array) -> jax.Array:
         """Images -> tokens: [batch, Y, X, dim] for pLSTM, [batch, tokens, dim] for attention, class token first."""
@@ -223,12 +240,9 @@ class VisionModel(nnx.Module):
             yield from nnx.merge(graphdef, jax.tree.map(lambda leaf, n=n: leaf[n], stacked)).blocks
 
 
-def build_model(config: VisionConfig, seed: int | jax.Array) -> VisionModel:
-    """The model of a config with parameters drawn from `seed` (an integer or a jax.random key).
-
-    Raises UserError naming the key where the config does not fit together.
-    """
-    return VisionModel(config, nnx.Rngs(seed))
+def build_vision_model(config: VisionConfig, sizes: Mapping[str, int], key: int | jax.Array) -> VisionModel:
+    """See `plstm.models.Family`; the config has all sizes."""
+    return VisionModel(config, nnx.Rngs(key))
 
 
 def _gate_init(config: VisionConfig):

@@ -197,6 +197,16 @@ def _columns(points: list[tuple[int, float, str, str, float]]) -> dict[str, list
     return columns
 
 
+def curve_points(lines: Iterable[dict[str, Any]]) -> list[CurvePoint]:
+    """The values of a metrics.jsonl as points, in its order."""
+    return [
+        CurvePoint(line["step"], line["epoch"], line["split"], metric, value)
+        for line in lines
+        for metric, value in line.items()
+        if metric not in ("step", "epoch", "split", "count") and value is not None
+    ]
+
+
 def find_record(run_id: str, experiment: str, results_dir: str | Path) -> Record | None:
     """The record of a run of an experiment, None where it has not finished. Errors: see `read_records`."""
     lines = _read_lines(record_path(experiment, results_dir))

@@ -1,4 +1,4 @@
-"""How the entries talk to the user: Hydra with the typed schema, errors in one line that name the nearest valid key."""
+"""The command line of train.py and eval.py: Hydra with the typed schema, and one-line errors with the nearest key."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from plstm.config import Config, EvalConfig, run_id, task_schema
+from plstm.config import Config, EvalConfig, schema
 from plstm.errors import UserError
-from plstm.runs.finetuning import initial_id
+from plstm.models import MODELS
 from plstm.tasks import TASKS
 from plstm.training.memory import keep_freed_memory
 
@@ -37,28 +37,20 @@ def register() -> None:
     store.store(name="eval_schema", node=EvalConfig)
     for name, task in TASKS.items():  # the defaults lists of configs/data and configs/model begin with these
         store.store(group="schema/data", name=name, node=task.data_schema)
-        store.store(group="schema/model", name=task.model_schema.__name__, node=task.model_schema)
+    for name, family in MODELS.items():
+        store.store(group="schema/model", name=name, node=family.config)
 
 
-def _resolved_id(root: DictConfig) -> str:
-    node = OmegaConf.masked_copy(root, [key for key in root if key != "hydra"])
-    plain = OmegaConf.to_container(node, resolve=True)
-    if plain["init_from"] is not None:
-        plain["init_from"] = initial_id(plain["init_from"], Path(plain["paths"]["runs"]))
-    return run_id(plain)
+def task(entry: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[DictConfig], Any]]:
+    """Decorates the function that Hydra runs: bad input or an unwritable file ends it with one line and status 2.
 
-
-# On import, and so also in the processes that a launcher starts, which get the schemas from it.
-OmegaConf.register_new_resolver("run_id", lambda *, _root_: _resolved_id(_root_), replace=True)
-
-
-def task(schema: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[DictConfig], Any]]:
-    """Decorates what Hydra runs: bad input, or a file that cannot be written, ends it with one line and status 2."""
+    entry: the schema, `Config` or `EvalConfig`.
+    """
 
     def decorate(function: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
         @functools.wraps(function)
         def run(node: DictConfig) -> Any:
-            if jax.config.jax_compilation_cache_dir is None:  # a resumed or repeated run starts without compiling again
+            if jax.config.jax_compilation_cache_dir is None:  # so that a resumed or repeated run compiles nothing again
                 jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/plstm/jax").expanduser()))
             keep_freed_memory()
             try:
@@ -66,7 +58,7 @@ def task(schema: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[Dict
             except UserError as error:
                 _fail(str(error))
             except OmegaConfBaseException as error:
-                _fail(explain(error, schema))
+                _fail(explain(error, entry))
             except OSError as error:
                 if not error.filename:
                     raise
@@ -77,12 +69,12 @@ def task(schema: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[Dict
     return decorate
 
 
-def run_entry(main: Callable[[], Any], schema: type) -> None:
-    """Runs a Hydra main function; a config that cannot be composed ends it with one clear line and exit status 2."""
+def run_entry(main: Callable[[], Any], entry: type) -> None:
+    """Runs a Hydra main function; a config that cannot be composed ends it with one line and exit status 2."""
     register()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through, so that they are worded here
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would print its own words and exit
     if any(word.startswith("--experimental-rerun") for word in sys.argv[1:]):
-        _fail("--experimental-rerun: reads a pickle, which can run anything; type the run's command again instead")
+        _fail("--experimental-rerun: reads a pickle, which can run anything; repeat the run's command instead")
     sys.argv[1:] = [quote_ids(word) for word in sys.argv[1:]]
     try:
         check_overrides([word for word in sys.argv[1:] if "=" in word or word.startswith("~")])
@@ -90,13 +82,14 @@ def run_entry(main: Callable[[], Any], schema: type) -> None:
     except UserError as error:
         _fail(str(error))
     except (HydraException, OmegaConfBaseException) as error:
-        _fail(explain(error, schema))
-    except OSError as error:  # the run's folder
+        _fail(explain(error, entry))
+    except OSError as error:
         if not error.filename:
             raise
-        _fail(f"{error.filename}: {error.strerror}; choose another paths.runs")
-    except (AttributeError, TypeError, ValueError) as error:
-        if any(frame.f_code.co_filename == __file__ and frame.f_code.co_name == "run" for frame in _frames(error)):
+        _fail(f"{error.filename}: {error.strerror}")
+    except (AssertionError, AttributeError, TypeError, ValueError) as error:
+        frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if any(code.co_filename == __file__ and code.co_name == "run" for code in frames):
             raise  # by a run, and not by Hydra before it
         _fail(uncomposable(error, sys.argv[1:]))
 
@@ -104,10 +97,6 @@ def run_entry(main: Callable[[], Any], schema: type) -> None:
 def uncomposable(error: Exception, words: list[str]) -> str:
     """One line on an error that Hydra did not foresee."""
     return f"{_printable(' '.join(words))}: cannot be composed ({' '.join(str(error).split())})"
-
-
-def _frames(error: Exception) -> list[Any]:
-    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def quote_ids(word: str) -> str:
@@ -157,23 +146,21 @@ def _fail(message: str) -> NoReturn:
     os._exit(EXIT_BAD_INPUT)  # an orderly end would wait for the other processes, and they for this one
 
 
-def explain(error: Exception, schema: type) -> str:
-    """One line on what Hydra or OmegaConf found wrong with a config; `schema` is that of the entry."""
+def explain(error: Exception, entry: type) -> str:
+    """One line on what Hydra or OmegaConf found wrong with a config; `entry` is its schema."""
     chain = []
     while error is not None:
         chain.append(error)
         error = error.__cause__
     text = "\n".join(str(link) for link in chain)
-    if told := re.search("UserError raised while resolving interpolation: (.*)", text):
-        return told[1]
     if unknown := re.search(r"[Kk]ey '([^']+)' (?:is not in struct|not in '\w+')(?:[\s\S]*?full_key: (\S+))?", text):
         key = unknown[2] or unknown[1]
         if (whole := re.search(r"Could not override '([^']+)'", text)) and whole[1].startswith(f"{key}."):
             key = whole[1]  # what was typed, of which only the first part was looked for
         key = _printable(key)
-        if key in known_keys(schema):
-            return f"{key}: no key of this run's task; choose data=... and model=... of one task"
-        return f"{key}: there is no such key{_nearest(key, known_keys(schema))}"
+        if key in known_keys(entry):
+            return f"{key}: not a key of this run's data or model; choose other data=... or model=..."
+        return f"{key}: there is no such key{_nearest(key, known_keys(entry))}"
     if option := re.search(r"Could not (?:find|load) '([^']+)'", text):
         if option[1].startswith("hydra/launcher/submitit"):
             return "hydra/launcher: this one needs the Slurm plugin; install it: make setup EXTRA=slurm"
@@ -182,7 +169,7 @@ def explain(error: Exception, schema: type) -> str:
         said = f"{group}={_printable(name)}: there is no such choice"
         return f"{said}{_nearest(name, options)}; {_listed(options, group)}"
     if group := re.search(r"Merge error: (\w+) is not a subclass of (\w+)", text):
-        key = next((key for key, kind in _group_types(schema) if kind == group[2]), group[2])
+        key = next((key for key, kind in _group_types(entry) if kind == group[2]), group[2])
         return f"{key}: is a group of keys and cannot be a value ({group[1]}); set its keys, {key}.<key>=..."
     if value := re.search(r"(Value '.*' .*)[\s\S]*?full_key: (\S+)", text):
         return f"{value[2]}: {value[1]}"
@@ -206,21 +193,23 @@ def _nearest(word: str, choices: list[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def known_keys(schema: type) -> list[str]:
-    """The dotted keys of a schema; those of a training run are of all tasks."""
-    return list(dict.fromkeys(key for node in _schema_nodes(schema) for key in _dotted_keys(node)))
+def known_keys(entry: type) -> list[str]:
+    """The dotted keys of a schema; those of a training run are of all tasks and families of models."""
+    return list(dict.fromkeys(key for node in _schema_nodes(entry) for key in _dotted_keys(node)))
 
 
-def _group_types(schema: type) -> list[tuple[str, str]]:
+def _group_types(entry: type) -> list[tuple[str, str]]:
     """Each group of keys with the name of its dataclass."""
-    nodes = _schema_nodes(schema)
+    nodes = _schema_nodes(entry)
     return [
         (key, OmegaConf.get_type(node, key).__name__) for node in nodes for key in node if OmegaConf.is_dict(node[key])
     ]
 
 
-def _schema_nodes(schema: type) -> list[DictConfig]:
-    return [task_schema(task) for task in TASKS] if schema is Config else [OmegaConf.structured(schema)]
+def _schema_nodes(entry: type) -> list[DictConfig]:
+    if entry is not Config:
+        return [OmegaConf.structured(entry)]
+    return [schema(task=task) for task in TASKS] + [schema(family=family) for family in MODELS]
 
 
 def _dotted_keys(node: DictConfig, prefix: str = "") -> list[str]:

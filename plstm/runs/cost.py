@@ -1,9 +1,8 @@
-"""What an experiment costs, told from its config alone: nothing is trained, and no data are needed."""
+"""The compute cost of an experiment, from its config alone: nothing is trained, and no data are needed."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -11,10 +10,10 @@ from flax import nnx
 from hydra import compose, initialize_config_dir
 
 from plstm.config import Config, to_config
-from plstm.runs.cli import register
+from plstm.errors import UserError
+from plstm.runs.cli import CONFIGS, register
+from plstm.runs.programs import Plan
 from plstm.tasks import TASKS
-
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 class Cost(NamedTuple):
@@ -25,12 +24,12 @@ class Cost(NamedTuple):
     steps: int
     batch_size: int
     parameters: int
-    flops: int | None
+    flops: int
 
     @property
     def total_flops(self) -> float:
         """Of the whole training; a backward pass costs two forward passes."""
-        return 3.0 * (self.flops or 0) * self.steps * self.batch_size
+        return 3.0 * self.flops * self.steps * self.batch_size
 
 
 def compose_experiment(experiment: str, *overrides: str) -> Config:
@@ -43,10 +42,12 @@ def compose_experiment(experiment: str, *overrides: str) -> Config:
 
 @lru_cache
 def experiment_cost(experiment: str) -> Cost:
-    """The cost of one run of an experiment."""
+    """The cost of one run of an experiment. Raises UserError where nobody counts its model's operations."""
     config = compose_experiment(experiment)
-    task, optim = TASKS[config.task](config), config.optim
-    model = nnx.eval_shape(lambda: task.build_model(0))
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
-    steps = max(round(optim.epochs * task.steps_per_epoch), 1)
-    return Cost(config.data.size, optim.epochs, steps, optim.batch_size, parameters, task.flops())
+    task = TASKS[config.task](config)
+    if (flops := task.flops()) is None:
+        raise UserError(f"experiment={experiment}: no count of operations for family {config.model.family}")
+    params = nnx.state(nnx.eval_shape(lambda: task.build_model(0)), nnx.Param)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    steps = Plan.of(config, task).steps
+    return Cost(config.data.size, config.optim.epochs, steps, config.optim.batch_size, parameters, flops)

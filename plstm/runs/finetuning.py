@@ -10,16 +10,15 @@ from typing import Any
 import jax
 from jax.sharding import Sharding
 
-from plstm.config import Config, plain_config, run_id
+from plstm.config import Config, run_id
 from plstm.errors import UserError
 from plstm.runs.folders import find_run, load_config
-from plstm.tasks import TASKS
+from plstm.runs.weights import restore_state
 from plstm.training.checkpoints import Checkpoints
-from plstm.training.optimizers import build_optimizer
-from plstm.training.steps import init_state
+from plstm.training.trees import named_leaves
 
-# Keys of `model` that a fine-tuned model may have otherwise: they leave the parameters' meaning as it is.
-MAY_DIFFER = ("image_size", "classes", "drop_path", "dtype", "method", "gate_init")
+# Keys of `model` that a fine-tuned model may have otherwise: they do not change the parameters' meaning.
+MAY_DIFFER = ("image_size", "classes", "drop_path", "dtype", "method", "gate_init", "remat")
 POSITION, HEAD = "position", "head."
 
 
@@ -32,10 +31,7 @@ def initial_id(init_from: str, runs: Path) -> str:
         raise UserError("init_from: name the run to fine-tune, init_from=<its id or folder>")
     if re.fullmatch(r"[0-9a-f]{12}", init_from):
         return init_from
-    config = load_config(find_run(init_from, runs, "init_from"))
-    if config.init_from is not None:
-        config.init_from = initial_id(config.init_from, runs)
-    return run_id(plain_config(config))
+    return run_id(load_config(find_run(init_from, runs, "init_from")))
 
 
 class Initial:
@@ -71,20 +67,17 @@ class Initial:
 
     def load(self, params: Any, layout: Sharding) -> tuple[Any, str]:
         """Its weights in place of the freshly drawn `params`, and a line that says so; as `adapt` does."""
-        task = TASKS[self.config.task](self.config)
-        optimizer = build_optimizer(self.config.optim, lambda step: 0.0)
-        state = jax.eval_shape(lambda: init_state(task.build_model(0), optimizer)[1])
-        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout), state)
-        restored, _ = self._checkpoints.restore(self.step, like)
-        params, changes = adapt(restored.params, params)
+        _, state, _ = restore_state(self._checkpoints, self.step, self.config, layout)
+        params, changes = adapt(state.params, params)
         return params, "; ".join([f"the weights of {self.folder}, step {self.step:,}", *changes])
 
 
 def adapt(found: Any, wanted: Any) -> tuple[Any, list[str]]:
     """Trained parameters for a model of another image size or number of classes.
 
-    The position embedding [Y, X, dim] is resized (bicubic, as in evaluation at another size); a head for another number
-    of classes stays as `wanted` has it. Any other difference raises UserError naming the parameter.
+    The position embedding [Y, X, dim] is resized (bicubic, as in evaluation at another size). If any parameter of the
+    head has another number of classes (its last axis), the whole head stays as `wanted` has it. Any other difference
+    raises UserError naming the parameter.
 
     Args:
         found: the trained parameters, a tree.
@@ -93,15 +86,15 @@ def adapt(found: Any, wanted: Any) -> tuple[Any, list[str]]:
     Returns:
         A tree like `wanted`, and words for what was not simply taken over.
     """
-    trained, changes = _named(found), []
-    fresh = _named(wanted)
+    trained, fresh, changes = named_leaves(found), named_leaves(wanted), []
     for name in {**fresh, **trained}:
         if name not in trained or name not in fresh:
             whose = "the new model" if name not in trained else "the trained one"
             raise UserError(f"init_from: parameter {name} is in {whose} only; fine-tune with the same model")
-    new_head = trained["head.bias"].shape != fresh["head.bias"].shape
+    heads = [name for name in fresh if name.startswith(HEAD)]
+    new_head = next((name for name in heads if trained[name].shape[-1] != fresh[name].shape[-1]), None)
     if new_head:
-        classes = [tree["head.bias"].shape[0] for tree in (trained, fresh)]
+        classes = [tree[new_head].shape[-1] for tree in (trained, fresh)]
         changes.append(f"a new head, {classes[0]:,} -> {classes[1]:,} classes")
     leaves = []
     for name, leaf in fresh.items():
@@ -109,15 +102,9 @@ def adapt(found: Any, wanted: Any) -> tuple[Any, list[str]]:
         if name == POSITION and weights.shape != leaf.shape and weights.shape[2:] == leaf.shape[2:]:
             changes.append("position embedding {} x {} -> {} x {}".format(*weights.shape[:2], *leaf.shape[:2]))
             weights = jax.image.resize(weights, leaf.shape, "bicubic")
-        elif new_head and name.startswith(HEAD) and weights.shape[:-1] == leaf.shape[:-1]:
+        elif new_head and name in heads and weights.shape[:-1] == leaf.shape[:-1]:
             weights = leaf
         if weights.shape != leaf.shape:
             raise UserError(f"init_from: parameter {name} is {weights.shape} there and {leaf.shape} here")
         leaves.append(weights)
     return jax.tree.unflatten(jax.tree.structure(wanted), leaves), changes
-
-
-def _named(params: Any) -> dict[str, jax.Array]:
-    """Dotted name, such as groups.blocks.0.mlp.up.kernel -> array, in the tree's order."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {".".join(str(key.key) for key in path if hasattr(key, "key")): leaf for path, leaf in leaves}

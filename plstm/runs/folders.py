@@ -1,4 +1,4 @@
-"""The folders of runs: locking one, finding one, and its curve."""
+"""The folders of runs: locking one, finding one, its config."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from plstm.config import Config, from_file
+from data.files import write_file
+from plstm.config import Config, from_file, plain_config
 from plstm.errors import UserError
-from plstm.results.records import CurvePoint
-from plstm.training.tracking import read_metrics
 
-MAX_PATH = 255  # letters of a name that every file system takes
+MAX_NAME = 255  # letters of a file name that every file system takes
 
 
 @contextlib.contextmanager
@@ -46,7 +45,7 @@ def find_run(run: str, runs: Path, key: str = "run") -> Path:
 
     Raises UserError, naming the config's `key`, where there is none, or several.
     """
-    if len(run) > MAX_PATH or not run.isprintable():
+    if len(run) > MAX_NAME or not run.isprintable():
         raise UserError(f"{key}={run[:40]!r}...: no such run in {runs}; name its folder or id")
     if (Path(run) / ".hydra").is_dir():
         return Path(run)
@@ -63,6 +62,14 @@ def find_run(run: str, runs: Path, key: str = "run") -> Path:
     raise UserError(f"{key}={run}: no such run in {runs}; " + (f"there are {listed}" if known else "train one first"))
 
 
+def write_config(folder: Path, config: Config, overrides: list[str]) -> None:
+    """Writes .hydra/config.yaml and overrides.yaml, once: a resumed run keeps those of its start."""
+    path = folder / ".hydra" / "config.yaml"
+    if not path.exists():
+        write_file(path.with_name("overrides.yaml"), yaml.safe_dump(overrides).encode())
+        write_file(path, yaml.safe_dump(plain_config(config), sort_keys=False).encode())
+
+
 def load_config(folder: Path) -> Config:
     """The checked config that the run in `folder` was started with. Raises UserError where it is missing or damaged."""
     path = folder / ".hydra" / "config.yaml"
@@ -70,13 +77,3 @@ def load_config(folder: Path) -> Config:
         return from_file(OmegaConf.to_container(OmegaConf.load(path)))
     except (OSError, ValueError, TypeError, UserError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: not the config of a run ({str(error).splitlines()[0]})") from error
-
-
-def curve_of(metrics_path: Path) -> list[CurvePoint]:
-    """The curve of a `metrics.jsonl`, in its order."""
-    return [
-        CurvePoint(line["step"], line["epoch"], line["split"], metric, value)
-        for line in read_metrics(metrics_path)
-        for metric, value in line.items()
-        if metric not in ("step", "epoch", "split", "count") and value is not None
-    ]

@@ -1,13 +1,13 @@
-"""Trained weights: those of a run, or of a .safetensors file, as a model that is ready to use.
+"""Trained weights, of a run or of a .safetensors file, as a model that is ready to use.
 
     model = from_checkpoint("model.safetensors")  # or a run: its folder, its id or the first digits of it
     logits = model(model.info.preprocessing(image)[None])
 
 The file holds every parameter, and every running statistic of a batch norm, as float32 under its dotted name, such as
 head.kernel; axis 0 of those under `groups` counts the groups of blocks. Its metadata, all of it text, are format
-("plstm"), format_version, run (id), step, and as JSON config (of the training; its `model` is the architecture),
-class_names, and preprocessing (size in pixels, crop_ratio, mean and deviation of pixels in [0, 1]; null for a model
-that takes no pictures). Reading executes nothing.
+("plstm"), format_version, run (id), step, and as JSON config (of the training; its `model` is the architecture), sizes
+(that only the data know), class_names, and preprocessing (size in pixels, crop_ratio, mean and deviation of pixels in
+[0, 1]; null for a model that takes no pictures). Reading executes nothing.
 """
 
 from __future__ import annotations
@@ -17,21 +17,28 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Sharding, SingleDeviceSharding
+from omegaconf.errors import OmegaConfBaseException
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
+from plstm.config import Config, from_file, portable_config
 from plstm.errors import UserError
+from plstm.models import build_model
+from plstm.runs.folders import find_run, load_config
+from plstm.tasks import TASKS
+from plstm.tasks.vision import Preprocessing
+from plstm.training.checkpoints import Checkpoints
+from plstm.training.optimizers import build_optimizer
+from plstm.training.steps import TrainState, init_state
 
-if TYPE_CHECKING:
-    from plstm.config import Config
-    from plstm.tasks import Task
-    from plstm.tasks.vision import Preprocessing
-
-FORMAT, VERSION = "plstm", "1"
+FORMAT, VERSION = "plstm", "2"
 SAVED = nnx.Any(nnx.Param, nnx.BatchStat)
 
 
@@ -40,13 +47,15 @@ class Info:
     """Where a model's weights come from, and what it needs to be used.
 
     run, step: the run's id, and the steps it had taken. class_names: the meaning of the logits, in order.
-    preprocessing: from a picture to what the model takes. config: the run's; config.model is the architecture.
+    preprocessing: from a picture to what the model takes. sizes: see `plstm.models.Family`. config: the run's;
+    config.model is the architecture.
     """
 
     run: str
     step: int
     class_names: tuple[str, ...]
     preprocessing: Preprocessing | None
+    sizes: Mapping[str, int]
     config: Config = field(compare=False, repr=False)
 
 
@@ -66,8 +75,6 @@ def from_checkpoint(source: str | os.PathLike, *, runs: str | os.PathLike = "run
 
 def config_of(source: str | os.PathLike, runs: str | os.PathLike = "runs") -> Config:
     """The config that the weights were trained with, without reading them; arguments as for `from_checkpoint`."""
-    from plstm.runs.folders import find_run, load_config
-
     if is_file(source):
         return _info(Path(source), _open(Path(source)).metadata()).config
     return load_config(find_run(str(source), Path(runs)))
@@ -80,14 +87,9 @@ def is_file(source: str | os.PathLike) -> bool:
 
 def save_safetensors(model: Any, path: str | os.PathLike) -> None:
     """Writes a model of `from_checkpoint`, whole or not at all. Raises UserError where it cannot be written."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
-    from plstm.config import identity, plain_config
-
     info, path = model.info, Path(path)
-    config = identity(plain_config(info.config))
-    if "init_from" in config:
+    config = portable_config(info.config)
+    if config["init_from"] is not None:
         config["init_from"] = Path(config["init_from"]).name  # the run's id, and not where it lay
     metadata = {
         "format": FORMAT,
@@ -95,6 +97,7 @@ def save_safetensors(model: Any, path: str | os.PathLike) -> None:
         "run": info.run,
         "step": str(info.step),
         "config": json.dumps(config),
+        "sizes": json.dumps(dict(info.sizes)),
         "class_names": json.dumps(info.class_names),
         "preprocessing": json.dumps(info.preprocessing and asdict(info.preprocessing)),
     }
@@ -106,34 +109,44 @@ def save_safetensors(model: Any, path: str | os.PathLike) -> None:
         raise UserError(f"{path}: cannot be written ({_first_line(error)})") from error
 
 
-def _from_run(run: str, runs: Path, checkpoint: str) -> Any:
-    from plstm.runs.folders import find_run, load_config
-    from plstm.training.checkpoints import Checkpoints
-    from plstm.training.optimizers import build_optimizer
-    from plstm.training.steps import init_state
+def restore_state(
+    checkpoints: Checkpoints, step: int, config: Config, sharding: Sharding | None = None
+) -> tuple[nnx.GraphDef, TrainState, dict[str, Any]]:
+    """The model's definition, the training state and the info of a run's checkpoint; no data are needed."""
+    info, sharding = checkpoints.info(step), sharding or SingleDeviceSharding(jax.local_devices()[0])
+    optimizer = build_optimizer(config.optim, lambda step: 0.0)
+    model = nnx.eval_shape(lambda: build_model(config.model, 0, info["sizes"]))
+    graphdef, state = nnx.graphdef(model), nnx.eval_shape(lambda: init_state(model, optimizer)[1])
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state)
+    return graphdef, checkpoints.restore(step, like)[0], info
 
+
+def _from_run(run: str, runs: Path, checkpoint: str) -> Any:
     folder = find_run(run, runs)
     config = load_config(folder)
     if checkpoint == "best" and not config.loop.keeps_best:
         raise UserError(f"{folder}: kept no best checkpoint ({config.loop.why_no_best}); take the last one")
-    task = _task(config)
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     step = checkpoints.last_step() if checkpoint == "last" else checkpoints.best_step()
     if step is None:
         other = "; or take the last one" if checkpoints.last_step() else ""
         raise UserError(f"{folder}: no {checkpoint} checkpoint; train the run until its first evaluation{other}")
-    graphdef, state = init_state(task.build_model(0), build_optimizer(config.optim, lambda step: 0.0))
-    model = nnx.merge(graphdef, checkpoints.restore(step, state)[0].weights)
-    model.info = Info(folder.absolute().name, step, tuple(task.class_names), task.preprocessing, config)
+    graphdef, state, info = restore_state(checkpoints, step, _usable_here(config))
+    model = nnx.merge(graphdef, state.weights)
+    preprocessing = TASKS[config.task](config).preprocessing
+    names = tuple(info["class_names"])
+    model.info = Info(folder.absolute().name, step, names, preprocessing, info["sizes"], config)
     return model
 
 
 def _from_file(path: Path) -> Any:
     with _open(path) as file:
         info = _info(path, file.metadata())
-        task = _task(info.config)
-        task.fit(info.class_names, {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
-        graphdef, weights = nnx.split(nnx.eval_shape(lambda: task.build_model(0)), SAVED)
+        try:
+            model = nnx.eval_shape(lambda: build_model(_usable_here(info.config).model, 0, info.sizes))
+        except KeyError as error:
+            raise UserError(f"{path}: its metadata lack the size {error}; export it again") from error
+        graphdef, weights = nnx.split(model, SAVED)
         wanted = _named(weights)
         _refuse_other_tensors(path, file, wanted)
         for name, leaf in wanted.items():
@@ -143,18 +156,14 @@ def _from_file(path: Path) -> Any:
     return model
 
 
-def _task(config: Config) -> Task:
-    """A run's task. What was trained by a GPU's kernels serves elsewhere, too: all methods are one function."""
-    from plstm.tasks import TASKS
-
+def _usable_here(config: Config) -> Config:
+    """What was trained by a GPU's kernels serves elsewhere, too: all methods compute the same function."""
     if getattr(config.model, "method", None) == "fused" and jax.default_backend() != "gpu":
-        config = replace(config, model=replace(config.model, method="auto"))
-    return TASKS[config.task](config)
+        return replace(config, model=replace(config.model, method="auto"))
+    return config
 
 
 def _open(path: Path) -> Any:
-    from safetensors import SafetensorError, safe_open
-
     try:
         return safe_open(path, framework="np")
     except FileNotFoundError as error:
@@ -164,27 +173,22 @@ def _open(path: Path) -> Any:
 
 
 def _info(path: Path, metadata: Mapping[str, str] | None) -> Info:
-    from omegaconf.errors import OmegaConfBaseException
-
-    from plstm.config import from_file, identity
-    from plstm.tasks.vision import Preprocessing
-
     metadata = metadata or {}
     if metadata.get("format") != FORMAT:
         raise UserError(f"{path}: made by another program; write one with scripts/export.py")
     if metadata.get("format_version") != VERSION:
         version = metadata.get("format_version")
-        raise UserError(f"{path}: has format version {version}, and this code reads {VERSION}; update it")
+        raise UserError(f"{path}: has format version {version}, and this code reads {VERSION}; export it again")
     try:
-        config = from_file(identity(json.loads(metadata["config"])))
-        names, preprocessing = (json.loads(metadata[key]) for key in ("class_names", "preprocessing"))
+        keys = ("config", "sizes", "class_names", "preprocessing")
+        config, sizes, names, preprocessing = (json.loads(metadata[key]) for key in keys)
+        config = from_file(config)
         if preprocessing is not None:
             values = {key: tuple(value) if isinstance(value, list) else value for key, value in preprocessing.items()}
             preprocessing = Preprocessing(**values)
-        info = Info(metadata["run"], int(metadata["step"]), tuple(names), preprocessing, config)
+        return Info(metadata["run"], int(metadata["step"]), tuple(names), preprocessing, dict(sizes), config)
     except (KeyError, TypeError, ValueError, UserError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: its metadata are damaged or of other code ({_first_line(error)})") from error
-    return info
 
 
 def _refuse_other_tensors(path: Path, file: Any, wanted: Mapping[str, Any]) -> None:
@@ -200,8 +204,8 @@ def _refuse_other_tensors(path: Path, file: Any, wanted: Mapping[str, Any]) -> N
             raise UserError(f"{path}: not of this model: tensor {name} is {there} there and F32 {shape} here")
 
 
-def _named(params: nnx.State) -> dict[str, nnx.Param]:
-    return {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(params)}
+def _named(weights: nnx.State) -> dict[str, nnx.Variable]:
+    return {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(weights)}
 
 
 def _first_line(error: Exception) -> str:

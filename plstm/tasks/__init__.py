@@ -1,4 +1,4 @@
-"""What a run can learn: each task has its own data, schemas of `data` and `model`, and loss."""
+"""Tasks by name: what a run can learn. A run chooses by `data=...`, whose files set `task`."""
 
 from plstm.tasks.arrow import ArrowTask
 from plstm.tasks.base import Task

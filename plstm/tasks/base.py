@@ -1,22 +1,35 @@
-"""What the training loop asks of a task; it knows nothing else of data, models and losses."""
+"""What a task gives the training loop: batches, a loss, metrics. The loop knows nothing else of data and models."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
+import jax.numpy as jnp
+import optax
 from flax import nnx
 
 from plstm.errors import UserError
+from plstm.models import MODELS, build_model
+from plstm.training.evaluation import Split
+from plstm.training.meshes import Layout
+from plstm.training.steps import Batch, Metrics
 
-if TYPE_CHECKING:
-    from plstm.config import Config
-    from plstm.tasks.vision import Preprocessing
-    from plstm.training.meshes import Layout
 
-Batch = dict[str, jax.Array]
+class RunConfig(Protocol):
+    """The parts of a run's config that tasks read; see `plstm.config.Config`."""
+
+    seed: int
+    model: Any
+    data: Any
+    augment: Any
+    optim: Any
+    loop: Any
+    mesh: Any
+    init_from: str | None
 
 
 class Batches(Protocol):
@@ -26,51 +39,34 @@ class Batches(Protocol):
         """Endless batches, placed on the devices; `step` 0 is the first of the training."""
 
 
-class Split(Protocol):
-    """One split to evaluate on."""
-
-    def __len__(self) -> int:
-        """Its examples."""
-
-    def batches(self, batch_size: int) -> Iterator[Batch]:
-        """Every example exactly once, in order: at least "label" int32 [rows] and "mask" bool [rows], False at the
-        padding that fills the last batch.
-
-        `batch_size` is over all processes, and rows are this one's part of it: all of them in a run of one process.
-        """
-
-    def first(self, batch_size: int) -> Batch:
-        """The first of `batches` alone."""
-
-
 class Task:
-    """A run's data, model and loss, for one config."""
+    """A run's data, loss and metrics, for one config. Subclasses set the class variables and fill in the methods."""
 
-    data_schema: ClassVar[type]  # the dataclasses of the config's `data` and `model`
-    model_schema: ClassVar[type]
+    data_schema: ClassVar[type]  # the dataclass of the config's `data`
+    inputs: ClassVar[str]  # what a batch holds; model families with the same `inputs` can learn the task
     splits: ClassVar[tuple[str, ...]]  # names
-    noun: ClassVar[str] = "images"  # what an example is called, many of them
-    draws: ClassVar[bool] = True  # whether the loss may draw from its `key`
-    class_names: Sequence[str] = ()  # what the logits stand for, in order; none where they stand for no classes
-    preprocessing: Preprocessing | None = None  # from a picture to the model's input; none where it takes no pictures
-    losses: ClassVar[tuple[str, ...]] = ("cross_entropy",)  # what `optim.loss` can be
-    augments: ClassVar[bool] = False  # whether training examples are augmented, as `augment` says
+    unit: ClassVar[str] = "images"  # plural name of an example
+    primary_metric: ClassVar[str] = "accuracy"  # names the best checkpoint; higher is better
+    losses: ClassVar[tuple[str, ...]] = ("cross_entropy",)  # choices of `optim.loss`
+    augments: ClassVar[bool] = False  # whether `augment` applies
+    class_names: Sequence[str] = ()  # meaning of the logits, in order; empty where they are no classes
+    preprocessing: Any = None  # from a picture to the model's input; None for a model that takes no pictures
+    # Keys in which runs may differ and still share compiled programs, with the value that stands in for all others.
+    uncompiled: ClassVar[Mapping[str, Any]] = {"seed": 0, "experiment": "custom", "loop": {}}
 
-    def __init__(self, config: Config):
+    def __init__(self, config: RunConfig):
         self.config = config
 
     @classmethod
-    def check(cls, config: Config) -> None:
-        """Raises UserError naming the key where the task's part of a config does not fit together."""
-        raise NotImplementedError
+    def check(cls, config: RunConfig) -> None:
+        """Raises UserError naming the key where data, model and optimizer do not fit together."""
 
     @classmethod
-    def program(cls, plain: dict[str, Any]) -> dict[str, Any]:
-        """The part of a run's identity that runs must share to share what is compiled; all of it, unless a task knows
-        better.
-        """
-        return plain
+    def name_parts(cls, config: RunConfig) -> tuple[str, ...]:
+        """What tells the runs of an experiment apart besides the seed; part of a run's name."""
+        return ()
 
+    # ------------------------------------------------------------------ data
     @property
     def train_examples(self) -> int:
         """Examples of one epoch."""
@@ -78,24 +74,11 @@ class Task:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of one epoch; all are full, and the examples left over are left out."""
+        """Batches of one epoch; all are full, and the remaining examples are dropped."""
         return self.train_examples // self.config.optim.batch_size
 
     def describe_data(self) -> str:
         """The banner's line on the data."""
-        raise NotImplementedError
-
-    def flops(self) -> int | None:
-        """Operations of one example's forward pass, None where nobody counts them."""
-        return None
-
-    def fit(self, class_names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Takes from trained weights, the shapes of tensors by name, what a model's sizes follow from otherwise only
-        with the data at hand.
-        """
-
-    def build_model(self, key: jax.Array | int) -> nnx.Module:
-        """The model, its parameters drawn from `key`."""
         raise NotImplementedError
 
     def split(self, name: str) -> Split:
@@ -103,35 +86,73 @@ class Task:
         raise NotImplementedError
 
     def folder(self, path: str, max_corrupt: float | None = None) -> Split:
-        """The pictures in the class folders of a folder, to evaluate on, of which a share may be undecodable."""
-        raise UserError(f"data.folder={path}: task {self.config.task} classifies no pictures; leave it out")
+        """The pictures in the class folders of a folder, to evaluate on."""
+        raise UserError(f"data.folder={path}: this task classifies no pictures; leave it out")
 
-    def batches(self, key: jax.Array, layout: Layout) -> Batches:
-        """The training examples, in the order that `key` gives.
+    def batches(self, layout: Layout) -> Batches:
+        """The training examples, in the order that the config's seed gives.
 
-        `layout` places them on the devices: `place_rows` what this process read as its part of a batch,
-        `place_copies` a data set that every process has whole.
+        `layout` places them on the devices: `place_rows` this process's part of a batch, `place_copies` a data set
+        that every process has whole.
         """
         raise NotImplementedError
 
+    # ------------------------------------------------------------------ model
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the model that only the data know; see `plstm.models.Family`."""
+        return {}
+
+    def build_model(self, key: jax.Array | int) -> nnx.Module:
+        """The model of the config, its parameters drawn from `key`."""
+        return build_model(self.config.model, key, self.sizes)
+
+    def flops(self) -> int | None:
+        """Operations of one example's forward pass; None where nobody counts them."""
+        count = MODELS[self.config.model.family].flops
+        return count(self.config.model) if count else None
+
     def logits(self, model: nnx.Module, batch: Batch) -> jax.Array:
-        """A deterministic pass: float32 [batch, classes]. Traced."""
+        """A deterministic pass: float32 [batch, ...]. Traced."""
         raise NotImplementedError
 
-    def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """A training pass: mean loss and accuracy of a batch, float32 scalars. Traced."""
+    def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        """A training pass: the scalar to minimise, and metrics with "loss" among them. Traced."""
         raise NotImplementedError
 
-    def keeps_curve(self, split: str, metric: str) -> bool:
-        """Whether the curve of a metric enters the results."""
-        return metric in ("loss", "accuracy")
+    def metrics(self, model: nnx.Module, batch: Batch) -> Metrics:
+        """A deterministic pass: metrics of the examples where batch["mask"] is True. Traced."""
+        return classification_metrics(self.logits(model, batch), batch["label"], batch["mask"])
 
     def statistics(self, model: nnx.Module, batch: Batch) -> dict[str, jax.Array]:
-        """Scalars to log at each evaluation that look inside the model. Traced."""
+        """Scalars from inside the model, to log at each evaluation. Traced."""
         return {}
+
+    # ------------------------------------------------------------------ results
+    def keeps_curve(self, split: str, metric: str) -> bool:
+        """Whether the curve of a metric enters the run's record."""
+        return metric in ("loss", self.primary_metric)
 
     def draw(
         self, model: nnx.Module, predict: Callable, splits: Mapping[str, Split], folder: Path, name: str
     ) -> list[Path]:
         """Writes pictures of a trained model into `folder`; returns the .png files."""
         return []
+
+
+def classification_metrics(
+    logits: jax.Array, labels: jax.Array, mask: jax.Array, losses: jax.Array | None = None
+) -> Metrics:
+    """Loss (nats) and accuracy over the examples where `mask` is True.
+
+    logits [batch, classes], labels int [batch], mask bool [batch]; losses [batch]: the cross entropy unless given. A
+    label of -1 (an undecodable image) counts as an error, with the loss of a uniform guess.
+    """
+    if losses is None:
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        losses = jnp.where(labels < 0, math.log(logits.shape[-1]), losses)
+    hits, count = logits.argmax(-1) == labels, mask.sum().astype(jnp.float32)
+    return {
+        "loss": (jnp.sum(losses * mask), count),
+        "accuracy": (jnp.sum(hits & mask).astype(jnp.float32), count),
+    }

@@ -1,32 +1,24 @@
-"""Graph classification on sets of TUDataset, one fold of a cross-validation a run (Section 4.3 and Table 1)."""
+"""Graph classification on sets of TUDataset, one fold of a cross-validation a run (Section 4.2 and Table 1)."""
 
 from __future__ import annotations
 
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
-from data.tudataset import SIZES, Fold, Sizes, load_tudataset, make_folds
+from data.graphs.tudataset import SIZES, Fold, Sizes, load_tudataset, make_folds
+from data.loading import epoch_order
 from plstm.errors import UserError
-from plstm.models.graph import GraphConfig, build_graph_model
-from plstm.tasks.base import Batch, Task
+from plstm.tasks.base import RunConfig, Task, classification_metrics
 from plstm.tasks.graph_batches import GraphBatches
-
-if TYPE_CHECKING:
-    from plstm.config import Config
-    from plstm.training.meshes import Layout
-
-# Where runs that compile the same programs may differ; see `Task.program`.
-ALIKE = ("seed", "experiment", "loop")
+from plstm.training.meshes import Layout
+from plstm.training.steps import Batch, Metrics
 
 
 @dataclass
@@ -35,16 +27,16 @@ class GraphData:
 
     name: str = "MUTAG"  # PTC_FM, PROTEINS, NCI1, or any other set of TUDataset
     folds: int = 10  # stratified; each is the test set of one run, and 1 / (folds - 1) of the rest validates
-    fold: int = 0  # of them, from 0
-    fold_seed: int = 42  # of the split alone
-    root: str | None = None  # where data sets live; none: $PLSTM_DATA or ~/.cache/plstm/data
+    fold: int = 0  # which of them tests, from 0
+    fold_seed: int = 42  # of the split into folds
+    root: str | None = None  # folder of all data sets; null: $PLSTM_DATA or ~/.cache/plstm/data
     download: bool = True  # fetch a missing set; otherwise missing data is an error
-    verify: bool = True  # compare the set with the one that the results here come from, where that is known
+    verify: bool = True  # compare the set with the one that the results here come from, where it is a known one
 
 
 @functools.lru_cache(maxsize=2)
-def prepare(name: str, root: str | None, download: bool, verify: bool, batch_size: int) -> GraphBatches:
-    """A set, read and made ready once for all runs of this process. Errors: see `data.tudataset.load_tudataset`."""
+def load_batches(name: str, root: str | None, download: bool, verify: bool, batch_size: int) -> GraphBatches:
+    """A set with its DAGs, read once for all folds of this process. Errors: see `load_tudataset`."""
     return GraphBatches(load_tudataset(name, root, download=download, verify=verify), batch_size)
 
 
@@ -59,7 +51,7 @@ class GraphSplit:
         return len(self._indices)
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        """See `plstm.tasks.base.Split`; rows are those of the training's batches, at most `batch_size` graphs."""
+        """See `plstm.training.evaluation.Split`; at most the training's `batch_size` graphs a batch."""
         size = min(batch_size, self._source.batch_size)
         made = self._made.setdefault(size, [])
         for n, start in enumerate(range(0, len(self), size)):
@@ -73,18 +65,18 @@ class GraphSplit:
 
 
 class GraphTrainBatches:
-    """All training graphs once an epoch in an order drawn from key and epoch; the last batch may not be full."""
+    """All training graphs once an epoch in the order of `data.loading.epoch_order`; the last batch may not be full."""
 
-    def __init__(self, source: GraphBatches, indices: np.ndarray, key: jax.Array, place):
-        self._source, self._indices, self._place = source, indices, place
-        self._seed = np.asarray(jax.random.key_data(key)).tolist()
+    def __init__(self, source: GraphBatches, indices: np.ndarray, seed: int, place):
+        self._source, self._indices, self._seed, self._place = source, indices, seed, place
 
     def from_step(self, step: int) -> Iterator[Batch]:
         """See `plstm.tasks.base.Batches`."""
-        epoch, position = divmod(step, math.ceil(len(self._indices) / self._source.batch_size))
+        size = self._source.batch_size
+        epoch, position = divmod(step, math.ceil(len(self._indices) / size))
         while True:
-            order = np.random.default_rng([*self._seed, epoch]).permutation(self._indices)
-            for batch in self._source.batches(order[position * self._source.batch_size :]):
+            order = self._indices[epoch_order(self._seed, epoch, len(self._indices))]
+            for batch in self._source.batches(order[position * size :]):
                 yield self._place(batch)
             epoch, position = epoch + 1, 0
 
@@ -93,14 +85,14 @@ class GraphTask(Task):
     """Batches are those of `plstm.tasks.graph_batches`, padding included."""
 
     data_schema = GraphData
-    model_schema = GraphConfig
+    inputs = "graphs"
     splits = ("train", "val", "test")
-    noun = "graphs"
-    draws = False
+    unit = "graphs"
+    uncompiled = {**Task.uncompiled, "data.fold": 0}
 
     @classmethod
-    def check(cls, config: Config) -> None:
-        """Raises UserError naming the key where values do not fit together."""
+    def check(cls, config: RunConfig) -> None:
+        """See `Task.check`."""
         data = config.data
         if not re.fullmatch(r"[A-Za-z0-9_-]+", data.name):  # it becomes part of paths and of an address
             raise UserError(f"data.name={data.name}: a set of TUDataset is named by letters, digits, _ and -")
@@ -116,10 +108,9 @@ class GraphTask(Task):
             raise UserError(f"optim.label_smoothing={config.optim.label_smoothing}: graphs have none; leave it at 0")
 
     @classmethod
-    def program(cls, plain: dict[str, Any]) -> dict[str, Any]:
-        """Folds and seeds share what is compiled."""
-        kept = {key: value for key, value in plain.items() if key not in ALIKE}
-        return kept | {"data": {key: value for key, value in plain["data"].items() if key != "fold"}}
+    def name_parts(cls, config: RunConfig) -> tuple[str, ...]:
+        """Set and fold."""
+        return config.data.name, f"f{config.data.fold}"
 
     @functools.cached_property
     def source(self) -> GraphBatches:
@@ -127,7 +118,7 @@ class GraphTask(Task):
         data = self.config.data
         if jax.device_count() > 1:
             raise UserError(f"task graphs: trains on one device, not {jax.device_count()}; show it one")
-        return prepare(data.name, data.root, data.download, data.verify, self.config.optim.batch_size)
+        return load_batches(data.name, data.root, data.download, data.verify, self.config.optim.batch_size)
 
     @functools.cached_property
     def fold(self) -> Fold:
@@ -145,27 +136,21 @@ class GraphTask(Task):
         """All graphs, so the last batch may not be full."""
         return math.ceil(self.train_examples / self.config.optim.batch_size)
 
-    @property
-    def sizes(self) -> Sizes:
+    @functools.cached_property
+    def _known(self) -> Sizes:
         """Known of the paper's sets without reading them, unless another form of them is taken."""
         known = SIZES.get(self.config.data.name) if self.config.data.verify else None
         return known or self.source.graphs.sizes
 
-    @functools.cached_property
-    def features(self) -> int:
-        """The numbers of a node."""
-        return self.sizes.features
+    @property
+    def sizes(self) -> dict[str, int]:
+        """See `Task.sizes`."""
+        return {"features": self._known.features, "classes": len(self._known.classes)}
 
-    @functools.cached_property
+    @property
     def class_names(self) -> tuple[str, ...]:
         """The set's labels, in order."""
-        return self.sizes.classes
-
-    def fit(self, class_names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """See `plstm.tasks.base.Task.fit`."""
-        self.class_names = tuple(class_names)
-        if kernel := shapes.get("encoder.kernel"):
-            self.features = kernel[0]
+        return self._known.classes
 
     def describe_data(self) -> str:
         """Name, fold and numbers."""
@@ -173,17 +158,13 @@ class GraphTask(Task):
         parts = f"{len(fold.train):,} graphs train, {len(fold.val):,} validate, {len(fold.test):,} test"
         return f"{data.name}, fold {data.fold} of 0 to {data.folds - 1}: {parts}"
 
-    def build_model(self, key: jax.Array | int) -> nnx.Module:
-        """pLSTM or one of the graph neural networks."""
-        return build_graph_model(self.config.model, self.features, len(self.class_names), key)
-
     def split(self, name: str) -> GraphSplit:
         """The graphs of one part of the fold."""
         return GraphSplit(self.source, getattr(self.fold, name))
 
-    def batches(self, key: jax.Array, layout: Layout) -> GraphTrainBatches:
+    def batches(self, layout: Layout) -> GraphTrainBatches:
         """See `GraphTrainBatches`."""
-        return GraphTrainBatches(self.source, self.fold.train, key, layout.place_rows)
+        return GraphTrainBatches(self.source, self.fold.train, self.config.seed, layout.place_rows)
 
     def keeps_curve(self, split: str, metric: str) -> bool:
         """Three curves of each of many small runs."""
@@ -193,9 +174,8 @@ class GraphTask(Task):
         """float32 [graphs, classes]; batch norms take their running statistics."""
         return model(batch)
 
-    def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Mean cross entropy (nats) and accuracy of the real graphs; nothing is drawn."""
-        logits, mask = model(batch, train=True), batch["mask"]
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-        hits = logits.argmax(-1) == batch["label"]
-        return jnp.sum(losses * mask) / jnp.sum(mask), jnp.sum(hits & mask) / jnp.sum(mask)
+    def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        """Mean cross entropy (nats) of the real graphs."""
+        metrics = classification_metrics(model(batch, key=key), batch["label"], batch["mask"])
+        total, count = metrics["loss"]
+        return total / count, metrics

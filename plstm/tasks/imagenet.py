@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
+from data.imagenet.batches import ImageBatches, ImageSplit
+from data.imagenet.mosaics import MosaicSource
+from data.imagenet.source import load_source, synsets
 from plstm.errors import UserError
 from plstm.models.vision import VisionModel
-from plstm.tasks.base import Batch
+from plstm.tasks.base import RunConfig, classification_metrics
 from plstm.tasks.vision import VisionTask, normalise
 from plstm.training.losses import LOSSES
+from plstm.training.meshes import Layout
 from plstm.training.mixing import mix, random_erasing
-
-if TYPE_CHECKING:
-    from data.images import ImageBatches, ImageSplit
-    from plstm.config import Config
-    from plstm.training.meshes import Layout
+from plstm.training.steps import Batch, Metrics
 
 CLASSES = 1000
 
@@ -30,14 +31,14 @@ class ImageNetData:
     """Which photographs, and how they become batches."""
 
     name: str = "imagenet2012"  # as `make data-imagenet` prepares it; or "mosaics", drawn as they are read
-    classes: int = CLASSES
-    size: int = 224  # pixels a side of what the model sees
+    classes: int = CLASSES  # always
+    size: int = 224  # pixels a side of the model's input
     train_images: int = 1_281_167  # in the prepared data, those held out included
-    held_out: int = 10_000  # of them, for the split `val`; 0: train on all, as the paper did, and have no `val`
-    eval_images: int | None = None  # of each split to evaluate on, the first so many; none: all
+    held_out: int = 10_000  # training images kept for the split `val`; 0: train on all, as the paper did, without `val`
+    eval_images: int | None = None  # evaluate on the first so many of a split; null: on all
     crop_ratio: float = 1.0  # evaluation: the centre crop's side over the resized image's shorter side
-    root: str | None = None  # where data sets live; none: $PLSTM_DATA or ~/.cache/plstm/data
-    workers: int = 0  # reading processes; 0: threads of this one
+    root: str | None = None  # folder of all data sets; null: $PLSTM_DATA or ~/.cache/plstm/data
+    workers: int = 0  # reading processes; 0: threads of this process
     max_corrupt: float = 0.001  # share of images that may be undecodable before the run ends with an error
 
 
@@ -50,17 +51,14 @@ class ImageNetTask(VisionTask):
     augments = True
 
     @classmethod
-    def check(cls, config: Config) -> None:
-        """Raises UserError naming the key where values do not fit together."""
-        data, model, optim = config.data, config.model, config.optim
+    def check(cls, config: RunConfig) -> None:
+        """See `Task.check`."""
+        data, optim = config.data, config.optim
         if data.name not in ("imagenet2012", "mosaics"):
             raise UserError(f"data.name={data.name}: choose one of imagenet2012, mosaics")
         if data.classes != CLASSES:
             raise UserError(f"data.classes={data.classes}: ImageNet has {CLASSES:,} classes")
-        if (model.classes, model.image_size, model.channels) != (data.classes, data.size, 3):
-            raise UserError(
-                "model.classes and model.image_size follow data.classes and data.size, and model.channels is 3"
-            )
+        super().check(config)
         if config.augment is None:
             raise UserError("augment: ImageNet needs a recipe; choose one with augment=deit3, or augment=none")
         _check_data(data)
@@ -84,8 +82,6 @@ class ImageNetTask(VisionTask):
     @cached_property
     def class_names(self) -> Sequence[str]:
         """WordNet ids, such as n01440764."""
-        from data.imagenet import synsets
-
         return synsets()
 
     def describe_data(self) -> str:
@@ -95,17 +91,13 @@ class ImageNetTask(VisionTask):
         return f"{data.name}: {self.train_examples:,} images, {data.size} pixels a side{views}"
 
     def split(self, name: str) -> ImageSplit:
-        """A whole split; errors: see `data.imagenet.load_source`."""
-        from data.images import ImageSplit
-
+        """A whole split; errors: see `load_source`."""
         data = self.config.data
         process = jax.process_index(), jax.process_count()
         return ImageSplit(self._source(name), data.size, data.crop_ratio, data.workers, *process, data.max_corrupt)
 
-    def batches(self, key: jax.Array, layout: Layout) -> ImageBatches:
-        """Augmented views; order and augmentation follow the run's seed, not `key`, for they are drawn on the host."""
-        from data.images import ImageBatches
-
+    def batches(self, layout: Layout) -> ImageBatches:
+        """Augmented views; order and augmentation follow the run's seed."""
         config, data = self.config, self.config.data
         source = self._source("train")
         if len(source) != self.train_examples:
@@ -128,8 +120,8 @@ class ImageNetTask(VisionTask):
             max(self.split(name).shared_bytes(config.optim.batch_size) for name in splits),
         )
 
-    def loss(self, model: VisionModel, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Mean loss (nats) of erased and mixed images; the accuracy is against the labels before mixing."""
+    def loss(self, model: VisionModel, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        """Mean loss of erased and mixed images; the accuracy is against the labels before mixing."""
         erasing_key, mixing_key, drop_key = jax.random.split(key, 3)
         augment, optim = self.config.augment, self.config.optim
         images = random_erasing(normalise(batch["image"]), erasing_key, augment.random_erasing)
@@ -137,19 +129,15 @@ class ImageNetTask(VisionTask):
         targets = optax.smooth_labels(labels, optim.label_smoothing)
         images, targets = mix(images, targets, mixing_key, augment.mixup, augment.cutmix)
         logits = model(images, key=drop_key)
-        hits = logits.argmax(-1) == batch["label"]
-        return LOSSES[optim.loss](logits, targets).mean(), hits.mean()
+        losses = LOSSES[optim.loss](logits, targets)
+        return losses.mean(), classification_metrics(logits, batch["label"], jnp.ones(losses.shape, bool), losses)
 
     def _source(self, split: str) -> Sequence[dict[str, Any]]:
         data = self.config.data
         if data.name == "mosaics":
-            from data.mosaics import MosaicSource
-
             counts = {"train": self.train_examples, "val": data.held_out, "test": data.eval_images or data.train_images}
             source: Sequence[dict[str, Any]] = MosaicSource(split, counts[split])
         else:
-            from data.imagenet import load_source
-
             source = load_source(split, data.root, data.held_out)
         whole = split == "train" or data.eval_images is None or data.eval_images >= len(source)
         return source if whole else _First(source, data.eval_images)

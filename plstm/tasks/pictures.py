@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -12,8 +12,7 @@ from flax import nnx
 
 from plstm.drawing import new_figure, save, style
 from plstm.models.inspection import gating_patterns
-from plstm.tasks.base import Batch
-from plstm.tasks.vision import as_pixels, normalise
+from plstm.training.steps import Batch
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,28 +23,32 @@ RIGHT, WRONG = "#00735C", "#C04A00"
 
 
 def draw_samples(
-    params, predict: Callable, batches: Mapping[str, Batch], class_names: Sequence[str], path: Path
+    params: Any,
+    predict: Callable,
+    batches: Mapping[str, Batch],
+    pixels: Mapping[str, np.ndarray],
+    class_names: Sequence[str],
+    path: Path,
 ) -> list[Path]:
     """Writes the first images of each split with the predicted classes to `path` (.png and .svg); returns the .png.
 
-    predict: as `plstm.training.steps.make_predict` returns it. batches: split -> its first batch.
+    predict: (params, batch) -> logits. batches: split -> its first batch. pixels: split -> its images, uint8.
     """
     images, labels, probabilities, titles = [], [], [], []
     for name, batch in batches.items():
         count = min(SAMPLES, int(batch["mask"].sum()))
         probabilities += list(np.asarray(jax.nn.softmax(predict(params, batch)))[:count])
-        images += list(np.asarray(as_pixels(batch["image"]))[:count])
+        images += list(np.asarray(pixels[name])[:count])
         labels += batch["label"][:count].tolist()
         titles += [f"{name} {n}" for n in range(count)]
     return _png(samples_figure(images, np.array(labels), probabilities, class_names, titles, path))
 
 
-def draw_gating(model: nnx.Module, batch: Batch, path: Path) -> list[Path]:
-    """Writes what a node in the middle of the first image passes on in the first layer of each mode; as above.
+def draw_gating(model: nnx.Module, image: jax.Array, path: Path) -> list[Path]:
+    """Writes what a node in the middle of a normalised image passes on in the first layer of each mode; as above.
 
     Nothing for a model without gates.
     """
-    image = normalise(batch["image"][:1])[0]
     source = (image.shape[0] // model.patch_size // 2, image.shape[1] // model.patch_size // 2)
     graphdef, weights = nnx.split(model)
     patterns = jax.jit(lambda weights, image: gating_patterns(nnx.merge(graphdef, weights), image, source))

@@ -1,4 +1,4 @@
-"""Classifying images: what arrow pointing and ImageNet share."""
+"""Image classification: what arrow pointing and ImageNet share."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from flax import nnx
 from PIL import Image
 
 from data.augment.crops import evaluation_crop
-from data.packed import unpack
-from plstm.models.flops import forward_flops
+from data.imagenet.batches import MAX_CORRUPT, ImageSplit
+from data.imagenet.folders import folder_source
+from data.loading import unpack
+from plstm.errors import UserError
 from plstm.models.inspection import gate_statistics
-from plstm.models.vision import VisionConfig, VisionModel, build_model
-from plstm.tasks.base import Batch, Split, Task
+from plstm.models.vision import VisionModel
+from plstm.tasks.base import RunConfig, Task, classification_metrics
+from plstm.tasks.pictures import draw_gating, draw_samples
+from plstm.training.evaluation import Split
+from plstm.training.steps import Batch, Metrics
 
 IMAGE_MEAN, IMAGE_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 
@@ -38,7 +43,7 @@ def normalise(images: Any) -> jax.Array:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """From a picture to what a model takes.
+    """From a picture to the model's input.
 
     size: pixels a side. crop_ratio: of that to the resized picture's shorter side. mean, deviation: of each channel,
     pixels in [0, 1].
@@ -58,7 +63,18 @@ class Preprocessing:
 class VisionTask(Task):
     """Batches are {"image": as `normalise` takes it, "label": int32 [batch]}."""
 
-    model_schema = VisionConfig
+    inputs = "images"
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """See `Task.check`."""
+        data, model = config.data, config.model
+        if (model.classes, model.image_size) != (data.classes, data.size):
+            raise UserError(
+                "model.classes and model.image_size follow data.classes and data.size; change those instead"
+            )
+        if model.channels != 3:
+            raise UserError(f"model.channels={model.channels}: the images have 3")
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -69,36 +85,26 @@ class VisionTask(Task):
     def folder(self, path: str, max_corrupt: float | None = None) -> Split:
         """The images of path/<class>/ to evaluate on, class folders named as the task's classes or by their numbers.
 
-        max_corrupt: share of them that may be undecodable; none: that of the run's data, else 0.001. Raises UserError
+        max_corrupt: share of them that may be undecodable; None: that of the run's data, else 0.001. Raises UserError
         where there are none, or a folder has another name.
         """
-        from data.folders import folder_source
-        from data.images import MAX_CORRUPT, ImageSplit
-
         how, data, source = self.preprocessing, self.config.data, folder_source(path, self.class_names)
         if max_corrupt is None:
             max_corrupt = getattr(data, "max_corrupt", MAX_CORRUPT)
         return ImageSplit(source, how.size, how.crop_ratio, data.workers, max_corrupt=max_corrupt)
 
-    def flops(self) -> int:
-        """As `plstm.models.flops.forward_flops` counts, at the training size."""
-        return forward_flops(self.config.model)
-
-    def build_model(self, key: jax.Array | int) -> VisionModel:
-        """pLSTM-Vis or ViT."""
-        return build_model(self.config.model, key)
-
     def logits(self, model: VisionModel, batch: Batch) -> jax.Array:
         """float32 [batch, classes]."""
         return model(normalise(batch["image"]))
 
-    def loss(self, model: VisionModel, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Mean cross entropy (nats) and accuracy; `key` is for stochastic depth."""
+    def loss(self, model: VisionModel, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        """Mean cross entropy (nats); `key` is for stochastic depth."""
         logits = model(normalise(batch["image"]), key=key)
-        labels = jax.nn.one_hot(batch["label"], logits.shape[-1])
-        targets = optax.smooth_labels(labels, self.config.optim.label_smoothing)
-        hits = (logits.argmax(-1) == batch["label"]).astype(jnp.float32)
-        return optax.softmax_cross_entropy(logits, targets).mean(), hits.mean()
+        targets = optax.smooth_labels(
+            jax.nn.one_hot(batch["label"], logits.shape[-1]), self.config.optim.label_smoothing
+        )
+        losses = optax.softmax_cross_entropy(logits, targets)
+        return losses.mean(), classification_metrics(logits, batch["label"], jnp.ones(losses.shape, bool), losses)
 
     def statistics(self, model: VisionModel, batch: Batch) -> dict[str, jax.Array]:
         """The gates' means in each layer; none for ViT."""
@@ -108,10 +114,9 @@ class VisionTask(Task):
         self, model: VisionModel, predict: Callable, splits: Mapping[str, Split], folder: Path, name: str
     ) -> list[Path]:
         """Samples with predictions (Figure 5) and, for pLSTM, what a node passes on (Figure 1)."""
-        from plstm.tasks.pictures import draw_gating, draw_samples
-
-        batch_size = self.config.optim.batch_size
-        batches = {name: split.first(batch_size) for name, split in splits.items()}
+        batches = {split: source.first(self.config.optim.batch_size) for split, source in splits.items()}
         params = nnx.state(model, nnx.Param)
-        written = draw_samples(params, predict, batches, self.class_names, folder / f"{name}-samples")
-        return written + draw_gating(model, next(iter(batches.values())), folder / f"{name}-gating")
+        pixels = {split: as_pixels(batch["image"]) for split, batch in batches.items()}
+        written = draw_samples(params, predict, batches, pixels, self.class_names, folder / f"{name}-samples")
+        image = normalise(next(iter(batches.values()))["image"][:1])[0]
+        return written + draw_gating(model, image, folder / f"{name}-gating")

@@ -1,4 +1,4 @@
-"""The means of the training metrics between two log lines, and the speed over them."""
+"""Averages the training metrics between two log lines, and measures the speed."""
 
 from __future__ import annotations
 
@@ -8,65 +8,67 @@ from typing import Any
 
 import jax
 
+from plstm.training.steps import StepMetrics
+
 STEPS_IN_FLIGHT = 2  # how far the host may run ahead: enough to keep a device busy, few enough to stop soon
-AVERAGED = ("loss", "accuracy")
 
 
-class Window:
-    """Collects the metrics of steps; `close` gives the means of loss and accuracy and the last value of the others.
+class MetricAverager:
+    """Collects the metrics of steps; `close` returns their averages and the latest of the values that are not averaged.
 
-    Its `state` is JSON, so that a resumed run writes the same line as one that was never stopped.
+    Its `state` is JSON, so that a resumed run logs the same averages as one that was never stopped.
     """
 
     def __init__(self, state: dict[str, Any] | None = None):
-        self._sums = dict(state or {"steps": 0, **{name: 0.0 for name in AVERAGED}})
-        self._pending: list[dict[str, jax.Array]] = []
-        self._clock: float | None = None  # runs from the first finished step, so without compilation
+        self._sums = {name: list(pair) for name, pair in (state or {}).items()}  # name -> [sum, count]
+        self._pending: list[StepMetrics] = []
+        self._clock: float | None = None  # starts when the first step has finished, so it leaves out compilation
         self._timed_steps = 0
 
-    def add(self, metrics: dict[str, jax.Array]) -> None:
-        """Takes the metrics of one step, scalars that may still be in the making."""
+    def add(self, metrics: StepMetrics) -> None:
+        """Adds one step, whose metrics may still be being computed; waits until at most STEPS_IN_FLIGHT are."""
         self._pending.append(metrics)
         if self._clock is None:
             jax.block_until_ready(metrics)
             self.restart_clock()
-        else:
-            self._timed_steps += 1
-            if len(self._pending) > STEPS_IN_FLIGHT:
-                jax.block_until_ready(self._pending[-1 - STEPS_IN_FLIGHT])
+            return
+        self._timed_steps += 1
+        if len(self._pending) > STEPS_IN_FLIGHT:
+            jax.block_until_ready(self._pending[-1 - STEPS_IN_FLIGHT])
 
     def restart_clock(self) -> None:
-        """Leaves the time since the last step, and the steps before it, out of the speed."""
+        """Leaves out of the speed the time since the last step (an evaluation, a save) and the steps before it."""
         self._clock, self._timed_steps = time.monotonic(), 0
 
     def state(self) -> dict[str, Any]:
         """The sums so far, as JSON."""
         self._drain()
-        return dict(self._sums)
+        return {name: list(pair) for name, pair in self._sums.items()}
 
     def first_not_finite(self, names: tuple[str, ...]) -> str | None:
-        """Which of these metrics was the first that was not finite, in the steps whose metrics are still to be used."""
+        """The first of these metrics that was not finite, in the steps since the last `state` or `close`."""
         for metrics in jax.device_get(self._pending):
+            values = {name: total for name, (total, _) in metrics.averaged.items()} | metrics.latest
             for name in names:
-                if not math.isfinite(metrics[name]):
+                if not math.isfinite(values[name]):
                     return name
         return None
 
-    def close(self, batch_size: int) -> dict[str, float]:
-        """Returns the metrics of the steps since the last call, and images_per_second where it is known."""
-        values = self._drain()
-        values |= {name: self._sums[name] / self._sums["steps"] for name in AVERAGED}
-        self._sums = {"steps": 0, **{name: 0.0 for name in AVERAGED}}
+    def close(self, examples_per_step: float) -> dict[str, float]:
+        """Returns the metrics of the steps since the last call, and "examples_per_second" where it is known."""
+        latest = self._drain()
+        values = {name: total / count if count else math.nan for name, (total, count) in self._sums.items()} | latest
+        self._sums = {}
         if self._timed_steps:
-            values["images_per_second"] = self._timed_steps * batch_size / (time.monotonic() - self._clock)
+            values["examples_per_second"] = self._timed_steps * examples_per_step / (time.monotonic() - self._clock)
         self.restart_clock()
         return values
 
     def _drain(self) -> dict[str, float]:
-        last = {}
-        for last in jax.device_get(self._pending):
-            self._sums["steps"] += 1
-            for name in AVERAGED:
-                self._sums[name] += float(last[name])
-        self._pending = []
-        return {name: float(value) for name, value in last.items()}
+        """Adds the pending steps to the sums; returns the latest values."""
+        steps, self._pending = jax.device_get(self._pending), []
+        for step in steps:
+            for name, (total, count) in step.averaged.items():
+                before = self._sums.get(name, [0.0, 0.0])
+                self._sums[name] = [before[0] + float(total), before[1] + float(count)]
+        return {name: float(value) for name, value in steps[-1].latest.items()} if steps else {}

@@ -1,32 +1,33 @@
-"""Orbax checkpoints of a run: the last ones and the best one, written in the background, restored onto any layout.
+"""Checkpoints of a run: the newest and the best, written in the background, restored onto any layout of devices.
 
-Orbax itself reads back whatever lies there. So a checkpoint holds SHA256SUMS, the digests of its files, from before the
-rename that completes it, and one whose files have changed or gone is not taken for whole. `sha256sum -c` reads it, too.
+Orbax does not notice a changed file. So each checkpoint holds SHA256SUMS, the digests of its files, which is written
+before the rename that completes the checkpoint, and one whose files do not match is not used. `sha256sum -c` reads it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
-from orbax.checkpoint._src.path.atomicity import AtomicRenameTemporaryPath
+from orbax.checkpoint.path import atomicity
 
-from plstm.errors import UserError
+from plstm.errors import UserError, first_line
 from plstm.training.processes import from_main, is_main
+from plstm.training.trees import named_leaves
 
-SUMS = "SHA256SUMS"
-UNSUMMED = (SUMS, "_CHECKPOINT_METADATA", "commit_success.txt")  # at the top; Orbax writes the last two at the rename
+CHECKSUMS = "SHA256SUMS"
+WITHOUT_CHECKSUM = (CHECKSUMS, "_CHECKPOINT_METADATA", "commit_success.txt")  # Orbax writes the last two at the rename
 DAMAGED, DELETED = "damaged", "deleted"  # folders beside the steps
 NEWEST = 2  # checkpoints that are kept, beside the best
 
@@ -35,13 +36,13 @@ class Checkpoints:
     """The folder `checkpoints/` of a run.
 
     A checkpoint holds the training state and a small JSON dictionary. The newest two and the one with the highest
-    `score` are kept. Writing happens in the background and ends in a rename: a killed process leaves whole ones only.
+    `score` are kept. A checkpoint is complete once it is renamed, so a killed process leaves whole ones only.
     """
 
     def __init__(self, folder: str | Path, *, read_only: bool = False, say: Callable[[str], None] = print):
-        """Opens the folder; damaged checkpoints are set aside in `damaged/`, each with a line, unless `read_only`.
+        """Opens the folder; unless `read_only`, moves damaged checkpoints to `damaged/` and says so in a line each.
 
-        Raises UserError where the folder cannot be made, or, `read_only`, does not exist, or a score is damaged.
+        Raises UserError if the folder cannot be made, or, with `read_only`, does not exist, or a score is damaged.
         """
         self.folder, self._read_only = Path(folder).absolute(), read_only
         if read_only and not self.folder.is_dir():
@@ -49,38 +50,35 @@ class Checkpoints:
         if not read_only:
             if is_main():
                 self._set_damaged_aside(say)
-            from_main(0)  # the other processes look when that is done
+            from_main(0)  # the other processes look at the folder after that
+        try:
+            self._manager = self._make_manager()
+        except OSError as error:
+            raise UserError(f"cannot write checkpoints to {self.folder}: {first_line(error)}") from error
+        except ValueError as error:  # a score that cannot be read
+            damaged = next((path for path in _steps(self.folder) if _damage(path)), self.folder)
+            raise UserError(f"{damaged}: a damaged checkpoint ({first_line(error)}); move it away") from error
+        if not read_only:
+            # Orbax removes an old checkpoint after a new one is complete; a kill in between leaves one too many.
+            for step in sorted(self._manager.all_steps())[:-NEWEST]:
+                if step != self._manager.best_step():
+                    self._manager.delete(step)
+
+    def _make_manager(self) -> ocp.CheckpointManager:
+        sys.unraisablehook = _without_closed_loops
         latest = checkpoint_managers.LatestN(NEWEST)
         best = checkpoint_managers.BestN(get_metric_fn=lambda metrics: metrics["score"], n=1)
-        sys.unraisablehook = _without_closed_loops
-        try:
-            self._manager = ocp.CheckpointManager(
-                self.folder,
-                options=ocp.CheckpointManagerOptions(
-                    preservation_policy=checkpoint_managers.AnyPreservationPolicy([latest, best]),
-                    best_fn=lambda metrics: metrics["score"],
-                    create=not read_only,
-                    read_only=read_only,
-                    cleanup_tmp_directories=not read_only,
-                    temporary_path_class=_Summed,
-                    todelete_subdir=None if read_only else DELETED,  # a rename: none is ever half deleted
-                ),
-                item_handlers={"state": ocp.StandardCheckpointHandler(), "info": ocp.JsonCheckpointHandler()},
-            )
-        except OSError as error:
-            raise UserError(f"cannot write checkpoints to {self.folder}: {error.strerror or error}") from error
-        except ValueError as error:  # a score that cannot be read
-            damaged = [path for path in _steps(self.folder) if _damage(path)] or [self.folder]
-            raise UserError(f"{damaged[0]}: a damaged checkpoint ({_first_line(error)}); move it away") from error
-        if not read_only:
-            self._remove_superfluous()
-
-    def _remove_superfluous(self) -> None:
-        """Removes what Orbax had yet to remove, after the newest was complete, when the process was killed."""
-        best = self._manager.best_step()
-        for step in sorted(self._manager.all_steps())[:-NEWEST]:
-            if step != best:
-                self._manager.delete(step)
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=checkpoint_managers.AnyPreservationPolicy([latest, best]),
+            best_fn=lambda metrics: metrics["score"],
+            create=not self._read_only,
+            read_only=self._read_only,
+            cleanup_tmp_directories=not self._read_only,
+            temporary_path_class=_ChecksummedPath,
+            todelete_subdir=None if self._read_only else DELETED,  # a rename: none is ever half deleted
+        )
+        handlers = {"state": ocp.StandardCheckpointHandler(), "info": ocp.JsonCheckpointHandler()}
+        return ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
 
     def _set_damaged_aside(self, say: Callable[[str], None]) -> None:
         for path in _steps(self.folder):
@@ -96,31 +94,25 @@ class Checkpoints:
                 say(f"the checkpoint of step {int(path.name):,} is damaged: {damage}; set aside as {aside}")
 
     def save(self, step: int, state: Any, info: Mapping[str, Any], score: float) -> None:
-        """Keeps `state` (a tree of arrays) and `info` (JSON) as the checkpoint of `step`; returns before it is written.
+        """Starts to save `state` (a tree of arrays) and `info` (JSON) as the checkpoint of `step`.
 
-        One of the same step gives way. The highest `score` marks the best checkpoint. Raises UserError where an earlier
-        one could not be written.
+        It replaces one of the same step. The highest `score` marks the best checkpoint. Raises UserError if an earlier
+        checkpoint could not be written.
         """
-        try:
+        with self._writing():
             self._manager.wait_until_finished()
             if step in self._manager.all_steps():
                 self._manager.delete(step)
-            if is_main():
-                shutil.rmtree(self.folder / DELETED, ignore_errors=True)
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(state=ocp.args.StandardSave(state), info=ocp.args.JsonSave(dict(info))),
-                metrics={"score": float(score), "sums": 1},
-            )
-        except (OSError, ValueError) as error:
-            raise self._write_error(error) from error
+            self._empty_deleted()
+            args = ocp.args.Composite(state=ocp.args.StandardSave(state), info=ocp.args.JsonSave(dict(info)))
+            self._manager.save(step, args=args, metrics={"score": float(score)})
 
     def last_step(self) -> int | None:
         """The newest checkpoint's step, or None."""
         return self._manager.latest_step()
 
     def best_step(self) -> int | None:
-        """The step of the checkpoint with the highest score, or None where none has one from 0."""
+        """The step of the checkpoint with the highest score, or None if no score is 0 or more."""
         step = self._manager.best_step()
         return None if step is None or self._manager.metrics(step)["score"] < 0 else step
 
@@ -128,150 +120,135 @@ class Checkpoints:
         """The state and info of the checkpoint of `step`.
 
         Args:
-            like: a tree of arrays, or of jax.ShapeDtypeStruct with shardings, onto which the state is restored.
+            like: a tree of arrays, or of jax.ShapeDtypeStruct with shardings, that the state is restored onto.
 
-        Raises UserError where the checkpoint is of another model, or damaged.
+        Raises UserError if the checkpoint is damaged or of another model.
         """
-        path = self._undamaged(step)
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         args = ocp.args.Composite(state=ocp.args.StandardRestore(target), info=ocp.args.JsonRestore())
-        try:
-            difference = _first_difference(_shapes(target), _shapes(self._manager.item_metadata(step)["state"]))
-            restored = None if difference else self._manager.restore(step, args=args)
-        except Exception as error:  # what Orbax makes of a damaged file may be a plain Exception
-            raise UserError(f"{path}: the checkpoint cannot be read ({_first_line(error)}); move it away") from error
-        if difference:
-            raise UserError(f"{path}: a checkpoint of another model or optimizer ({difference})")
+        with self._reading(step) as path:
+            if difference := _difference(target, self._manager.item_metadata(step)["state"]):
+                raise UserError(f"{path}: a checkpoint of another model or optimizer ({difference})")
+            restored = self._manager.restore(step, args=args)
         return restored["state"], restored["info"]
 
     def info(self, step: int) -> dict[str, Any]:
-        """The info alone of the checkpoint of `step`. Raises UserError where it is damaged."""
-        path = self._undamaged(step)
-        try:
+        """The info alone of the checkpoint of `step`. Raises UserError if it is damaged."""
+        with self._reading(step):
             return self._manager.restore(step, args=ocp.args.Composite(info=ocp.args.JsonRestore()))["info"]
-        except Exception as error:  # as above
-            raise UserError(f"{path}: the checkpoint cannot be read ({_first_line(error)}); move it away") from error
 
     def wait(self) -> None:
-        """Returns when all that was saved is on disk. Raises UserError where it could not be written."""
-        try:
+        """Returns when everything saved is on disk. Raises UserError if it could not be written."""
+        with self._writing():
             self._manager.wait_until_finished()
-        except (OSError, ValueError) as error:
-            raise self._write_error(error) from error
 
     def close(self) -> None:
-        """Waits, then lets go of the folder."""
+        """Waits, then releases the folder."""
         self.wait()
         self._manager.close()
-        if is_main() and not self._read_only:
+        if not self._read_only:
+            self._empty_deleted()
+
+    def _empty_deleted(self) -> None:
+        if is_main():
             shutil.rmtree(self.folder / DELETED, ignore_errors=True)
 
-    def _undamaged(self, step: int) -> Path:
-        """The folder of a step. Raises UserError where its files are not those that were written."""
+    @contextlib.contextmanager
+    def _reading(self, step: int) -> Iterator[Path]:
+        """Gives the folder of a step. Raises UserError if it is damaged or Orbax cannot read it."""
         path = self.folder / str(step)
-        damage = _damage(path) if self._read_only else None  # otherwise looked at on opening
+        damage = _damage(path) if self._read_only else None  # otherwise checked on opening
         if damage:
             raise UserError(f"{path}: a damaged checkpoint, {damage}; move it away to take the one before")
-        return path
+        try:
+            yield path
+        except UserError:
+            raise
+        except Exception as error:  # Orbax raises plain Exceptions, too, for damaged files
+            raise UserError(f"{path}: the checkpoint cannot be read ({first_line(error)}); move it away") from error
 
-    def _write_error(self, error: Exception) -> UserError:
-        code = re.search(r"os_error_code='(\d+)'", str(error))  # at the end of TensorStore's long words
-        told = os.strerror(int(code[1])) if code else _first_line(error)
-        reason = f"cannot write the checkpoint in {self.folder}: {told}"
-        return UserError(f"{reason}; make room there, then type the same command to go on from the last one")
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            code = re.search(r"os_error_code='(\d+)'", str(error))  # at the end of TensorStore's long message
+            reason = os.strerror(int(code[1])) if code else first_line(error)
+            text = f"cannot write the checkpoint in {self.folder}: {reason}"
+            raise UserError(
+                f"{text}; free space there, then rerun the same command to resume from the last one"
+            ) from error
 
 
-class _Summed(AtomicRenameTemporaryPath):
-    """What Orbax writes a checkpoint into, until all of it is there: then SHA256SUMS is added, and it is renamed."""
+class _ChecksummedPath(atomicity.AtomicRenameTemporaryPath):
+    """The folder that Orbax writes a checkpoint into; once it is complete, adds SHA256SUMS and renames it."""
 
     async def finalize(self) -> None:
         if self.get_final().name.isdigit():  # a step, and not one of the items in it
-            await asyncio.to_thread(_write_sums, Path(self.get()))
+            await asyncio.to_thread(_write_checksums, Path(self.get()))
         await super().finalize()
 
 
 def _steps(folder: Path) -> list[Path]:
-    """The folders of the complete checkpoints, the newest first."""
+    """The folders of the complete checkpoints, newest first."""
     found = [path for path in folder.glob("*") if path.name.isdigit() and path.is_dir()]
     return sorted(found, key=lambda path: -int(path.name))
 
 
-def _write_sums(folder: Path) -> None:
-    lines = [f"{_sha256(folder / name)}  {name}\n" for name in _summed_files(folder)]
-    with open(folder / SUMS, "w", encoding="utf-8") as file:
-        file.writelines(lines)
+def _write_checksums(folder: Path) -> None:
+    with open(folder / CHECKSUMS, "w", encoding="utf-8") as file:
+        file.writelines(f"{digest}  {name}\n" for name, digest in _digests(folder).items())
         file.flush()
         os.fsync(file.fileno())
 
 
-def _summed_files(folder: Path) -> list[str]:
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    return [name for name in names if name not in UNSUMMED]
+def _digests(folder: Path) -> dict[str, str]:
+    """SHA256 by name of all files that have a checksum."""
+    digests = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file() and name not in WITHOUT_CHECKSUM:
+            with open(path, "rb") as file:
+                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
 
 
 def _damage(folder: Path) -> str | None:
-    """In words, how the files of a checkpoint differ from SHA256SUMS, or None."""
-    if not (folder / SUMS).exists():
-        return f"{SUMS} is missing" if _was_summed(folder) else None
+    """How the files of a checkpoint differ from SHA256SUMS, in words, or None."""
     try:
-        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+        lines = (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()
         wanted = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+        found = _digests(folder)
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).relative_to(folder)} is missing"
+    except OSError as error:
+        return f"{error.filename} cannot be read ({error.strerror})"
     except ValueError:
-        return f"{SUMS} cannot be read"
+        return f"{CHECKSUMS} cannot be read"
     if not wanted:
-        return f"{SUMS} is empty"
-    for name, digest in wanted.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        try:
-            if _sha256(path) != digest:
-                return f"{name} has changed since it was written"
-        except OSError as error:
-            return f"{name} cannot be read ({error.strerror})"
-    for name in _summed_files(folder):
-        if name not in wanted and not Path(name).name.startswith("."):  # hidden ones are a file system's or viewer's
-            return f"{SUMS} does not name {name}"  # cut at the end of a line
+        return f"{CHECKSUMS} is empty"
+    for name in wanted:
+        if found.get(name) != wanted[name]:
+            return f"{name} has changed since it was written" if name in found else f"{name} is missing"
+    for name in found:
+        if name not in wanted and not Path(name).name.startswith("."):  # hidden files are a file system's or viewer's
+            return f"{CHECKSUMS} does not name {name}"
     return None
 
 
-def _was_summed(folder: Path) -> bool:
-    """Whether SHA256SUMS belongs there: checkpoints of the first versions have none."""
-    try:
-        return "sums" in json.loads((folder / "metrics" / "metrics").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return True
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _without_closed_loops(unraisable) -> None:
-    """Leaves out what TensorStore's threads print of a write that failed; the failure itself is raised as ours."""
+    """Hides what TensorStore's threads print about a failed write, which is raised as a UserError anyway."""
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
 
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    """The shape of every leaf by its dotted path; the same for a tree and for what Orbax tells of its copy on disk."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    names = (".".join(_path_name(key) for key in path) for path, _ in leaves)
-    return {name: tuple(leaf.shape) for name, (_, leaf) in zip(names, leaves, strict=True)}
-
-
-def _path_name(key: Any) -> str:
-    return str(next(getattr(key, kind) for kind in ("key", "name", "idx") if hasattr(key, kind)))
-
-
-def _first_difference(wanted: dict[str, tuple], found: dict[str, tuple]) -> str | None:
-    for name in {**wanted, **found}:
-        if wanted.get(name) != found.get(name):
-            return f"{name} is {found.get(name, 'missing')} there and {wanted.get(name, 'missing')} here"
+def _difference(wanted: Any, found: Any) -> str | None:
+    """The first leaf whose shape differs between a tree and Orbax's description of one on disk."""
+    here, there = (
+        {name.removesuffix(".value"): tuple(leaf.shape) for name, leaf in named_leaves(tree).items()}
+        for tree in (wanted, found)
+    )
+    for name in here | there:
+        if here.get(name) != there.get(name):
+            return f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"
     return None
-
-
-def _first_line(error: Exception) -> str:
-    text = getattr(error, "strerror", None) or str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__

@@ -1,79 +1,88 @@
-"""One way to evaluate, used while training, at its end, and by eval.py: so they agree to the last digit."""
+"""The one way to evaluate, used during training, at its end, and by eval.py, so that all agree to the last digit."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
-from plstm.tasks.base import Split, Task
 from plstm.training.meshes import Layout, make_mesh
-from plstm.training.steps import make_predict
+from plstm.training.steps import Batch, Metrics, make_predict
 
+Measure = Callable[[Any, Batch], Metrics]  # of weights and a batch
+Place = Callable[[Batch], Batch]  # onto the devices
 BATCHES_IN_FLIGHT = 2  # how far the host may run ahead, as in training
 
 
-class Ready(NamedTuple):
-    """What `evaluate` needs of a model; its arguments have the same names."""
+class Split(Protocol):
+    """One split to evaluate on."""
 
-    predict: Callable
-    weights: Any
-    place: Callable
+    def __len__(self) -> int:
+        """The number of examples."""
+
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        """Every example exactly once, in order; "mask" bool [rows] is False at the padding that fills the last batch.
+
+        `batch_size` counts the examples of all processes; a batch holds this process's rows of it.
+        """
+
+    def first(self, batch_size: int) -> Batch:
+        """The first of `batches`."""
 
 
-def make_ready(model: nnx.Module, task: Task, batch_size: int) -> Ready:
-    """A model on all devices, a whole copy on each, to be evaluated with `task`'s logits in batches of `batch_size`."""
+def make_ready(model: nnx.Module, function: Callable, batch_size: int) -> tuple[Measure, Any, Place]:
+    """The arguments measure, weights and place of `evaluate` for a model, with a copy of it on every device.
+
+    function: (model, batch) -> metrics, a task's. batch_size: examples per batch.
+    """
     layout = Layout(make_mesh(batch_size))
     graphdef, weights = nnx.split(model)
-    return Ready(make_predict(graphdef, task.logits), layout.place_copies(weights), layout.place_rows)
+    return make_predict(graphdef, function), layout.place_copies(weights), layout.place_rows
 
 
 def evaluate(
-    predict,
+    measure: Measure,
     weights: Any,
     split: Split,
     batch_size: int,
-    place: Callable = lambda b: b,
+    place: Place = lambda batch: batch,
     each_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Mean loss (cross entropy, nats), accuracy, and count over every example of a split, each exactly once.
+    """The mean of each metric over every example of a split, each exactly once, and "count", the number of examples.
 
-    The last batch is padded to `batch_size` and the padding masked, so that one compiled program serves the split. An
-    example labelled -1 counts as wrong, with the loss of a guess.
+    The last batch is padded to `batch_size`, so that one compiled program serves the whole split; the metrics leave out
+    the padding.
 
     Args:
-        predict: as `plstm.training.steps.make_predict` returns it.
-        weights: what `predict` takes first.
+        measure: (weights, batch) -> {name: (sum, count)}, jitted; as `plstm.training.steps.make_predict` returns it.
+        weights: the first argument of `measure`.
         split: where the batches come from.
-        batch_size: examples a batch; it fixes the order of the floating-point sums.
-        place: puts a batch on the devices, as `plstm.training.meshes.Layout.place_rows`.
+        batch_size: examples per batch; it fixes the order of the floating-point sums.
+        place: puts a batch on the devices, such as `plstm.training.meshes.Layout.place_rows`.
         each_batch: called after each batch; what it raises ends the evaluation.
     """
-    sums = []
+    found = []
     for batch in map(place, split.batches(batch_size)):
-        sums.append(_batch_sums(predict(weights, batch), batch["label"], batch["mask"]))
-        if len(sums) > BATCHES_IN_FLIGHT:
-            jax.block_until_ready(sums[-1 - BATCHES_IN_FLIGHT])
+        found.append((measure(weights, batch), _count(batch["mask"])))
+        if len(found) > BATCHES_IN_FLIGHT:
+            jax.block_until_ready(found[-1 - BATCHES_IN_FLIGHT])
         each_batch()
-    loss, hits, count = np.sum(np.asarray(jax.device_get(sums), np.float64), axis=0)
-    return {"loss": loss / count, "accuracy": hits / count, "count": int(count)}
+    metrics, counts = zip(*jax.device_get(found), strict=True)
+    sums = {name: np.sum([batch[name] for batch in metrics], axis=0, dtype=np.float64) for name in metrics[0]}
+    means = {name: float(total / count) if count else math.nan for name, (total, count) in sums.items()}
+    return means | {"count": int(sum(counts))}
 
 
-def describe(name: str, metrics: dict[str, float], noun: str = "images") -> str:
-    """One line that training and eval.py both print."""
-    loss, accuracy, count = metrics["loss"], metrics["accuracy"], metrics["count"]
-    return f"{name:<8}  loss {loss:.6f}  accuracy {accuracy:.6f}  ({count:,} {noun})"
+def describe(name: str, metrics: dict[str, float], unit: str) -> str:
+    """One line for a split, as training and eval.py print it; `unit` is the plural name of an example."""
+    names = sorted(metrics.keys() - {"count"}, key=lambda metric: (metric != "loss", metric))
+    values = "  ".join(f"{metric} {metrics[metric]:.6f}" for metric in names)
+    return f"{name:<8}  {values}  ({metrics['count']:,} {unit})"
 
 
-@jax.jit
-def _batch_sums(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    losses = jnp.where(labels < 0, math.log(logits.shape[-1]), losses)
-    hits = logits.argmax(-1) == labels
-    return jnp.sum(losses * mask), jnp.sum(hits & mask), jnp.sum(mask)
+_count = jax.jit(jnp.sum)

@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-if TYPE_CHECKING:
-    from plstm.config import OptimConfig
+from plstm.training.trees import named_leaves
 
-# Of linear layers and of gates; not biases, norms, scales, positions, class token.
-DECAYED = ("kernel", "weight", "node_weight", "edge_weight")
+# Weight decay applies to linear layers and gates; not to biases, norms, scales, positions and the class token.
+DECAYED = {"kernel", "weight", "node_weight", "edge_weight"}
+
+
+@dataclass
+class OptimConfig:
+    """Optimizer, schedule and batch."""
+
+    name: str = "adamw"  # or "lamb"
+    peak_lr: float = 1e-4  # not scaled with the batch
+    end_factor: float = 1e-3  # the last step's learning rate over the peak
+    schedule_per: str = "step"  # or "epoch": the learning rate is constant within an epoch
+    warmup_epochs: float = 1.0  # linear from 0
+    epochs: float = 50.0  # cosine from the end of the warm-up to the last step
+    batch_size: int = 128  # over all devices
+    weight_decay: float = 0.05  # decoupled, on kernels and gate weights only
+    b1: float = 0.9  # decay rate of the gradient's running mean
+    b2: float = 0.999  # decay rate of the squared gradient's running mean
+    eps: float = 1e-8  # added to the root of the squared gradient's mean
+    clip_norm: float = 1.0  # of the global gradient norm
+    loss: str = "cross_entropy"  # or "binary_cross_entropy" on thresholded labels
+    label_smoothing: float = 0.0  # share of a target that is spread evenly over the classes
 
 
 def learning_rate_schedule(config: OptimConfig, steps: int, warmup_steps: int) -> optax.Schedule:
@@ -34,9 +54,9 @@ def learning_rate_schedule(config: OptimConfig, steps: int, warmup_steps: int) -
 
 
 def epoch_schedule(config: OptimConfig, steps_per_epoch: int) -> optax.Schedule:
-    """The same shape with one value an epoch: epoch n (from 1) of the warm-up has n / warmup_epochs of the peak.
+    """The same shape with one value per epoch: epoch n (from 1) of the warm-up has n / warmup_epochs of the peak.
 
-    The cosine starts from the peak in the warm-up's last epoch and reaches end_factor x peak in the last one.
+    The cosine starts at the peak in the warm-up's last epoch and reaches end_factor x peak in the last epoch.
     """
     of_epoch = learning_rate_schedule(config, math.ceil(config.epochs) + 1, round(config.warmup_epochs))
     return lambda step: of_epoch(step // steps_per_epoch + 1)
@@ -44,7 +64,8 @@ def epoch_schedule(config: OptimConfig, steps_per_epoch: int) -> optax.Schedule:
 
 def decay_mask(params: Any) -> Any:
     """A tree like `params` of booleans: True where weight decay (and LAMB's trust ratio) applies."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: any(_name(key) in DECAYED for key in path), params)
+    decays = [not DECAYED.isdisjoint(name.split(".")) for name in named_leaves(params)]
+    return jax.tree.unflatten(jax.tree.structure(params), decays)
 
 
 def build_optimizer(config: OptimConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
@@ -65,7 +86,3 @@ def _trust(update: jax.Array, weight: jax.Array) -> jax.Array:
     """Scales an update to the norm of its weight; the axes before the last two stack layers, or kinds of gates."""
     size, wanted = (jnp.linalg.norm(tensor, axis=(-2, -1), keepdims=True) for tensor in (update, weight))
     return update * jnp.where((size > 0) & (wanted > 0), wanted / jnp.where(size > 0, size, 1), 1)
-
-
-def _name(key: Any) -> str:
-    return str(getattr(key, "key", getattr(key, "name", key)))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from plstm.ops.grid import GridGates
-from plstm.ops.oracle import gating_matrix_oracle
-from scripts.quadtree import gating_matrix
+from plstm.ops.grid.oracle import gating_matrix_oracle
+from scripts.benchmarks.quadtree import gating_matrix
 
 
 @pytest.mark.parametrize("size", [(1, 1), (4, 3), pytest.param((5, 7), marks=pytest.mark.slow)])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data.arrow_law import ArrowLaw
+from data.arrow_pointing.geometry import Canvas
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +23,7 @@ def script():
 
 
 def test_shortcuts_reach_their_known_accuracies(script):
-    rows = {row["name"]: row for row in script.measure(ArrowLaw(), samples=1_000_000, seed=1, count=4000)}
+    rows = {row["name"]: row for row in script.measure(Canvas(), samples=1_000_000, seed=1, count=4000)}
     expected = {
         "arrow direction only": (0.775, 0.633),
         "arrow position and direction, no circle": (0.927, 0.766),

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from data.packed import PackedSplit, pack
-from plstm.models.vision import VisionConfig, build_model
+from data.loading import PackedSplit, pack
+from plstm.models import VisionConfig, build_model
+from tests.training.classifying import SIZE
 
-SIZE = 16  # pixels: a 4 x 4 grid
 VIT = {"modes": ["attention"], "pooling": "class_token", "layer_scale": 1.0}
 
 

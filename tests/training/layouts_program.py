@@ -4,7 +4,7 @@
 
 Trains a tiny MODEL, "pLSTM" or "MLP", which compiles fast, for two steps from one start in each layout, evaluates it,
 and saves it in FOLDER/LAYOUT; then restores each of these checkpoints in the layout named after it, the last one in the
-first. pLSTM's operator works in lots of rows. Process 0 writes the states to FOLDER/LAYOUT.npy, and prints one JSON
+first. The operator works in chunks. Process 0 writes the states to FOLDER/LAYOUT.npy, and prints one JSON
 object.
 """
 
@@ -18,18 +18,17 @@ import jax
 import numpy as np
 from flax import nnx
 
-from data.packed import PackedSplit
-from plstm.config import Config, OptimConfig
+from data.loading import PackedSplit
 from plstm.models import VisionConfig, build_model
 from plstm.nn.layers import drop_path
-from plstm.ops import lots
-from plstm.tasks.vision import VisionTask
+from plstm.ops.grid import chunks
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.evaluation import evaluate
 from plstm.training.meshes import Layout, make_mesh
-from plstm.training.optimizers import build_optimizer
+from plstm.training.optimizers import OptimConfig, build_optimizer
 from plstm.training.processes import Votes, from_main, is_main, start_processes
 from plstm.training.steps import init_state, make_predict, make_train_step
+from tests.training import classifying
 
 BATCH, EXAMPLES = 8, 19
 CONFIG = VisionConfig(
@@ -69,24 +68,26 @@ def flat(tree) -> np.ndarray:
 
 def main(model: str, folder: Path, names: list[str]) -> None:
     start_processes(60)
-    lots.BYTES_A_CORE = 1
-    task, split = VisionTask(Config(model=CONFIG)), draw_split()
+    chunks.BYTES_PER_CORE = 1
+    split, key = draw_split(), jax.random.key(0)
     optimizer, schedule = build_optimizer(OptimConfig(), lambda step: 1e-2), lambda step: 1e-2
     graphdef, start = start_state(model, optimizer)
-    predict = make_predict(graphdef, task.logits)
+    measure = make_predict(graphdef, classifying.measure)
     report, states = {}, {}
     for name in names:
         devices, fsdp = map(int, name.split("x"))
         layout = Layout(make_mesh(BATCH, fsdp, jax.devices()[:devices]))
-        step = make_train_step(graphdef, optimizer, schedule, task.loss, key=jax.random.key(0), layout=layout)
+        step = make_train_step(graphdef, optimizer, schedule, classifying.loss, layout=layout)
         state, losses = layout.place_state(start), []
         for batch in list(split.batches(BATCH))[:2]:
-            state, metrics = step(state, layout.place_rows({key: batch[key] for key in ("image", "label")}))
-            losses.append({key: float(value) for key, value in metrics.items()})
+            state, metrics = step(state, layout.place_rows({part: batch[part] for part in ("image", "label")}), key)
+            losses.append(
+                {"loss": float(metrics.averaged["loss"][0])} | {k: float(v) for k, v in metrics.latest.items()}
+            )
         params = layout.gather(state.params)
         report[name] = {
             "steps": losses,
-            "evaluation": evaluate(predict, params, split, BATCH, layout.place_rows),
+            "evaluation": evaluate(measure, params, split, BATCH, layout.place_rows),
             "held": sum(leaf.addressable_data(0).size for leaf in jax.tree.leaves(state)),
         }
         states[name] = state, flat(layout.local(state)), layout

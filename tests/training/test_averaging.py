@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plstm.training import windows
-from plstm.training.averaging import Window
+from plstm.training import averaging
+from plstm.training.averaging import MetricAverager
+from plstm.training.steps import StepMetrics
 
 BATCH = 32
 
@@ -25,91 +26,98 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(windows, "time", clock)
+    monkeypatch.setattr(averaging, "time", clock)
     return clock
 
 
-def metrics(step):
-    """Metrics whose sums are not exact, so that another order of adding shows."""
-    return {
-        "loss": jnp.float32(0.7 / (step + 1)),
-        "accuracy": jnp.float32(0.1 * step),
-        "learning_rate": jnp.float32(1e-4 * step),
-    }
+def metrics(step, **latest):
+    """Metrics of a step with `step + 1` examples, whose sums are not exact, so that another order of adding shows."""
+    count = jnp.float32(step + 1)
+    averaged = {"loss": (jnp.float32(0.7 / (step + 1)), count), "error": (jnp.float32(0.1 * step), jnp.float32(3))}
+    return StepMetrics(averaged, {"learning_rate": jnp.float32(1e-4 * step), **latest})
 
 
-def closed(steps, window=None):
-    window = window or Window()
+def closed(steps, averager=None):
+    averager = averager or MetricAverager()
     for step in steps:
-        window.add(metrics(step))
-    return window.close(BATCH)
+        averager.add(metrics(step))
+    return averager.close(BATCH)
 
 
-def test_means_of_loss_and_accuracy_and_last_of_the_rest():
-    window = Window()
+def test_averages_over_examples_and_latest_of_the_rest():
+    averager = MetricAverager()
     for steps in (range(5), range(5, 7)):
-        values = closed(steps, window)
-        assert values["loss"] == pytest.approx(np.mean([0.7 / (step + 1) for step in steps]), rel=1e-6)
-        assert values["accuracy"] == pytest.approx(np.mean([0.1 * step for step in steps]), rel=1e-6)
+        values = closed(steps, averager)
+        total, examples = sum(0.7 / (step + 1) for step in steps), sum(step + 1 for step in steps)
+        assert values["loss"] == pytest.approx(total / examples, rel=1e-6)
+        assert values["error"] == pytest.approx(np.mean([0.1 * step / 3 for step in steps]), rel=1e-6)
         assert values["learning_rate"] == np.float32(1e-4 * steps[-1])
 
 
 @pytest.mark.parametrize("stop", range(1, 7))
-def test_a_resumed_window_closes_as_one_that_was_never_stopped(stop):
+def test_a_resumed_averager_closes_as_one_that_was_never_stopped(stop):
     whole = closed(range(7))
-    first = Window()
+    first = MetricAverager()
     for step in range(stop):
         first.add(metrics(step))
-    resumed = closed(range(stop, 7), Window(json.loads(json.dumps(first.state()))))
-    for name in ("loss", "accuracy", "learning_rate"):
+    resumed = closed(range(stop, 7), MetricAverager(json.loads(json.dumps(first.state()))))
+    for name in ("loss", "error", "learning_rate"):
         assert resumed[name] == whole[name]
 
 
 def test_taking_the_state_changes_nothing():
-    window = Window()
+    averager = MetricAverager()
     for step in range(7):
-        window.add(metrics(step))
+        averager.add(metrics(step))
         if step == 3:
-            assert window.state() == window.state() and window.state()["steps"] == 4
-    assert window.close(BATCH)["loss"] == closed(range(7))["loss"]
+            assert averager.state() == averager.state() and averager.state()["loss"][1] == 1 + 2 + 3 + 4
+    assert averager.close(BATCH)["loss"] == closed(range(7))["loss"]
 
 
-def test_speed_starts_with_the_second_step(clock):
-    window = Window()
+def test_speed_starts_with_the_second_step_and_leaves_evaluations_out(clock):
+    averager = MetricAverager()
     clock.now += 60  # compilation
-    window.add(metrics(0))
-    for step in range(1, 5):
-        clock.now += 0.5
-        window.add(metrics(step))
-    assert window.close(BATCH)["images_per_second"] == pytest.approx(BATCH / 0.5)
-    for step in range(5, 8):
-        clock.now += 0.25
-        window.add(metrics(step))
-    assert window.close(BATCH)["images_per_second"] == pytest.approx(BATCH / 0.25)
-
-
-def test_speed_leaves_evaluations_out(clock):
-    window = Window()
-    window.add(metrics(0))
-    clock.now += 1
-    window.add(metrics(1))
-    clock.now += 100
-    window.restart_clock()
-    for step in (2, 3):
-        clock.now += 0.5
-        window.add(metrics(step))
-    assert window.close(BATCH)["images_per_second"] == pytest.approx(BATCH / 0.5)
+    averager.add(metrics(0))
+    for seconds in (0.5, 0.25):
+        for step in range(4):
+            clock.now += seconds
+            averager.add(metrics(step))
+        assert averager.close(BATCH)["examples_per_second"] == pytest.approx(BATCH / seconds)
+    averager.add(metrics(0))
+    clock.now += 100  # an evaluation
+    averager.restart_clock()
+    clock.now += 0.5
+    averager.add(metrics(1))
+    assert averager.close(BATCH)["examples_per_second"] == pytest.approx(BATCH / 0.5)
 
 
 def test_one_step_has_no_speed():
-    assert set(closed([0])) == {"loss", "accuracy", "learning_rate"}
+    assert set(closed([0])) == {"loss", "error", "learning_rate"}
 
 
 def test_the_first_metric_that_is_not_finite_is_named():
-    window = Window()
+    averager = MetricAverager()
     for step, bad in enumerate([None, "gradient_norm", "loss"]):
-        window.add(metrics(step) | {"gradient_norm": jnp.float32(1)} | ({bad: jnp.float32(np.nan)} if bad else {}))
-        assert window.first_not_finite(("loss", "gradient_norm")) == (None if step == 0 else "gradient_norm")
-    assert window.first_not_finite(("learning_rate",)) is None
-    window.close(BATCH)
-    assert window.first_not_finite(("loss", "gradient_norm")) is None
+        found = metrics(step, gradient_norm=jnp.float32(np.nan if bad == "gradient_norm" else 1))
+        if bad == "loss":
+            found.averaged["loss"] = jnp.float32(np.nan), jnp.float32(1)
+        averager.add(found)
+        assert averager.first_not_finite(("loss", "gradient_norm")) == (None if step == 0 else "gradient_norm")
+    assert averager.first_not_finite(("learning_rate",)) is None
+    averager.close(BATCH)
+    assert averager.first_not_finite(("loss", "gradient_norm")) is None
+
+
+def test_a_metric_without_examples_is_no_number():
+    averager = MetricAverager()
+    averager.add(StepMetrics({"loss": (jnp.float32(0), jnp.float32(0))}, {}))
+    assert np.isnan(averager.close(BATCH)["loss"])
+
+
+def test_the_host_runs_at_most_two_steps_ahead(monkeypatch):
+    waited, averager = [], MetricAverager()
+    monkeypatch.setattr(averaging.jax, "block_until_ready", lambda metrics: waited.append(metrics))
+    steps = [metrics(step) for step in range(6)]
+    for found in steps:
+        averager.add(found)
+    assert waited == [steps[0], steps[0], steps[1], steps[2], steps[3]]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from data.packed import unpack
-from plstm.tasks.vision import normalise
-from plstm.training.evaluation import describe, evaluate
+from data.loading import unpack
+from plstm.training.evaluation import describe, evaluate, make_ready
 from plstm.training.steps import make_predict
+from tests.training.classifying import logits, measure, metrics_of
 
 COUNT = 10
 
@@ -37,11 +37,11 @@ def test_every_example_counts_once(split, batch_size):
     params = np.random.default_rng(0).normal(size=(16 * 16, 2)) / 4
     seen = []
 
-    def predict(params, batch):
+    def measure_linear(params, batch):
         seen.append(np.asarray(batch["image"]))
-        return linear_predict(params, batch)
+        return metrics_of(linear_predict(params, batch), batch)
 
-    found = evaluate(predict, params, split, batch_size)
+    found = evaluate(measure_linear, params, split, batch_size)
     expected = expected_metrics(linear_predict(params, {"image": split.bits}), split.labels)
     assert found["count"] == COUNT and isinstance(found["count"], int)
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
@@ -52,22 +52,43 @@ def test_every_example_counts_once(split, batch_size):
 
 def test_padding_cannot_score(split):
     """A model that is sure of class 0, which padding is labelled with."""
-    found = evaluate(lambda params, batch: jnp.tile(jnp.array([[9.0, 0.0]]), (len(batch["label"]), 1)), None, split, 7)
-    assert found["accuracy"] == (split.labels == 0).mean()
+
+    def sure(params, batch):
+        return metrics_of(jnp.tile(jnp.array([[9.0, 0.0]]), (len(batch["label"]), 1)), batch)
+
+    found = evaluate(sure, None, split, 7)
+    assert found["accuracy"] == pytest.approx((split.labels == 0).mean(), rel=1e-12)
     assert found["loss"] == pytest.approx(np.log1p(np.exp(-9)) + 9 * (split.labels == 1).mean(), rel=1e-6)
 
 
-def test_a_model_s_numbers_are_the_direct_mean(split, tiny_config, filled):
-    graphdef, params = nnx.split(filled(tiny_config("ViT")))
-    predict = make_predict(graphdef, lambda model, batch: model(normalise(batch["image"])))
-    found = evaluate(predict, params, split, 4)
+def test_the_numbers_of_a_model_are_the_direct_mean(split, tiny_config, filled):
+    model = filled(tiny_config("ViT"))
+    graphdef, params = nnx.split(model)
+    found = evaluate(make_predict(graphdef, measure), params, split, 4)
+    predict = make_predict(graphdef, logits)
     first, second, third = (np.asarray(predict(params, {"image": split.bits[at : at + 4]})) for at in (0, 4, 6))
     expected = expected_metrics(np.concatenate([first, second, third[2:]]), split.labels)
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
     assert found["accuracy"] == expected["accuracy"]
-    assert evaluate(predict, params, split, 4) == found
+    ready, weights, place = make_ready(model, measure, 4)
+    assert evaluate(ready, weights, split, 4, place) == found
+
+
+def test_metrics_may_count_other_things_than_examples(split):
+    """Sums are added in float64, and a metric that nothing counts towards is no number."""
+
+    def measure_any(weights, batch):
+        return {"loss": (jnp.float32(2**24), jnp.float32(1)), "none": (jnp.float32(0), jnp.float32(0))}
+
+    batches = []
+    found = evaluate(measure_any, None, split, 3, each_batch=lambda: batches.append(0))
+    assert found["loss"] == 2**24 and np.isnan(found["none"]) and found["count"] == COUNT
+    assert list(found) == ["loss", "none", "count"] and len(batches) == 4
 
 
 def test_the_line_that_is_printed():
-    line = describe("test_ext", {"loss": 0.25, "accuracy": 0.7784, "count": 10_240})
+    line = describe("test_ext", {"loss": 0.25, "accuracy": 0.7784, "count": 10_240}, "images")
     assert line == "test_ext  loss 0.250000  accuracy 0.778400  (10,240 images)"
+    assert describe("val", {"loss": 1, "top5": 0.5, "count": 3}, "graphs") == (
+        "val       loss 1.000000  top5 0.500000  (3 graphs)"
+    )

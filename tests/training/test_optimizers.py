@@ -9,9 +9,8 @@ import optax
 import pytest
 from flax import nnx
 
-from plstm.config import OptimConfig
 from plstm.models import VisionConfig, build_model
-from plstm.training.optimizers import build_optimizer, decay_mask, epoch_schedule, learning_rate_schedule
+from plstm.training.optimizers import OptimConfig, build_optimizer, decay_mask, epoch_schedule, learning_rate_schedule
 
 STEPS, WARMUP = 39_050, 781
 PEAK = 3e-4

@@ -8,25 +8,27 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from data.packed import unpack
-from plstm.config import Config, OptimConfig
-from plstm.tasks.vision import VisionTask, normalise
 from plstm.training.meshes import Layout, make_mesh
-from plstm.training.optimizers import build_optimizer
+from plstm.training.optimizers import OptimConfig, build_optimizer
 from plstm.training.steps import init_state, make_predict, make_train_step
+from tests.training import classifying
 
 LR = 1e-2
 LAYOUT = Layout(make_mesh(8))
 
 
-def make_step(model, *, label_smoothing=0.0, key=0, peak_lr=LR):
-    """A fresh state and the step."""
+def make_step(model, *, peak_lr=LR):
+    """A fresh state and the step, a function of (state, batch) and of a seed."""
     schedule = lambda step: peak_lr * (1 + step / 1000)  # noqa: E731
     optimizer = build_optimizer(OptimConfig(), schedule)
     graphdef, state = init_state(model, optimizer)
-    loss = VisionTask(Config(optim=OptimConfig(label_smoothing=label_smoothing))).loss
-    step = make_train_step(graphdef, optimizer, schedule, loss, key=jax.random.key(key), layout=LAYOUT)
-    return jax.device_get(state), step
+    step = make_train_step(graphdef, optimizer, schedule, classifying.loss, layout=LAYOUT)
+    return jax.device_get(state), lambda state, batch, seed=0: step(state, batch, jax.random.key(seed))
+
+
+def loss_of(metrics):
+    total, count = metrics.averaged["loss"]
+    return float(total / count)
 
 
 def put(state):
@@ -46,44 +48,32 @@ def trained(request, tiny_config, filled, batch):
     model = filled(tiny_config(request.param), scale=0.2)
     state, step = make_step(model)
     after, metrics = jax.device_get(step(put(state), batch))
-    logits = make_predict(nnx.split(model)[0], VisionTask(Config()).logits)(state.params, batch)
+    logits = make_predict(nnx.split(model)[0], classifying.logits)(state.params, batch)
     return {"step": step, "start": state, "after": after, "metrics": metrics, "logits": np.asarray(logits, np.float64)}
-
-
-def test_packed_and_gray_images_are_normalised_alike(draw_split):
-    bits = draw_split(3).bits
-    gray = unpack(bits, 16)[..., None]
-    packed = np.asarray(normalise(bits))
-    assert packed.shape == (3, 16, 16, 3) and packed.dtype == np.float32
-    np.testing.assert_array_equal(packed, normalise(gray))
-    for channel, (mean, deviation) in enumerate(zip((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), strict=True)):
-        expected = (gray[..., 0] / 255 - mean) / deviation
-        np.testing.assert_allclose(packed[..., channel], expected, rtol=1e-5)
 
 
 def test_metrics_equal_a_computation_from_the_logits(trained, batch):
     logits, labels = trained["logits"], np.asarray(batch["label"])
     losses = np.log(np.exp(logits).sum(-1)) - logits[np.arange(8), labels]
     metrics = trained["metrics"]
-    assert metrics["loss"] == pytest.approx(losses.mean(), rel=1e-5)
-    assert metrics["accuracy"] == (logits.argmax(-1) == labels).mean()
-    assert metrics["learning_rate"] == pytest.approx(LR)
+    assert loss_of(metrics) == pytest.approx(losses.mean(), rel=1e-5)
+    assert metrics.averaged["accuracy"] == ((logits.argmax(-1) == labels).sum(), 8)
+    assert metrics.latest["learning_rate"] == pytest.approx(LR)
 
     def flat(tree):
         return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]).astype(np.float64)
 
     before, after = flat(trained["start"].params), flat(trained["after"].params)
-    assert metrics["parameter_norm"] == pytest.approx(np.linalg.norm(after), rel=1e-5)
-    assert metrics["update_norm"] == pytest.approx(np.linalg.norm(after - before), rel=1e-3)
-    assert set(metrics) == {
-        "loss", "accuracy", "learning_rate", "gradient_norm", "parameter_norm", "update_norm"
-    }  # fmt: skip
+    assert metrics.latest["parameter_norm"] == pytest.approx(np.linalg.norm(after), rel=1e-5)
+    assert metrics.latest["update_norm"] == pytest.approx(np.linalg.norm(after - before), rel=1e-3)
+    assert set(metrics.latest) == {"learning_rate", "gradient_norm", "parameter_norm", "update_norm"}
+    assert {leaf.dtype for leaf in jax.tree.leaves(metrics)} == {np.dtype("float32")}
 
 
-def test_gradients_are_clipped_and_their_norm_is_told_before(trained):
+def test_gradients_are_clipped_and_their_norm_is_taken_before(trained):
     mean = trained["after"].opt_state[1].mu  # of Adam; after one step a tenth of the clipped gradient
     clipped = 10 * np.sqrt(sum((leaf.astype(np.float64) ** 2).sum() for leaf in jax.tree.leaves(mean)))
-    assert clipped == pytest.approx(min(1.0, float(trained["metrics"]["gradient_norm"])), rel=1e-4)
+    assert clipped == pytest.approx(min(1.0, float(trained["metrics"].latest["gradient_norm"])), rel=1e-4)
 
 
 def test_a_step_repeats_bit_for_bit(trained, batch):
@@ -96,7 +86,7 @@ def test_training_lowers_the_loss_of_a_batch(trained, batch):
     state, losses = put(trained["start"]), []
     for _ in range(60):
         state, metrics = trained["step"](state, batch)
-        losses.append(float(metrics["loss"]))
+        losses.append(loss_of(metrics))
     assert losses[-1] < 0.5 * losses[0]
 
 
@@ -131,7 +121,7 @@ def test_the_first_bad_step_is_remembered(slope, batch, weights, loss_is_finite)
         state, metrics = step(state, batch)
         assert int(state.bad_step) == -1
     state, metrics = step(with_weights(state, weights), batch)
-    assert bool(np.isfinite(metrics["loss"])) == loss_is_finite and not np.isfinite(metrics["gradient_norm"])
+    assert bool(np.isfinite(loss_of(metrics))) == loss_is_finite and not np.isfinite(metrics.latest["gradient_norm"])
     assert (int(state.step), int(state.bad_step)) == (3, 3)
     recovered = put(start._replace(step=np.int32(3), bad_step=np.int32(3)))
     for later in (state, recovered):
@@ -143,18 +133,8 @@ def test_parameters_that_a_step_makes_infinite_are_bad_at_once(batch):
     """Before the next loss shows it: a checkpoint may be due in between."""
     start, step = make_step(Slope(), peak_lr=1e38)
     state, metrics = step(put(start), batch)
-    assert np.isfinite(metrics["loss"]) and np.isfinite(metrics["gradient_norm"])
-    assert not np.isfinite(metrics["parameter_norm"]) and int(state.bad_step) == 1
-
-
-def test_label_smoothing(batch):
-    model = Slope((4.0, 1.0))
-    logits = np.asarray(model(normalise(batch["image"])), np.float64)
-    state, step = make_step(model, label_smoothing=0.2)
-    _, metrics = step(put(state), batch)
-    targets = 0.8 * np.eye(2)[np.asarray(batch["label"])] + 0.1
-    expected = -(targets * (logits - np.log(np.exp(logits).sum(-1, keepdims=True)))).sum(-1).mean()
-    assert float(metrics["loss"]) == pytest.approx(expected, rel=1e-5)
+    assert np.isfinite(loss_of(metrics)) and np.isfinite(metrics.latest["gradient_norm"])
+    assert not np.isfinite(metrics.latest["parameter_norm"]) and int(state.bad_step) == 1
 
 
 class Noise(nnx.Module):
@@ -169,10 +149,32 @@ class Noise(nnx.Module):
 
 def test_every_step_has_a_key_of_its_own(batch):
     state, step = make_step(Noise())
-    _, other_step = make_step(Noise(), key=1)
 
-    def loss(step, number):
-        return float(step(put(state._replace(step=np.int32(number))), batch)[1]["loss"])
+    def loss(number, seed):
+        return loss_of(step(put(state._replace(step=np.int32(number))), batch, seed)[1])
 
-    losses = [loss(step, 0), loss(step, 1), loss(other_step, 0)]
-    assert len(set(losses)) == 3 and loss(step, 0) == losses[0]
+    losses = [loss(0, seed=0), loss(1, seed=0), loss(0, seed=1)]
+    assert len(set(losses)) == 3 and loss(0, seed=0) == losses[0]
+
+
+class Counting(nnx.Module):
+    """Logits that a batch statistic, the number of training passes, shifts."""
+
+    def __init__(self):
+        self.kernel, self.passes = nnx.Param(jnp.ones((1, 2))), nnx.BatchStat(jnp.float32(0))
+
+    def __call__(self, images, *, key=None):
+        if key is not None:
+            self.passes[...] += 1
+        return images.mean((1, 2, 3))[:, None] * self.kernel[...] + jnp.stack([self.passes[...], jnp.float32(0)])
+
+
+def test_running_statistics_are_part_of_the_state(batch):
+    start, step = make_step(Counting())
+    state, _ = step(put(start), batch)
+    state, _ = step(state, batch)
+    assert jax.tree.leaves(jax.device_get(state.statistics)) == [2.0]
+    predict = make_predict(nnx.split(Counting())[0], classifying.logits)
+    kernel = np.asarray(jax.tree.leaves(state.params)[0])
+    shift = np.asarray(predict(state.weights, batch)) - np.asarray(predict(start.weights, batch))
+    assert kernel.shape == (1, 2) and np.median(shift[:, 0] - shift[:, 1]) == pytest.approx(2, abs=0.1)

@@ -1,0 +1,71 @@
+"""What a run computes: how many steps, and the jitted functions."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from typing import NamedTuple
+
+import optax
+from flax import nnx
+
+from plstm.config import Config, from_plain
+from plstm.tasks import TASKS, Task
+from plstm.training.meshes import Layout, make_mesh
+from plstm.training.optimizers import build_optimizer, epoch_schedule, learning_rate_schedule
+from plstm.training.steps import make_predict, make_train_step
+
+
+class Plan(NamedTuple):
+    """Steps of the run, of an epoch and of the warm-up; steps between log lines, evaluations and checkpoints."""
+
+    steps: int
+    steps_per_epoch: int
+    warmup_steps: int
+    log_every: int
+    eval_every: int
+    save_every: int
+    examples_per_step: float  # under the batch size where the last batch of an epoch is not full
+
+    @classmethod
+    def of(cls, config: Config, task: Task) -> Plan:
+        """The plan of a run."""
+        optim, loop, per_epoch = config.optim, config.loop, task.steps_per_epoch
+        unit = per_epoch if loop.unit == "epochs" else 1
+        return cls(
+            max(round(optim.epochs * per_epoch), 1),
+            per_epoch,
+            round(optim.warmup_epochs * per_epoch),
+            loop.log_every * unit,
+            loop.eval_every * unit,
+            (loop.save_every or loop.eval_every) * unit,
+            min(optim.batch_size, task.train_examples / per_epoch),
+        )
+
+
+class Programs(NamedTuple):
+    """The model's static definition, the optimizer, and the jitted functions of a run."""
+
+    graphdef: nnx.GraphDef
+    optimizer: optax.GradientTransformation
+    step: Callable  # (state, batch, key) -> (state, StepMetrics)
+    measure: Callable  # (weights, batch) -> {name: (sum, count)}
+    predict: Callable  # (weights, batch) -> logits
+    inspect: Callable  # (weights, batch) -> {name: scalar}
+
+
+@functools.lru_cache(maxsize=1)
+def compile_programs(config_json: str, plan: Plan) -> Programs:
+    """What a run compiles. Runs that follow each other in one process, such as folds, share it if it is the same."""
+    config = from_plain(json.loads(config_json))
+    task = TASKS[config.task](config)
+    schedule = learning_rate_schedule(config.optim, plan.steps, plan.warmup_steps)
+    if config.optim.schedule_per == "epoch":
+        schedule = epoch_schedule(config.optim, plan.steps_per_epoch)
+    optimizer = build_optimizer(config.optim, schedule)
+    graphdef = nnx.graphdef(nnx.eval_shape(lambda: task.build_model(0)))
+    layout = Layout(make_mesh(config.optim.batch_size, config.mesh.fsdp))
+    step = make_train_step(graphdef, optimizer, schedule, task.loss, layout=layout)
+    functions = (task.metrics, task.logits, task.statistics)
+    return Programs(graphdef, optimizer, step, *(make_predict(graphdef, function) for function in functions))

@@ -1,0 +1,144 @@
+"""The 2-D operator, forward and backward: against the quad-tree, in chunks, and in each of its forms."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from plstm.ops.lots import count_lots
+
+from plstm.ops.grid import METHODS, STRUCTURES, GridGates, by_matrix, plstm2d
+from scripts.benchmarks import quadtree
+from scripts.benchmarks.harness import Row, Subject, compare_steps, option, ratio
+
+HEADS, DIM = 3, 64  # of pLSTM-Vis-T
+HOPELESS = 2.5  # times slower than the best form on one grid: not tried on larger ones
+FORMS = {  # of the gating matrix; in D-mode "row_transfer" is a closed form
+    "general": ("row_transfer", "source_scan"),
+    "rank_one": ("row_transfer", "source_scan", "batch_minor"),
+    "no_ru": ("row_transfer", "batch_minor"),
+}
+
+
+def draw_operator_inputs(structure: str, grid: int, batch: int, heads: int = HEADS, dim: int = DIM) -> tuple:
+    """q, k, v, gates, direct and the output's cotangent, float32, with transitions near criticality."""
+    keys = iter(jax.random.split(jax.random.key(0), 16))
+    lead, shape = (batch, heads, grid, grid), (batch, heads, 4, grid, grid)
+    q, k, v, cotangent = (jax.random.normal(next(keys), (*lead, dim)) for _ in range(4))
+    decay_l, decay_u = jax.random.uniform(next(keys), (2, *shape), minval=0.9)
+    angle_l, angle_u = jax.random.uniform(next(keys), (2, *shape))
+    s_r, s_d, m_l, m_u = jax.random.uniform(next(keys), (4, *shape))
+    transitions = {  # t_rl, t_ru, t_dl, t_du
+        "general": (decay_l * angle_l, decay_u * angle_u, decay_l * (1 - angle_l), decay_u * (1 - angle_u)),
+        "rank_one": (decay_l * angle_l, decay_l * angle_l, decay_l * (1 - angle_l), decay_l * (1 - angle_l)),
+        "no_ru": (decay_l, jnp.zeros(shape), decay_l, decay_u),
+    }[structure]
+    gates = GridGates(s_r, s_d, *transitions, m_l, m_l if structure == "rank_one" else m_u)
+    return q, k, v, gates, jax.random.uniform(next(keys), lead), cotangent
+
+
+def gradient_step(operator: Callable) -> Callable:
+    """Output and gradients of every argument: one forward and one backward pass."""
+
+    def step(q, k, v, gates, direct, cotangent):
+        output, backward = jax.vjp(operator, q, k, v, gates, direct)
+        return output, backward(cotangent)
+
+    return step
+
+
+def compare_operators(operators: dict[str, Callable], arguments: tuple, repeats: int) -> dict[str, Row]:
+    """As `compare_steps`, of forward and backward passes."""
+    return compare_steps({name: gradient_step(run) for name, run in operators.items()}, arguments, repeats)
+
+
+def measure_operator(options: argparse.Namespace) -> Iterator[Row]:
+    """The 2-D operator, forward and backward, against the paper's quad-tree and the plain scan."""
+    for grid in options.grids:
+        for structure in STRUCTURES:
+            operators = {
+                "ours": partial(plstm2d, method=options.method, structure=structure),
+                "scan": partial(plstm2d, method="recurrent", structure=structure),
+                "quadtree": quadtree.plstm2d,
+            }
+            arguments = draw_operator_inputs(structure, grid, options.batch, options.heads, options.dim)
+            found = compare_operators(operators, arguments, options.repeats)
+            speedups = ratio(found, "quadtree", "ours", "speedup") | ratio(found, "scan", "ours", "speedup_over_scan")
+            yield {"grid": grid, "structure": structure, "method": options.method, **found, **speedups}
+
+
+def measure_chunks(options: argparse.Namespace) -> Iterator[Row]:
+    """The operator in chunks of batch and heads that stay in the cache, against all at once."""
+    for structure in options.structures:
+        for grid, images in options.cases:
+            chunks = count_lots(images * HEADS, grid**4 * jnp.dtype(jnp.float32).itemsize)
+            by_chunks = partial(by_matrix, structure=structure, form="auto")
+            operators = {"chunked": partial(by_chunks, lots=chunks), "at_once": partial(by_chunks, lots=1)}
+            found = compare_operators(operators, draw_operator_inputs(structure, grid, images), options.repeats)
+            speedup = ratio(found, "at_once", "chunked", "speedup")
+            yield {"structure": structure, "grid": grid, "images": images, "chunks": chunks, **found, **speedup}
+
+
+def grid_and_images(text: str) -> tuple[int, int]:
+    """Side of the grid and number of images of SIDExIMAGES."""
+    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be SIDExIMAGES, such as 12x128")
+    grid, images = map(int, text.split("x"))
+    return grid, images
+
+
+def measure_forms(options: argparse.Namespace) -> Iterator[Row]:
+    """Every form of the operator by structure, batch and grid: what plstm/ops/tuned.py chooses by."""
+    for structure in options.structures:
+        for batch in options.batches:
+            operators = {form: partial(by_matrix, structure=structure, form=form) for form in FORMS[structure]}
+            operators["chunkwise"] = partial(plstm2d, structure=structure, method="chunkwise")
+            for grid in sorted(options.grids):
+                found = compare_operators(operators, draw_operator_inputs(structure, grid, batch), options.repeats)
+                seconds = {name: form["median_seconds"] for name, form in found.items()}
+                fastest = min(seconds, key=seconds.get)
+                yield {
+                    "structure": structure,
+                    "grid": grid,
+                    "batch": batch,
+                    "dim": DIM,
+                    "fastest": fastest,
+                    "forms": found,
+                }
+                for name, value in seconds.items():
+                    if name != "chunkwise" and value > HOPELESS * seconds[fastest]:
+                        del operators[name]
+
+
+STRUCTURE_OPTION = option(list(STRUCTURES), "of the transitions", str, choices=STRUCTURES)
+SUBJECTS = {
+    "operator": Subject(
+        measure_operator,
+        {
+            "--grids": option([12, 24], "side lengths"),
+            "--batch": option(8, "images"),
+            "--heads": option(HEADS, "of an image"),
+            "--dim": option(DIM, "of a head's queries, keys and values"),
+            "--method": option("auto", "of our operator", str, choices=METHODS),
+        },
+    ),
+    "chunks": Subject(
+        measure_chunks,
+        {
+            "--structures": STRUCTURE_OPTION,
+            "--cases": option([(8, 128), (12, 128), (16, 32), (24, 16)], "SIDExIMAGES", grid_and_images),
+        },
+    ),
+    "tune": Subject(
+        measure_forms,
+        {
+            "--grids": option([12, 24, 32, 48], "side lengths"),
+            "--batches": option([1, 3], f"images of {HEADS} heads"),
+            "--structures": STRUCTURE_OPTION,
+        },
+    ),
+}

@@ -1,0 +1,51 @@
+"""Shared by the scripts: arguments that fail in one line, and result files that say where they come from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from data.files import write_file
+from plstm.errors import UserError
+from plstm.training.environment import describe_environment
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """The description as written, and every option's default."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Ends bad arguments with one line and status 2, as `plstm.errors.run_script` ends bad input."""
+
+    def __init__(self, description: str | None, **options: Any):
+        super().__init__(description=description, formatter_class=_Help, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (--help lists the arguments)\n")
+
+
+def positive(text: str) -> int:
+    """An argument that is a whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1")
+    return int(text)
+
+
+def provenance() -> dict[str, Any]:
+    """The command that was typed, and where it ran: see `describe_environment`."""
+    command = shlex.join(["python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    return {"command": command, **describe_environment(ROOT)}
+
+
+def write_results(path: Path, results: dict[str, Any]) -> None:
+    """Writes JSON, whole or not at all. Raises UserError if it cannot be written."""
+    try:
+        write_file(path, (json.dumps(results, indent=2) + "\n").encode())
+    except OSError as error:
+        raise UserError(f"--out {path}: cannot be written ({error.strerror})") from error

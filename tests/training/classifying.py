@@ -1,0 +1,38 @@
+"""A small classification task for the tests of this folder: its images, its loss and its metrics."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from data.loading import unpack
+from plstm.tasks.base import classification_metrics
+
+SIZE = 16  # pixels per side: a 4 x 4 grid of patches
+
+
+def pixels(packed) -> jax.Array:
+    """uint8 [batch, bytes] -> float32 [batch, SIZE, SIZE, 3] in [-1, 1]."""
+    images = 2 * jnp.asarray(unpack(packed, SIZE), jnp.float32) / 255 - 1
+    return jnp.repeat(images[..., None], 3, axis=-1)
+
+
+def logits(model, batch) -> jax.Array:
+    return model(pixels(batch["image"]))
+
+
+def metrics_of(found: jax.Array, batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Sums and counts of the cross entropy and the accuracy, without padding."""
+    mask = batch.get("mask", np.ones(len(found), bool))
+    return classification_metrics(found, batch["label"], mask)
+
+
+def loss(model, batch, key) -> tuple[jax.Array, dict]:
+    metrics = metrics_of(model(pixels(batch["image"]), key=key), batch)
+    total, count = metrics["loss"]
+    return total / count, metrics
+
+
+def measure(model, batch) -> dict:
+    return metrics_of(logits(model, batch), batch)
