@@ -80,20 +80,20 @@ table-ablation: $(READY) ## Run what is missing of Table 5, the ImageNet ablatio
 	$(PY) scripts/run_table.py ablation $(ARGS)
 
 .PHONY: table-graphs
-table-graphs: $(READY) ## Train what is missing of Table 1, graphs (ARGS=--dry-run lists it, ARGS="--columns MUTAG" for one set)
+table-graphs: $(READY) ## Train what is missing of Table 1, graphs (ARGS=--dry-run lists it, ARGS="--sections MUTAG" for one set)
 	$(PY) scripts/run_table.py graphs --processes 2 $(ARGS)
 
 .PHONY: tables
-tables: $(READY) ## Write results/tables from the run records
+tables: $(READY) ## Write results/tables and the generated numbers of README and docs from the run records
 	$(PY) scripts/make_tables.py $(ARGS)
 
 .PHONY: tables-check
-tables-check: $(READY) ## Fail if results/tables does not match the run records
+tables-check: $(READY) ## Fail if results/tables, README or docs do not match the run records
 	$(PY) scripts/make_tables.py --check
 
 .PHONY: verify
-verify: $(READY) ## Recompute every number that is shown (ARGS="--checkpoints runs" also evaluates those runs again)
-	$(PY) scripts/verify.py $(ARGS)
+verify: tables-check ## Check tables and documents, records against their curves, benchmarks against their parts
+	$(PY) scripts/verify.py
 
 .PHONY: figures
 figures: $(READY) ## Write results/figures from the run records

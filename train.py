@@ -156,7 +156,8 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         check_finite(state, averager, checkpoints)
         values = averager.close(plan.examples_per_step)
         write("train", values)
-        progress.update(step, {"epoch": step / plan.steps_per_epoch, **values})
+        shown = {name: value for name, value in values.items() if name not in step_metrics.latest}
+        progress.update(step, {"epoch": step / plan.steps_per_epoch, **shown})
 
     def evaluate_splits(names: list[str], shown: bool = True) -> dict[str, dict[str, float]]:
         """Evaluates whole splits, logs the metrics and remembers the best step."""
@@ -229,9 +230,8 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         interrupt.leave_at_once(f"at step {step:,}, saved; the same command resumes the run")
         if not is_main():
             return None
-        shown = {split: splits[split] for split in loop.final_splits}
-        model = nnx.merge(programs.graphdef, weights)
-        for picture in task.draw(model, programs.predict, shown, folder / "figures", name):
+        model, final = nnx.merge(programs.graphdef, weights), {split: splits[split] for split in loop.final_splits}
+        for picture in task.draw(model, programs.predict, final, folder / "figures", name):
             tracker.image(picture.stem, picture, step)
         primary = task.primary_metric
         tracker.summary({f"final/{split}/{primary}": found[primary] for split, found in info["final"].items()})

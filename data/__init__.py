@@ -1,1 +1,1 @@
-"""Data sets: their laws, TFDS builders and loading."""
+"""Data sets: what they are, how they are prepared and read, and how they become batches."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from plstm.errors import UserError
 
@@ -19,7 +20,7 @@ def data_root(root: str | None) -> Path:
     named = root or os.environ.get("PLSTM_DATA")
     if not named:
         default = Path("~/.cache/plstm/data").expanduser()
-        with told_by_path(default):
+        with write_errors(default):
             default.mkdir(parents=True, exist_ok=True)
         return default
     folder = Path(named).expanduser().absolute()
@@ -30,23 +31,50 @@ def data_root(root: str | None) -> Path:
 
 
 @contextlib.contextmanager
-def told_by_path(path: Path) -> Iterator[None]:
-    """Failures to write below `path` as UserError."""
+def write_errors(path: Path, remedy: str = "correct that, or set another data.root") -> Iterator[None]:
+    """Failures to write `path`, or below it, become UserError."""
     try:
         yield
     except OSError as error:
-        why = f"{error.filename or path}: {error.strerror or error}"
-        raise UserError(f"{why}; correct that, or set another data.root") from error
-    except RuntimeError as error:  # what array_record makes of a full disk
-        raise UserError(f"{path}: cannot be written ({error}); correct that, or set another data.root") from error
+        raise UserError(f"{error.filename or path}: {error.strerror or error}; {remedy}") from error
+    except RuntimeError as error:  # array_record raises it on a full disk
+        raise UserError(f"{path}: cannot be written ({error}); {remedy}") from error
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file at once or not at all; its folder is made where missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def write_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+    """Write a file whole or not at all: bytes, or what `content(file)` writes. Its folder is made where missing.
+
+    An OSError names `path`, not the temporary file that is written first.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(data)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(content) if isinstance(content, bytes) else content(file)
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+@contextlib.contextmanager
+def quiet_tfds() -> Iterator[None]:
+    """TFDS without notes on standard output, hints, and progress bars where no terminal shows them."""
+    import io
+    import sys
+
+    import tensorflow_datasets as tfds
+    from absl import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    if not sys.stderr.isatty():
+        tfds.disable_progress_bar()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.set_verbosity(verbosity)

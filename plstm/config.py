@@ -119,15 +119,17 @@ def check(config: Config) -> None:
     _check_ranges(config)
     _check_splits(config)
     _check_choices(config)
-    task, family = TASKS[config.task], MODELS[config.model.family]
-    if task.inputs != family.inputs:
-        raise UserError(
-            f"model: this one takes {family.inputs}, and data=... gives {task.inputs}; choose another model=..."
-        )
+    _check_inputs(config.task, config.model.family)
     config.model.check()
     if config.augment is not None:
         config.augment.check()
-    task.check(config)
+    TASKS[config.task].check(config)
+
+
+def _check_inputs(task: str, family: str) -> None:
+    reads, gives = MODELS[family].inputs, TASKS[task].inputs
+    if reads != gives:
+        raise UserError(f"model: family {family} takes {reads}, and data=... gives {gives}; choose another model=...")
 
 
 def _check_values(config: Any) -> None:
@@ -239,6 +241,9 @@ def from_plain(plain: dict[str, Any]) -> Config:
 
 def to_config(node: DictConfig) -> Config:
     """The checked dataclasses of a composed Hydra config, or one read back; interpolations resolved."""
+    task, family = (OmegaConf.select(node, key) for key in ("task", "model.family"))
+    if task in TASKS and family in MODELS:
+        _check_inputs(task, family)  # first, as the other model's keys may refer to keys of other data
     config = from_plain(_resolved(node))
     check(config)
     return config

@@ -18,6 +18,12 @@ class ReadError(UserError):
     """Data that cannot be read, where what was computed so far is good: a training saves before it ends."""
 
 
+def first_line(error: Exception) -> str:
+    """What an error says, for a message of one line."""
+    text = getattr(error, "strerror", None) or str(error).strip()
+    return text.splitlines()[0][:200] if text else type(error).__name__
+
+
 def run_script(main: Callable[[], int | None]) -> NoReturn:
     """Ends the process with the status that a script's `main` returns; a UserError ends it with one line and 2."""
     try:

@@ -1,6 +1,6 @@
 """Convert results of format 1 (runs/*.json with curves/*.csv, folds/*.jsonl) to format 2, once.
 
-    python scripts/convert_results.py OLD_RESULTS NEW_RESULTS
+python scripts/convert_results.py OLD_RESULTS NEW_RESULTS
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def columns_of(path: Path) -> dict:
 def main() -> None:
     old, new = map(Path, sys.argv[1:])
     found: dict[Path, list[str]] = {}
-    lines = [(json.loads(path.read_text()), columns_of(old / f"curves/{path.stem}.csv")) for path in sorted((old / "runs").glob("*.json"))]
+    lines = [
+        (json.loads(path.read_text()), columns_of(old / f"curves/{path.stem}.csv"))
+        for path in sorted((old / "runs").glob("*.json"))
+    ]
     for path in sorted((old / "folds").glob("*.jsonl")):
         lines += [(line["record"], line["curve"]) for line in map(json.loads, path.read_text().splitlines())]
     for old_record, curve in lines:

@@ -1,9 +1,6 @@
-"""How far the majority class gets in the cross-validations of the graph table: results/baselines/graphs.json.
+"""Mean test accuracy of the majority class over the graph table's folds: results/baselines/graphs.json.
 
-    python scripts/majority_baselines.py                   # the four sets, fetched where they are missing
-    python scripts/majority_baselines.py --root /path/of/copies
-
-In each fold the answer is the class that most of its training graphs have.
+python scripts/majority_baselines.py [--root FOLDER]       # data sets are downloaded where missing
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from data.tudataset import load_tudataset, make_folds
+from data.graphs.tudataset import load_tudataset, make_folds
 from plstm.errors import run_script
 from plstm.results.definitions import load_table
 from plstm.training.environment import describe_environment
@@ -25,15 +22,12 @@ from scripts.common import write_results
 
 
 def majority_accuracy(labels: np.ndarray, folds: int, seed: int) -> float:
-    """Mean test accuracy over the folds."""
-    found = []
-    for fold in make_folds(labels, folds, seed):
-        answer = np.bincount(labels[fold.train]).argmax()
-        found.append(np.mean(labels[fold.test] == answer))
-    return float(np.mean(found))
+    """In each fold the answer is the class that most of its training graphs have."""
+    answers = [(np.bincount(labels[fold.train]).argmax(), fold.test) for fold in make_folds(labels, folds, seed)]
+    return float(np.mean([np.mean(labels[test] == answer) for answer, test in answers]))
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", help="where data sets live, as data.root of a run")
     parser.add_argument("--out", type=Path, default=ROOT / "results/baselines/graphs.json")
@@ -41,20 +35,12 @@ def main() -> int:
     table = load_table(ROOT / "configs/tables/graphs.yaml")
     folds, seed = table.require["data.folds"], table.require["data.fold_seed"]
     row: dict[str, str | float] = {"name": "majority class"}
-    for name in table.columns:
+    for name in table.section_values:
         row[name] = round(majority_accuracy(load_tudataset(name, arguments.root).labels, folds, seed), 4)
         print(f"{name:10}{row[name]:8.4f}", flush=True)
-    environment = describe_environment(ROOT)
-    record = {
-        "command": "python scripts/majority_baselines.py",
-        "folds": folds,
-        "fold_seed": seed,
-        **{key: environment[key] for key in ("commit", "dirty", "versions")},
-        "baselines": [row],
-    }
-    write_results(arguments.out, record)
-    print(arguments.out)
-    return 0
+    environment = {key: describe_environment(ROOT)[key] for key in ("commit", "dirty", "versions")}
+    report = {"command": "python scripts/majority_baselines.py", "folds": folds, "fold_seed": seed}
+    write_results(arguments.out, report | environment | {"baselines": [row]})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
-"""Draw what results tables show, training curves or accuracies, into results/figures.
+"""Draw the figures of results tables, of those that have finished runs, into results/figures.
 
-    python scripts/make_figures.py                 # every table of configs/tables that has finished runs
-    python scripts/make_figures.py arrow
-
-Exit status: 0, or 2 if a record, a curve or a definition is wrong.
+python scripts/make_figures.py                 # every table of configs/tables
+python scripts/make_figures.py arrow
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from plstm.results.sums import refresh_sums
 
 from plstm.errors import run_script
 from plstm.results.definitions import load_tables
@@ -27,13 +24,11 @@ ROOT = Path(__file__).resolve().parents[1]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="tables to draw, all if none is named")
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records, curves and figures")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records and figures")
     arguments = parser.parse_args()
-    records = read_records(arguments.results)
     for table in load_tables(ROOT / "configs/tables", arguments.names):
-        paths = draw_table(table, records, arguments.results)
+        paths = draw_table(table, read_records(arguments.results), arguments.results)
         print(f"{table.name}: {' '.join(map(str, paths)) or 'no finished run, or no figure asked for; nothing drawn'}")
-    refresh_sums(arguments.results)
 
 
 if __name__ == "__main__":

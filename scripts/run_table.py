@@ -1,34 +1,33 @@
-"""Run what is missing of a results table, most telling runs first, and keep its tables and figure up to date.
+"""Run what is missing of a results table, most telling runs first, and keep its tables and figures up to date.
 
     python scripts/run_table.py arrow --dry-run             # what is finished, what is not, and what it should cost
-    python scripts/run_table.py imagenet --dry-run --measure 256        # costs by the speed of this machine's devices
     python scripts/run_table.py arrow --max-runs 2 logger.mode=disabled
-    python scripts/run_table.py graphs --processes 2        # cross-validations side by side, a thread each
+    python scripts/run_table.py graphs --processes 2 --sections MUTAG       # side by side, a thread each
 
-Typing the same command again goes on where the last one stopped.
+Rerunning the same command resumes where the last one stopped.
 Exit status: 0, 1 if a run failed, 2 if a record or a definition is wrong, 130 if interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import signal
-import statistics
+import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from plstm.errors import UserError
-from plstm.results import execution, figures, fold_tables, sums, sweeps, tables
+from plstm.config import OUTSIDE_ID
+from plstm.errors import UserError, run_script
+from plstm.results import cells, execution, figures, sweeps, tables
 from plstm.results.definitions import TableDefinition, check_overrides, load_table
-from plstm.results.records import Hardware, RunRecord, read_records
-from scripts.benchmarks.harness import alternate
-from scripts.common import positive
+from plstm.results.records import Hardware, read_records
+from plstm.runs.cost import experiment_cost
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS = 5  # measured
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -36,29 +35,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("table", help="a file of configs/tables, without .yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides for every run")
     parser.add_argument("--dry-run", action="store_true", help="list the runs and stop")
-    throughput = parser.add_mutually_exclusive_group()
-    throughput.add_argument(
-        "--images-per-second",
-        type=float,
-        metavar="N",
-        help="throughput of the first row's runs, to estimate by what nobody has measured; others by their operations",
-    )
-    throughput.add_argument(
-        "--measure",
-        type=positive,
-        metavar="BATCH",
-        help="with --dry-run: time training steps of the first row's model on BATCH images, and estimate by that",
-    )
-    parser.add_argument("--max-runs", type=positive, help="start at most this many runs, or cross-validations")
-    parser.add_argument("--processes", type=positive, default=1, help="how many run side by side (1)")
-    parser.add_argument("--columns", metavar="A,B", help="of a table of cross-validations: only these (all)")
+    throughput = "training throughput of the first row, to estimate what no finished run tells; others by their FLOPs"
+    parser.add_argument("--examples-per-second", type=float, metavar="N", help=throughput)
+    parser.add_argument("--max-runs", type=int, help="start at most this many processes")
+    parser.add_argument("--processes", type=int, default=1, help="how many run side by side (1)")
+    parser.add_argument("--sections", metavar="A,B", help="only these sections of the table (all)")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records, tables and figures")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of unfinished runs")
     arguments = parser.parse_intermixed_args()
-    if arguments.measure and not arguments.dry_run:
-        parser.error("--measure goes with --dry-run: this process would hold on to the devices")
-    if arguments.images_per_second is not None and not arguments.images_per_second > 0:
-        parser.error("argument --images-per-second: must be above 0")
+    for key in ("examples_per_second", "max_runs", "processes"):
+        if (value := getattr(arguments, key)) is not None and not value > 0:
+            parser.error(f"argument --{key.replace('_', '-')}: must be above 0")
     for key, path in (("results", arguments.results), ("runs", arguments.runs)):
         if path != ROOT / key:
             arguments.overrides.append(f"paths.{key}={path.resolve()}")
@@ -66,14 +53,24 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def check_options(table: TableDefinition, arguments: argparse.Namespace) -> None:
-    """Raises UserError for an option that the table has no use for, or a column that it has not."""
-    if arguments.columns and not table.folds:
-        raise UserError(f"--columns: table {table.name} has no cross-validations; leave it out")
-    for column in arguments.columns.split(",") if arguments.columns else []:
-        if column not in table.columns:
-            raise UserError(f"--columns: {column!r} is none of {', '.join(table.columns)}")
-    if table.folds and (arguments.measure or arguments.images_per_second):
-        raise UserError(f"--measure, --images-per-second: they are for images, and table {table.name} is of graphs")
+    """Raises UserError for a section that the table has not, or costs of experiments that only their data tell."""
+    known = list(map(str, table.section_values)) if table.sections else []
+    for section in arguments.sections.split(",") if arguments.sections else []:
+        if section not in known:
+            raise UserError(
+                f"--sections: {section!r} is none of table {table.name}'s: {', '.join(known) or 'it has none'}"
+            )
+    if table.sections and arguments.examples_per_second:
+        raise UserError(f"--examples-per-second: the FLOPs of table {table.name}'s runs follow only from their data")
+
+
+def query_hardware() -> Hardware:
+    """What a run started now would record; asked in another process, for JAX would hold on to a GPU."""
+    code = "import json; from plstm.training.environment import describe_environment as d; print(json.dumps(d('.')['hardware']))"
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    if answer.returncode:
+        raise UserError(f"JAX does not start on this machine: {answer.stderr.strip().splitlines()[-1]}")
+    return json.loads(answer.stdout.splitlines()[-1])
 
 
 def hours(seconds: float) -> str:
@@ -81,121 +78,88 @@ def hours(seconds: float) -> str:
 
 
 def list_runs(table: TableDefinition, arguments: argparse.Namespace) -> list[sweeps.Job]:
-    """Print one line a run or cross-validation and a total; return what is unfinished in order."""
+    """Print one line a job and a total; return what is unfinished in order."""
     records = read_records(arguments.results)
-    started = sweeps.started_runs(table, arguments.runs)
-    hardware = execution.query_hardware(ROOT) if any(record.table == table.name for record in records) else None
-    superfluous = fold_tables.superfluous_runs(table, records)
-    unfinished, costs, saved = [], [], 0
     matched, _ = sweeps.match_records(table, records)
-    matched = [(run, record) for run, record in matched if is_wanted(table, run, arguments)]
     record_of = {run.key: record for run, record in matched}
-    for job in sweeps.jobs(table, [run for run, _ in matched]):
-        done = [record_of[run.key] for run in job.runs if record_of[run.key]]
+    started, superfluous = sweeps.started_runs(table, arguments.runs), cells.superfluous_runs(table, records)
+    hardware = query_hardware() if any(record_of.values()) else None
+    rate = arguments.examples_per_second
+
+    def estimate(run: sweeps.PlannedRun) -> float | None:
+        seconds = sweeps.expected_seconds(table, run, matched, hardware) if hardware else None
+        if seconds is not None or rate is None:
+            return seconds
+        return experiment_cost(run.row.experiment).total_flops / (
+            3 * experiment_cost(table.rows[0].experiment).flops * rate
+        )
+
+    wanted = arguments.sections.split(",") if arguments.sections else None
+    runs = [run for run, _ in matched if wanted is None or str(run.values[table.sections]) in wanted]
+    unfinished, costs, saved = [], [], 0
+    for job in sweeps.jobs(table, runs):
         left = tuple(run for run in job.runs if not record_of[run.key])
         if not left:
-            state, cost = "finished", hours(sum(record.wall_seconds for record in done))
+            state, cost = "finished", hours(sum(record_of[run.key].wall_seconds for run in job.runs))
         elif left[0].key in superfluous:
-            state, cost = "rejected", "not needed"  # another value was chosen
-            saved += len(left)
+            state, cost, saved = "rejected", "not needed", saved + len(left)  # another value was chosen
         else:
-            state = "partial" if done or any(run.key in started for run in left) else "missing"
-            own = [estimate(table, run, records, hardware, arguments.images_per_second) for run in left]
+            state = "partial" if len(left) < len(job.runs) or any(run.key in started for run in left) else "missing"
+            own = [estimate(run) for run in left]
             cost = "unknown cost" if None in own else f"about {hours(sum(own))}"
             costs += own
-            job = sweeps.Job(left, job.fold)
+            job = sweeps.Job(left, job.shared)
             unfinished.append(job)
         try:
-            start = sweeps.initial_override(table, job.runs[0], records)
+            start = sweeps.initial_override(matched, job.runs[0])
         except UserError:
             start = ["init_from=ID"]
-        command = shlex.join(["python", "train.py", *job.overrides, *start, *arguments.overrides])
-        print(f"{state:8}  {cost:>14}  {command}")
-    finished = len(matched) - len(costs) - saved
-    counts = [f"{finished} finished", *([f"{saved} not needed"] if saved else [])]
-    counts.append(describe_costs(costs, arguments.images_per_second))
-    print(f"{len(matched)} runs: {', '.join(counts)}", flush=True)
-    return unfinished
-
-
-def describe_costs(costs: list[float | None], images_per_second: float | None) -> str:
-    """How many runs are left, and what those of known cost should take together (seconds each)."""
-    known = [cost for cost in costs if cost is not None]
-    words = f"{len(costs)} to run"
-    if known:
-        words += f", about {hours(sum(known))} for {len(known)} of them "
-        words += (
-            f"at {images_per_second:g} images/s of the first row's model" if images_per_second else "on this hardware"
+        print(
+            f"{state:8}  {cost:>14}  {shlex.join(['python', 'train.py', *job.overrides, *start, *arguments.overrides])}"
         )
+    counts = [
+        f"{len(runs) - len(costs) - saved} finished",
+        *([f"{saved} not needed"] if saved else []),
+        f"{len(costs)} to run",
+    ]
+    if known := [cost for cost in costs if cost is not None]:
+        where = f"at {rate:g} examples/s of the first row's model" if rate else "on this hardware"
+        counts.append(f"about {hours(sum(known))} for {len(known)} of them {where}")
     if len(known) < len(costs):
-        words += f", {len(costs) - len(known)} of unknown cost (no finished run to measure from)"
-    return words
-
-
-def is_wanted(table: TableDefinition, run: sweeps.PlannedRun, arguments: argparse.Namespace) -> bool:
-    return not (table.folds and arguments.columns) or run.values[table.folds.over] in arguments.columns.split(",")
-
-
-def estimate(
-    table: TableDefinition,
-    run: sweeps.PlannedRun,
-    records: list[RunRecord],
-    hardware: Hardware | None,
-    images_per_second: float | None,
-) -> float | None:
-    """Seconds, from the table's finished runs on this hardware, else from a throughput; None without either."""
-    measured = sweeps.expected_seconds(run, records, table, hardware) if hardware else None
-    if measured is not None or images_per_second is None or table.folds:
-        return measured
-    from plstm.runs.cost import experiment_cost
-
-    first, own = experiment_cost(table.rows[0].experiment), experiment_cost(run.row.experiment)
-    return own.total_flops / (3 * first.flops * images_per_second)
-
-
-def measure(experiment: str, batch: int) -> float:
-    """Images a second in training steps of an experiment's model on this machine's devices."""
-    from plstm.runs.cost import compose_experiment
-    from scripts.benchmarks.models import TrainingStep
-
-    step = TrainingStep(compose_experiment(experiment).model, batch)
-    seconds = statistics.median(alternate({"step": step}, STEPS)["step"])
-    print(f"measured: {batch / seconds:.1f} images/s of {experiment}, data not counted", flush=True)
-    return batch / seconds
+        counts.append(f"{len(costs) - len(known)} of unknown cost (no finished run to measure from)")
+    print(f"{len(runs)} runs: {', '.join(counts)}", flush=True)
+    return unfinished
 
 
 def main() -> int:
     arguments = parse_arguments()
     table = load_table(ROOT / "configs/tables" / f"{arguments.table}.yaml")
-    check_overrides(table, arguments.overrides)
+    check_overrides(table, arguments.overrides, OUTSIDE_ID)
     check_options(table, arguments)
-    if arguments.measure:
-        arguments.images_per_second = measure(table.rows[0].experiment, arguments.measure)
     unfinished = list_runs(table, arguments)
     if arguments.dry_run:
         return 0
 
+    def matched() -> sweeps.Matches:
+        return sweeps.match_records(table, read_records(arguments.results))[0]
+
     def report() -> None:
         records = read_records(arguments.results)
-        paths = tables.write_table(table, records, arguments.results)
+        paths = tables.write_table(table, records, arguments.results, experiment_cost)
         print("wrote", *paths, *figures.draw_table(table, records, arguments.results), flush=True)
-        sums.refresh_sums(arguments.results)
 
     def after_job(job: sweeps.Job) -> None:
-        matched, _ = sweeps.match_records(table, read_records(arguments.results))
-        finished = {run.key for run, record in matched if record}
-        if not all(run.key in finished for run in job.runs):
-            raise UserError(f"finished without a record for table {table.name} in {arguments.results / 'runs'}")
+        if not {run.key for run in job.runs} <= {run.key for run, record in matched() if record}:
+            raise UserError(f"finished without a record that fits table {table.name} in {arguments.results / 'runs'}")
         report()
 
-    report()
-
     def overrides(job: sweeps.Job) -> list[str]:
-        return [*sweeps.initial_override(table, job.runs[0], read_records(arguments.results)), *arguments.overrides]
+        return [*sweeps.initial_override(matched(), job.runs[0]), *arguments.overrides]
 
     def is_needed(job: sweeps.Job) -> bool:
-        return job.runs[0].key not in fold_tables.superfluous_runs(table, read_records(arguments.results))
+        return job.runs[0].key not in cells.superfluous_runs(table, read_records(arguments.results))
 
+    report()
     work = unfinished[: arguments.max_runs]
     failures = execution.execute(work, overrides, ROOT, after_job, arguments.processes, is_needed)
     text = (arguments.results / "tables" / f"{table.name}.md").read_text()
@@ -209,10 +173,7 @@ if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        run_script(main)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", flush=True)
+        print("stopped; the same command resumes from here", flush=True)
         sys.exit(130)

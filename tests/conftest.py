@@ -10,6 +10,9 @@ from pathlib import Path
 import hypothesis
 import jax
 import pytest
+from hydra import compose, initialize_config_dir
+
+from plstm.runs.cli import register
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -45,3 +48,11 @@ def _wandb_stays_here(tmp_path_factory: pytest.TempPathFactory):
         for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
             patch.setenv(name, str(folder))
         yield
+
+
+@pytest.fixture(scope="module")
+def composed():
+    """Function of command-line arguments: the config node that train.py gets."""
+    register()
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        yield lambda *arguments: compose("train", overrides=list(arguments))

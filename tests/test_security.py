@@ -20,14 +20,14 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 from PIL import Image
+from plstm.results.baselines import read_baselines
 
-import data.tudataset as tudataset
+import data.graphs.tudataset as tudataset
 from data.decoding import MOST_PIXELS, CorruptImage, decode
-from data.folders import folder_source
+from data.imagenet.folders import folder_source
 from plstm.config import Config, plain_config, task_schema, to_config
 from plstm.errors import UserError
 from plstm.models import from_checkpoint
-from plstm.results.baselines import read_baselines
 from plstm.results.definitions import load_table
 from plstm.results.records import read_records
 from plstm.results.sweeps import started_runs
@@ -233,13 +233,15 @@ def test_the_list_of_started_runs_fills_in_nothing(sign, tmp_path):
 
 # ---------------------------------------------------------------------- data sets
 def test_a_packed_split_is_no_pickle(sign, tmp_path):
-    from data import arrow_packed
+    from data.arrow_pointing.packed import _read
 
-    path = tmp_path / "val.npy"
-    np.save(path, np.array([Planted(sign)], object), allow_pickle=True)
-    assert arrow_packed._read_packed(path, 1, 48) is None  # is made again
+    path = tmp_path / "val.npz"
+    np.savez(path, bits=np.array([Planted(sign)], object), labels=np.zeros(1, np.uint8))
+    assert _read(path, 1, 48) is None  # is made again
+    np.save(tmp_path / "val.npy", np.array([Planted(sign)], object), allow_pickle=True)
+    assert _read(tmp_path / "val.npy", 1, 48) is None
     path.write_bytes(pickle.dumps(Planted(sign)))
-    assert arrow_packed._read_packed(path, 1, 48) is None
+    assert _read(path, 1, 48) is None
 
 
 @pytest.fixture
@@ -313,7 +315,7 @@ def test_text_files_of_a_set_are_numbers_alone(sign, tmp_path):
 
 def test_a_tar_of_imagenet_escapes_nowhere(sign, tmp_path):
     """Images are read out of the tars one by one; nothing is unpacked to the names in them."""
-    from data.imagenet import load_source, prepare
+    from data.imagenet.source import load_source, prepare
 
     picture = io.BytesIO()
     Image.new("RGB", (8, 8)).save(picture, "JPEG")
@@ -358,7 +360,7 @@ def test_a_tar_of_imagenet_escapes_nowhere(sign, tmp_path):
 
 
 def test_features_of_a_prepared_data_set_name_no_foreign_class(sign, tmp_path, monkeypatch):
-    from data.imagenet import load_source
+    from data.imagenet.source import load_source
 
     (tmp_path / "planted_module.py").write_text(f"import os; os.mkdir({str(sign)!r})")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -32,8 +32,8 @@ def call(*arguments: object, status: int = 0) -> list[str]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """A folder with a tiny run of arrow pointing in runs/, its weights in model.safetensors, and val in pictures/."""
-    from data.arrow_pointing import data_source
-    from data.arrow_variant import ArrowVariant
+    from data.arrow_pointing.builder import data_source
+    from data.arrow_pointing.splits import ArrowVariant
 
     folder = tmp_path_factory.mktemp("trained")
     call("train.py", *TINY, f"paths.runs={folder}/runs", f"paths.results={folder}/results")

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from PIL import Image
 
+from data.augment.crops import evaluation_crop
 from data.augment.operations import apply_operation
-from data.augment.policies import MAX_MAGNITUDE, RAND_ARGUMENTS
-from data.augment.recipes import RECIPES
-from data.augment.sheet import draw_sheet
+from data.augment.recipes import MAX_MAGNITUDE, RAND_ARGUMENTS, RECIPES
+from data.augment.views import draw_view, make_view, view_rng
 from data.decoding import CorruptImage, decode
-from plstm.errors import UserError
+from data.pictures import contact_sheet, write_picture
+from plstm.errors import UserError, run_script
 
 MAX_VIEWS, MAX_SIZE = 100, 2048
 
@@ -28,34 +27,16 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see {self.prog} --help)")
 
 
-def main() -> int:
-    """Runs the command in sys.argv; returns the exit status, 2 for bad input."""
-    try:
-        args = _parser().parse_args()
-        if args.command == "sheet":
-            sheet(args)
-        else:
-            operation(args)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+def main() -> None:
+    args = _parser().parse_args()
+    {"sheet": sheet, "op": operation}[args.command](args)
 
 
 def _parser() -> argparse.ArgumentParser:
-    listing = ["recipes, and their settings where they differ from a random crop and flip:"]
-    plain = vars(RECIPES["none"])
-    for name, config in RECIPES.items():
-        changes = ", ".join(f"{key}={value}" for key, value in vars(config).items() if value != plain[key])
-        listing.append(f"  {name:16s}{changes or '(nothing)'}")
-    listing.append("RandAugment's operations, and what level 9 means with sign +1 and -1:")
-    for name, argument in RAND_ARGUMENTS.items():
-        values = dict.fromkeys(argument(9, sign) for sign in (1, -1))
-        listing.append(f"  {name:16s}{', '.join('no argument' if v is None else f'{v:.5g}' for v in values)}")
     parser = Parser(
         prog="python -m data.augment",
         description="ImageNet augmentation: crop, flip, auto-augment, color jitter.",
-        epilog="\n".join(listing),
+        epilog="\n".join(_listing()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
@@ -75,26 +56,41 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _listing() -> Iterable[str]:
+    yield "recipes, and their settings where they differ from a random crop and flip:"
+    plain = vars(RECIPES["none"])
+    for name, config in RECIPES.items():
+        changes = ", ".join(f"{key}={value}" for key, value in vars(config).items() if value != plain[key])
+        yield f"  {name:16s}{changes or '(nothing)'}"
+    yield "RandAugment's operations, and what level 9 means with sign +1 and -1:"
+    for name, argument in RAND_ARGUMENTS.items():
+        values = dict.fromkeys(argument(9, sign) for sign in (1, -1))
+        yield f"  {name:16s}{', '.join('no argument' if v is None else f'{v:.5g}' for v in values)}"
+
+
 def sheet(args: argparse.Namespace) -> None:
-    """Writes the contact sheet of `python -m data.augment sheet`."""
+    """Writes the contact sheet: the central crop, and the views of image 0 in epoch 0 of a run with this seed."""
     recipe = _named("--recipe", args.recipe, RECIPES)
-    for key, value, least, most in (
-        ("--seed", args.seed, 0, 2**63),
-        ("--views", args.views, 1, MAX_VIEWS),
-        ("--size", args.size, 16, MAX_SIZE),
-    ):
-        if not least <= value <= most:
-            raise UserError(f"{key} {value}: must be {least} to {most}")
-    _write(draw_sheet(_read(args.input), recipe, args.seed, args.views, args.size), args.output)
+    for key, least, most in (("seed", 0, 2**63), ("views", 1, MAX_VIEWS), ("size", 16, MAX_SIZE)):
+        if not least <= getattr(args, key) <= most:
+            raise UserError(f"--{key} {getattr(args, key)}: must be {least} to {most}")
+    image, config = _read(args.input), RECIPES[recipe]
+    panels = [(evaluation_crop(image, args.size, 1.0), f"input, {image.width} x {image.height}: central crop")]
+    for n in range(args.views):
+        view = draw_view(*image.size, config, view_rng(args.seed, 0, 0, n))
+        panels.append((make_view(image, args.size, view), f"view {n}: {view.describe(image)}"))
+    keys = ", ".join(f"{key} {value}" for key, value in vars(config).items())
+    title = f"{recipe}, seed {args.seed}: {keys}. Erasing and mixing happen on the device, not here."
+    write_picture(contact_sheet(panels, title, columns=4, lines=6), args.output)
 
 
 def operation(args: argparse.Namespace) -> None:
-    """Writes the result of `python -m data.augment op`."""
+    """Writes a picture with one operation applied."""
     name = _named("op", args.name, RAND_ARGUMENTS)
     if not 0 <= args.level <= MAX_MAGNITUDE:
         raise UserError(f"--level {args.level}: must be 0 to {MAX_MAGNITUDE:.0f}")
     argument = RAND_ARGUMENTS[name](args.level, args.sign)
-    _write(apply_operation(_read(args.input), name, argument), args.output)
+    write_picture(apply_operation(_read(args.input), name, argument), args.output)
 
 
 def _named(key: str, name: str, known: Iterable[str]) -> str:
@@ -110,22 +106,8 @@ def _read(path: Path) -> Image.Image:
     try:
         return decode(path.read_bytes())
     except (OSError, CorruptImage) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"not a picture ({error})"
-        raise UserError(f"{path}: {reason}") from error
-
-
-def _write(image: Image.Image, path: Path) -> None:
-    if Image.registered_extensions().get(path.suffix.lower()) not in Image.SAVE:
-        raise UserError(f"{path}: Pillow writes no {path.suffix or 'file without a suffix'}; take .png")
-    partial = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        image.save(partial)
-        os.replace(partial, path)
-    except (OSError, ValueError) as error:
-        partial.unlink(missing_ok=True)
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise UserError(f"{path}: cannot write the picture ({reason})") from error
+        raise UserError(f"{path}: {getattr(error, 'strerror', None) or f'not a picture ({error})'}") from error
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

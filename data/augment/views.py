@@ -7,11 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from data.augment import policies
+from data.augment import recipes
 from data.augment.crops import Box, random_resized_box, resized_crop, rgb
 from data.augment.operations import apply_operation
-from data.augment.policies import Step
-from data.augment.recipes import AugmentConfig
+from data.augment.recipes import AugmentConfig, Step
 
 
 class View(NamedTuple):
@@ -20,6 +19,15 @@ class View(NamedTuple):
     box: Box
     flip: bool
     steps: tuple[Step, ...]
+
+    def describe(self, image: Image.Image) -> str:
+        """The crop's share of the image's area and its size, then every step with its argument, in words."""
+        left, upper, right, lower = self.box
+        width, height = right - left, lower - upper
+        words = [f"crop {width * height / (image.width * image.height):.0%}, {width} x {height}"]
+        words += ["flip"] * self.flip
+        words += [name if argument is None else f"{name} {round(argument, 3)}" for name, argument in self.steps]
+        return "; ".join(words)
 
 
 def view_rng(seed: int, epoch: int, index: int, view: int) -> np.random.Generator:
@@ -36,12 +44,12 @@ def draw_view(width: int, height: int, config: AugmentConfig, rng: np.random.Gen
     box = random_resized_box(width, height, rng)
     flip = rng.random() < config.flip
     steps: list[Step] = []
-    if config.auto_augment == policies.THREE_AUGMENT:
-        steps.append(policies.three_augment(rng))
+    if config.auto_augment == recipes.THREE_AUGMENT:
+        steps.append(recipes.three_augment(rng))
     elif config.auto_augment is not None:
-        steps += policies.parse_rand_augment(config.auto_augment).draw(rng)
+        steps += recipes.parse_rand_augment(config.auto_augment).draw(rng)
     if config.color_jitter:
-        steps += policies.color_jitter(config.color_jitter, rng)
+        steps += recipes.color_jitter(config.color_jitter, rng)
     return View(box, flip, tuple(steps))
 
 
@@ -52,9 +60,7 @@ def make_view(image: Image.Image, size: int, view: View) -> np.ndarray:
         result = result.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     for name, argument in view.steps:
         result = apply_operation(result, name, argument)
-    if result.mode == "L":
-        result = Image.merge("RGB", [result] * 3)
-    return np.asarray(result)
+    return np.asarray(rgb(result))
 
 
 def augment(image: Image.Image, size: int, config: AugmentConfig, rng: np.random.Generator) -> np.ndarray:

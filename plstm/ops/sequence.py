@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+
+from plstm.ops.common import attend, check_choice, check_inputs, check_shape, direct_term, gate_dtype
 
 METHODS = ("auto", "parallel", "recurrent")
 
@@ -13,12 +16,12 @@ METHODS = ("auto", "parallel", "recurrent")
 class SequenceGates(NamedTuple):
     """The gates of the nodes of a sequence, each [..., T]."""
 
-    source: jax.Array
-    transition: jax.Array
-    mark: jax.Array
+    source: Array
+    transition: Array
+    mark: Array
 
 
-def segment_products(transition: jax.Array) -> jax.Array:
+def segment_products(transition: Array) -> Array:
     """The products of the transitions strictly between two nodes.
 
     Products are multiplied out, not taken from logarithms or quotients of prefix products, so zero and negative
@@ -37,7 +40,7 @@ def segment_products(transition: jax.Array) -> jax.Array:
     return jnp.where(later, before, 0)
 
 
-def gating_matrix_1d(gates: SequenceGates) -> jax.Array:
+def gating_matrix_1d(gates: SequenceGates) -> Array:
     """The gating matrix of a sequence, what the recursion of Equations 25-28 builds level by level.
 
     Args:
@@ -50,9 +53,7 @@ def gating_matrix_1d(gates: SequenceGates) -> jax.Array:
     return gates.source[..., :, None] * segment_products(gates.transition) * gates.mark[..., None, :]
 
 
-def plstm1d(
-    q: jax.Array, k: jax.Array, v: jax.Array, gates: SequenceGates, direct: jax.Array, *, method: str = "auto"
-) -> jax.Array:
+def plstm1d(q: Array, k: Array, v: Array, gates: SequenceGates, direct: Array, *, method: str = "auto") -> Array:
     """Equations 1 and 2 on a sequence, causal: a node receives from earlier nodes and, through `direct`, from itself.
 
     For a sequence without an order, run it twice, the second time with gates of its own, zero `direct` and all
@@ -72,48 +73,30 @@ def plstm1d(
     Raises:
         ValueError: where shapes disagree or the method is unknown.
     """
-    _check_arguments(q, k, v, gates, direct, method)
+    check_choice("method", method, METHODS)
+    check_inputs(q, k, v, direct, "T")
+    for name, gate in gates._asdict().items():
+        check_shape(name, gate, "[..., T]", q.shape[:-1])
     if method == "auto":
         method = "parallel" if q.shape[-2] <= q.shape[-1] * v.shape[-1] else "recurrent"
-    dtype = jnp.promote_types(jnp.result_type(*gates), jnp.float32)
-    gates = SequenceGates(*(gate.astype(dtype) for gate in gates))
-    form = _parallel if method == "parallel" else _recurrent
-    return form(q, k, v, gates, direct.astype(dtype)).astype(v.dtype)
+    dtype, scale = gate_dtype(gates), q.shape[-1] ** -0.5
+    gates, direct = jax.tree.map(lambda gate: gate.astype(dtype), (gates, direct))
+    if method == "parallel":
+        gating = gating_matrix_1d(gates).swapaxes(-1, -2) + direct[..., None] * jnp.eye(q.shape[-2], dtype=dtype)
+        return attend(q, k, v, gating, scale).astype(v.dtype)
+    return (_recurrent(scale * q.astype(dtype), k, v, gates) + direct_term(q, k, v, direct, scale)).astype(v.dtype)
 
 
-def _parallel(q, k, v, gates, direct):
-    dtype = direct.dtype
-    weights = gating_matrix_1d(gates) + direct[..., None] * jnp.eye(direct.shape[-1], dtype=dtype)
-    similarity = jnp.einsum("...ak,...bk->...ab", k, q, preferred_element_type=dtype)
-    weights = (weights * similarity * q.shape[-1] ** -0.5).astype(v.dtype)
-    return jnp.einsum("...ab,...av->...bv", weights, v, preferred_element_type=dtype)
-
-
-def _recurrent(q, k, v, gates, direct):
-    dtype = direct.dtype
-    q, k, v = (tensor.astype(dtype) for tensor in (q, k, v))
-    q = q * q.shape[-1] ** -0.5
+def _recurrent(q, k, v, gates: SequenceGates) -> Array:
+    dtype = q.dtype
 
     def step(cell, inputs):
-        q, k, v, source, transition, mark, direct = inputs
-        outer = k[..., :, None] * v[..., None, :]
-        hidden = jnp.einsum("...k,...kv->...v", q, mark * cell + direct * outer)
-        return transition * cell + source * outer, hidden
+        q, k, v, source, transition, mark = inputs
+        hidden = jnp.einsum("...k,...kv->...v", q, mark * cell)
+        return transition * cell + source * k[..., :, None] * v[..., None, :], hidden
 
-    nodes = [jnp.moveaxis(tensor, -2, 0) for tensor in (q, k, v)]
-    nodes += [jnp.moveaxis(gate, -1, 0)[..., None, None] for gate in (*gates, direct)]
+    nodes = [jnp.moveaxis(tensor.astype(dtype), -2, 0) for tensor in (q, k, v)]
+    nodes += [jnp.moveaxis(gate, -1, 0)[..., None, None] for gate in gates]
     cell = jnp.zeros((*v.shape[:-2], k.shape[-1], v.shape[-1]), dtype)
     _, hidden = jax.lax.scan(step, cell, nodes)
     return jnp.moveaxis(hidden, 0, -2)
-
-
-def _check_arguments(q, k, v, gates, direct, method):
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
-    if q.ndim < 2 or q.shape != k.shape:
-        raise ValueError(f"q and k must have one shape [..., T, d_k]; got q {q.shape} and k {k.shape}")
-    if v.shape[:-1] != q.shape[:-1]:
-        raise ValueError(f"v must be [..., T, d_v] with q's leading axes and T {q.shape[:-1]}; got v {v.shape}")
-    for name, gate in (*gates._asdict().items(), ("direct", direct)):
-        if gate.shape != q.shape[:-1]:
-            raise ValueError(f"{name} must be [..., T] = {q.shape[:-1]}; got {gate.shape}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from plstm.errors import UserError
-from plstm.results.records import Hardware
 from plstm.results.sweeps import Job
 
 ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "NPROC": "1", "OMP_NUM_THREADS": "1"}
@@ -35,7 +33,7 @@ def execute(
         root: the folder of `train.py`.
         after_job: called after every job that exits with status 0; its UserError counts as that job's failure.
         processes: how many jobs run side by side; more than one compute with one thread each.
-        is_needed: asked before a job starts, for what others have found meanwhile; where not, it is left out.
+        is_needed: asked before a job starts; where not, it is left out.
 
     Returns:
         One line a failed job; a failure does not stop the others. KeyboardInterrupt is handed to the running processes
@@ -55,11 +53,9 @@ def execute(
                     command = [sys.executable, "train.py", *job.overrides, *overrides(job)]
                     print(f"run {number}/{len(work)}: {shlex.join(['python', *command[1:]])}", flush=True)
                     # A process group of its own: the terminal's Ctrl-C reaches only this process, which hands it on.
-                    child = subprocess.Popen(
-                        command, cwd=root, stdin=subprocess.DEVNULL, process_group=0, env=environment
-                    )
-                    running[child] = job
-            for child in [child for child in running if _has_ended(child, len(running))]:
+                    options = {"stdin": subprocess.DEVNULL, "process_group": 0, "env": environment}
+                    running[subprocess.Popen(command, cwd=root, **options)] = job
+            for child in [child for child in running if _has_ended(child, alone=len(running) == 1)]:
                 job = running.pop(child)
                 with _noting(failures, job):
                     if child.returncode:
@@ -72,7 +68,7 @@ def execute(
 
 
 def _interrupt(children: list[subprocess.Popen]) -> None:
-    """Sends SIGINT, and again where the user does, until all have ended."""
+    """Send SIGINT, and again where the user does, until all have ended."""
     while children:
         for child in children:
             child.send_signal(signal.SIGINT)
@@ -82,13 +78,11 @@ def _interrupt(children: list[subprocess.Popen]) -> None:
                 children.pop(0)
 
 
-def _has_ended(child: subprocess.Popen, running: int) -> bool:
-    """Waits a moment where there are others, else for its end."""
-    try:
-        child.wait(None if running == 1 else 0.2)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+def _has_ended(child: subprocess.Popen, alone: bool) -> bool:
+    """Wait a moment where there are others, else for its end."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(None if alone else 0.2)
+    return child.returncode is not None
 
 
 @contextlib.contextmanager
@@ -98,16 +92,3 @@ def _noting(failures: list[str], job: Job) -> Iterator[None]:
     except UserError as error:
         failures.append(f"{' '.join(job.overrides)}: {error}")
         print(f"failed: {failures[-1]}", flush=True)
-
-
-def query_hardware(root: Path) -> Hardware:
-    """The hardware that a run started now would record; asked in another process, for JAX would hold on to a GPU."""
-    code = """if True:
-        import json
-        from plstm.training.environment import describe_environment
-        print(json.dumps(describe_environment(".")["hardware"]))
-    """
-    answer = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    if answer.returncode:
-        raise UserError(f"JAX does not start on this machine: {answer.stderr.strip().splitlines()[-1]}")
-    return json.loads(answer.stdout.splitlines()[-1])

@@ -1,27 +1,23 @@
-"""Figures: training curves from run records, classified samples, gating patterns; each a .png and an .svg."""
+"""Figures of results tables, from run records: training curves, and columns beside the paper's numbers; .png and .svg."""
 
 from __future__ import annotations
 
-import csv
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
+import pandas as pd
 
 from plstm.drawing import legend_below, new_figure, save, style
 from plstm.errors import UserError
-from plstm.results.baselines import read_baselines
-from plstm.results.definitions import TableDefinition
-from plstm.results.fold_figures import draw_cells
-from plstm.results.intervals import Interval, t_interval
-from plstm.results.records import RunRecord, read_curve
-from plstm.results.tables import table_rows
+from plstm.results.cells import Cell, choose, find_cells, groups
+from plstm.results.definitions import TableDefinition, read_baselines
+from plstm.results.intervals import t_interval
+from plstm.results.records import Record, read_curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # By the model in the experiment's name: colour and line style, the same in all curves.
 MODEL_STYLES = {
@@ -33,178 +29,141 @@ MODEL_STYLES = {
     "plstm_printed": ("#0072B2", (0, (4, 1.5))),
     "vit": ("#D55E00", "-"),
 }
-FINE_TUNING_LINE = (0, (4, 1.5))
-OTHER_STYLES = [("#000000", style) for style in ("-", "--", "-.", ":")]
-RIGHT, WRONG = "#00735C", "#C04A00"
+FINETUNING_LINE = (0, (4, 1.5))
+OTHER_STYLES = [("#000000", line) for line in ("-", "--", "-.", ":")]
+OURS, PAPER = "#0072B2", "#D55E00"  # of dots: there a colour says whose number it is, and the line the model
+BASELINE = {"color": "0.45", "lw": 0.9, "ls": (0, (6, 3)), "zorder": 0}
 
 
-def draw_table(table: TableDefinition, records: Sequence[RunRecord], results_dir: Path) -> list[Path]:
-    """Draw what a table shows, `draw_curves` or, of cross-validations, `plstm.results.fold_figures.draw_cells`."""
-    return (draw_cells if table.folds else draw_curves)(table, records, results_dir)
-
-
-def draw_curves(table: TableDefinition, records: Sequence[RunRecord], results_dir: Path) -> list[Path]:
-    """Draw accuracy over epochs, a panel a split and a line a model, as in Figures 2 and 6 of arXiv 2506.11997.
-
-    A line is the mean over the runs that the table shows, its band their 90% t interval; chance is dotted, the
-    definition's baseline dashed, the paper's mean curve (where the definition names a file of it) thin behind ours.
+def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> list[Path]:
+    """Draw what the definition's `figure` asks for of the cells that the table shows.
 
     Returns:
-        `figures/<name>-curves.png` and `.svg`; nothing is drawn, and the list is empty, without `figure` in the
-        definition or without a finished run. Raises UserError for a run without its curve.
+        `figures/<name>-curves` and `figures/<name>-dots`, .png and .svg each; none without a whole seed. Raises UserError
+        for a run without its curve.
     """
-    rows = [row for row in table_rows(table, records)[0] if row.chosen]
-    if table.figure is None or not rows:
-        return []
-    styles = _row_styles(table)
-    curves = {row.row.name: [read_curve(run, results_dir) for run in row.chosen] for row in rows}
-    paper = _paper_curves(results_dir / table.figure.paper_curves) if table.figure.paper_curves else {}
-    baseline = next((b for b in read_baselines(table, results_dir) if b["name"] == table.figure.baseline), {})
+    shown = [choose(table, group) for group in groups(find_cells(table, records)[0])]
+    cells = [cell for cell in shown if cell.runs]
+    paths = draw_curves(table, cells, results_dir) if cells and table.figure.panels else []
+    return paths + (draw_dots(table, cells, results_dir) if cells and table.figure.dots else [])
+
+
+def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:
+    """Draw `figure.metric` over epochs, a panel a split and a line a model, as in Figures 2 and 6 of arXiv 2506.11997.
+
+    A line is the mean over the runs, its band their 90% t interval; chance is dotted, the definition's baseline dashed, the
+    paper's mean curve (where the definition names a file of it) thin behind ours.
+    """
+    wanted, styles = table.figure, _row_styles(table)
+    curves = {cell.row.name: _mean_curves(cell.runs, wanted.metric, results_dir) for cell in cells}
+    paper = _paper_curves(results_dir / wanted.paper_curves) if wanted.paper_curves else {}
+    baseline = next((entry for entry in read_baselines(table, results_dir) if entry["name"] == wanted.baseline), {})
     with style():
-        figure = new_figure(3.4 * len(table.figure.panels), 3.5)
-        axes = figure.subplots(1, len(table.figure.panels), sharey=True, squeeze=False)[0]
-        for (split, title), axis in zip(table.figure.panels.items(), axes, strict=True):
-            for row in rows:
-                colour, line = styles[row.row.name]
-                epochs, intervals = _mean_curve(curves[row.row.name], split)
-                _draw_line(axis, epochs, intervals, f"{row.row.name} (n={len(row.chosen)})", colour, line)
-                axis.plot(*paper.get((row.row.name, split), ([], [])), color=colour, lw=0.7, alpha=0.7, zorder=1)
+        figure = new_figure(3.4 * len(wanted.panels), 3.5)
+        axes = figure.subplots(1, len(wanted.panels), sharey=True, squeeze=False)[0]
+        for (split, title), axis in zip(wanted.panels.items(), axes, strict=True):
+            for cell in cells:
+                colour, line = styles[cell.row.experiment]
+                _draw_line(axis, curves[cell.row.name][split], f"{cell.row.name} (n={len(cell.runs)})", colour, line)
+                axis.plot(*paper.get((cell.row.name, split), ([], [])), color=colour, lw=0.7, alpha=0.7, zorder=1)
             if table.chance is not None:
                 axis.axhline(table.chance, color="0.45", lw=1, ls=":", label="chance", zorder=0)
             if split in baseline:
-                axis.axhline(baseline[split], color="0.45", lw=0.9, ls=(0, (6, 3)), label=baseline["name"], zorder=0)
+                axis.axhline(baseline[split], label=baseline["name"], **BASELINE)
             axis.set(title=title, xlabel="Epoch")
             axis.grid(axis="y", color="0.92", lw=0.7)
             axis.set_xlim(left=0)
-        axes[0].set_ylabel("Accuracy")
+        axes[0].set_ylabel(wanted.metric.capitalize())
         if paper:
             axes[0].plot([], [], color="0.5", lw=0.7, label="thin: the paper's mean")
         legend_below(figure, axes)
         return save(figure, results_dir / "figures" / f"{table.name}-curves")
 
 
-def samples_figure(
-    images: np.ndarray,
-    labels: np.ndarray,
-    probabilities: np.ndarray,
-    class_names: Sequence[str],
-    titles: Sequence[str],
-    path: Path,
-) -> list[Path]:
-    """Draw classified samples, in the style of the paper's Figure 5 (arXiv 2506.11997, Appendix G.2).
-
-    Args:
-        images: uint8 [n, S, S] (gray, 255 is white) or [n, S, S, 3].
-        labels: int [n], the true classes.
-        probabilities: float [n, classes], the model's.
-        class_names: one word or two for each class.
-        titles: one line below each image, such as its split or model.
-        path: where to write, without the suffix.
-
-    Returns:
-        The .png and .svg. Above every image stands the predicted class with its probability, such as "at 0.97", in
-        green with a check mark where it is right, in red with a cross where it is wrong.
-    """
-    with style():
-        figure, axes = _picture_grid(len(images), columns=6, width=1.6, height=2.0)
-        for axis, image, label, row, title in zip(axes, images, labels, probabilities, titles, strict=True):
-            axis.imshow(image, cmap="gray", vmin=0, vmax=255)
-            predicted = int(np.argmax(row))
-            right = predicted == label
-            says = f"{class_names[predicted]} {row[predicted]:.2f}"
-            axis.set_title(f"{'✓' if right else '✗'} {says}", color=RIGHT if right else WRONG, fontsize=9, pad=3)
-            axis.set_xlabel(title, fontsize=8, color="0.3")
-        return save(figure, path)
-
-
-def gating_figure(
-    patterns: Sequence[np.ndarray], titles: Sequence[str], source: tuple[int, int], path: Path
-) -> list[Path]:
-    """Draw how one node reaches all others through the gates, as Figure 1 of arXiv 2506.11997 sketches it.
-
-    Args:
-        patterns: float [Y, X] each, what passes from the source node to every node, signed; say, one in P- and one in
-            D-mode.
-        titles: one a pattern.
-        source: (y, x) of the source node, marked by a white dot.
-        path: where to write, without the suffix.
-
-    Returns:
-        The .png and .svg. Red is positive, blue negative; colours are linear up to a thousandth of a pattern's largest
-        magnitude and logarithmic above, because gatings fall off exponentially.
-    """
-    from matplotlib.colors import SymLogNorm
-
-    with style():
-        figure, axes = _picture_grid(len(patterns), columns=4, width=3.3, height=3.0)
-        for axis, pattern, title in zip(axes, patterns, titles, strict=True):
-            largest = float(np.abs(pattern).max()) or 1.0
-            norm = SymLogNorm(linthresh=largest / 1000, vmin=-largest, vmax=largest)
-            picture = axis.imshow(pattern, cmap="RdBu_r", norm=norm)
-            axis.plot(source[1], source[0], "o", ms=9, mfc="white", mec="black", mew=1.5)
-            axis.set_title(title)
-            ticks = [-largest, -largest / 30, -largest / 1000, 0, largest / 1000, largest / 30, largest]
-            bar = figure.colorbar(picture, ax=axis, shrink=0.85, ticks=ticks, format=lambda value, _: f"{value:.1g}")
-            bar.ax.minorticks_off()
-            bar.outline.set_visible(False)
-        return save(figure, path)
-
-
 def _row_styles(table: TableDefinition) -> dict[str, tuple]:
     others = itertools.cycle(OTHER_STYLES)
-    return {row.name: _model_style(row.experiment.rpartition("/")[2]) or next(others) for row in table.rows}
+    styles = {}
+    for row in table.rows:
+        name = row.experiment.rpartition("/")[2].removeprefix("imagenet_")
+        colour, line = MODEL_STYLES.get(name.removesuffix("_finetune")) or next(others)
+        styles[row.experiment] = colour, FINETUNING_LINE if name.endswith("_finetune") else line
+    return styles
 
 
-def _model_style(experiment: str) -> tuple | None:
-    model = experiment.removeprefix("imagenet_").removesuffix("_finetune")
-    if model not in MODEL_STYLES:
-        return None
-    return (MODEL_STYLES[model][0], FINE_TUNING_LINE) if experiment.endswith("_finetune") else MODEL_STYLES[model]
+def _mean_curves(runs: Sequence[Record], metric: str, results_dir: Path) -> dict[str, pd.DataFrame]:
+    """Split -> epoch, mean and half width over the runs at the steps at which every run was evaluated."""
+    points = pd.DataFrame([point for run in runs for point in read_curve(run, results_dir)])
+    found = {}
+    for split, part in points[points["metric"] == metric].groupby("split"):
+        steps = [(step["epoch"].iloc[0], *t_interval(step["value"])) for _, step in part.groupby("step")]
+        frame = pd.DataFrame(steps, columns=["epoch", "mean", "half_width", "n"])
+        found[split] = frame[frame["n"] == len(runs)]
+    return found
 
 
-def _mean_curve(curves: list[list], split: str) -> tuple[list[float], list[Interval]]:
-    """Epochs and accuracies over runs at the steps at which every run was evaluated."""
-    runs = [{p.step: p for p in curve if p.split == split and p.metric == "accuracy"} for curve in curves]
-    steps = sorted(set.intersection(*(set(run) for run in runs)))
-    epochs = [runs[0][step].epoch for step in steps]
-    return epochs, [t_interval([run[step].value for run in runs]) for step in steps]
-
-
-def _draw_line(
-    axis: Axes, epochs: list[float], intervals: list[Interval], label: str, colour: str, line: object
-) -> None:
-    means = np.array([interval.mean for interval in intervals])
-    marker = "o" if len(epochs) == 1 else None  # a line of one point shows nothing
-    axis.plot(epochs, means, color=colour, ls=line, lw=1.6, marker=marker, ms=4, label=label, zorder=3)
-    if intervals and intervals[0].half_width is not None:
-        half_widths = np.array([interval.half_width for interval in intervals])
-        low, high = np.clip([means - half_widths, means + half_widths], 0, 1)
-        axis.fill_between(epochs, low, high, color=colour, alpha=0.18, lw=0, zorder=2)
+def _draw_line(axis: Axes, curve: pd.DataFrame, label: str, colour: str, line: object) -> None:
+    marker = "o" if len(curve) == 1 else None  # a line of one point shows nothing
+    axis.plot(curve["epoch"], curve["mean"], color=colour, ls=line, lw=1.6, marker=marker, ms=4, label=label, zorder=3)
+    if curve["half_width"].notna().any():
+        low, high = ((curve["mean"] + sign * curve["half_width"]).clip(0, 1) for sign in (-1, 1))
+        axis.fill_between(curve["epoch"], low, high, color=colour, alpha=0.18, lw=0, zorder=2)
 
 
 def _paper_curves(path: Path) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
-    """(row, split) -> epochs and mean accuracies, from a CSV with the columns row, split, epoch, accuracy."""
+    """(row, split) -> epochs and mean values."""
     if not path.is_file():
         raise UserError(f"{path}: the table's key figure.paper_curves names this file; restore it or remove the key")
-    curves: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        lines = csv.DictReader(file)
-        try:
-            for line in lines:
-                epochs, accuracies = curves.setdefault((line["row"], line["split"]), ([], []))
-                epochs.append(float(line["epoch"]))
-                accuracies.append(float(line["accuracy"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path}, line {lines.line_num}: must be row,split,epoch,accuracy") from error
-    return curves
+    try:
+        lines = pd.read_csv(path).astype({"epoch": float, "value": float})
+        groups_of = lines.groupby(["row", "split"])
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"{path}: must have the columns row,split,epoch,value, the last two numbers ({error})"
+        ) from error
+    return {key: (group["epoch"].tolist(), group["value"].tolist()) for key, group in groups_of}
 
 
-def _picture_grid(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` framed axes for pictures, in lines of at most `columns`; inches for each."""
-    columns = min(count, columns)
-    lines = -(-count // columns)
-    figure = new_figure(width * columns, height * lines)
-    axes = [figure.add_subplot(lines, columns, index + 1, xticks=[], yticks=[]) for index in range(count)]
-    for axis in axes:
-        axis.spines[:].set(visible=True, color="0.6", linewidth=0.6)
-    return figure, axes
+def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:
+    """Draw the table's columns, a panel a section and a line a model.
+
+    A filled dot is ours in the first column, the bar through it the 90% t interval over seeds (where there are several), a
+    hollow dot ours in another column, a diamond the paper's number; baselines are dashed.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    sections = [section for section in table.section_values if any(cell.section == section for cell in cells)]
+    names = [row.name for row in table.rows if any(cell.row is row for cell in cells)]
+    with style():
+        figure = new_figure(2.0 + 2.4 * len(sections), 1.2 + 0.25 * len(names))
+        axes = figure.subplots(1, len(sections), sharey=True, squeeze=False)[0]
+        for section, axis in zip(sections, axes, strict=True):
+            for cell in cells:
+                if cell.section == section:
+                    _draw_cell(axis, table, cell, names.index(cell.row.name))
+            for entry in read_baselines(table, results_dir):
+                value = entry.get(str(section) if table.sections else table.columns[0].split)
+                if value is not None:
+                    axis.axvline(table.scale * value, label=entry["name"], **BASELINE)
+            first = table.columns[0]
+            axis.set(title=table.section_title(section) if table.sections else first.title)
+            axis.set(xlabel=f"{first.split} {first.metric}".capitalize() + " (%)" * table.percent)
+            axis.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+            axis.grid(color="0.92", lw=0.7)
+        axes[0].set_yticks(range(len(names)), names)
+        axes[0].invert_yaxis()
+        legend_below(figure, axes)
+        return save(figure, results_dir / "figures" / f"{table.name}-dots")
+
+
+def _draw_cell(axis: Axes, table: TableDefinition, cell: Cell, line: int) -> None:
+    first, *others = table.columns
+    ours = cell.interval(first)
+    if ours.half_width is not None:
+        ends = [ours.mean - ours.half_width, ours.mean + ours.half_width]
+        axis.plot(ends, [line, line], color=OURS, lw=1.6, label="90% interval over seeds")
+    for column in others:
+        label = f"ours, {column.title.lower()}"
+        axis.plot(cell.interval(column).mean, line, "o", color=OURS, mfc="white", ms=5, label=label)
+    axis.plot(ours.mean, line, "o", color=OURS, ms=5, label=f"ours, {first.title.lower()}")
+    if paper := table.paper(cell.row, first, cell.section):
+        axis.plot(paper[0], line + 0.25, "D", color=PAPER, ms=4.5, label="paper")

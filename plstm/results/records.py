@@ -179,9 +179,7 @@ def record_path(experiment: str, results_dir: str | Path) -> Path:
     return Path(results_dir, "runs", f"{experiment.replace('/', '-')}.jsonl")
 
 
-def write_record(
-    record: Record, points: Iterable[tuple[int, float, str, str, float]], results_dir: str | Path
-) -> Path:
+def write_record(record: Record, points: Iterable[tuple[int, float, str, str, float]], results_dir: str | Path) -> Path:
     """Add a run to its experiment's file, in place of one with the same id; processes that write take turns.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from plstm.errors import UserError
 from plstm.results.definitions import FREE, Row, TableDefinition, is_part
-from plstm.results.records import Hardware, RunRecord
+from plstm.results.records import Hardware, Record, value_at
 
 
 @dataclass(frozen=True)
@@ -38,172 +38,139 @@ class PlannedRun:
         return (self.row.init_from, *self.values.values()) if self.row.init_from else None
 
 
+Matches = list[tuple[PlannedRun, Record | None]]
+
+
 @dataclass(frozen=True)
 class Job:
-    """Runs that one process trains: one, or the folds of a cross-validation."""
+    """Runs that one process trains; they differ in the swept key `shared` only."""
 
     runs: tuple[PlannedRun, ...]
-    fold: str | None = None  # the swept key that tells them apart
+    shared: str | None = None
 
     @property
     def overrides(self) -> list[str]:
         """The arguments of `train.py`."""
-        numbers = ",".join(str(run.values[self.fold]) for run in self.runs) if self.fold else ""
-        own = self.runs[0].overrides
-        return [f"{self.fold}={numbers}" if self.fold and o.startswith(f"{self.fold}=") else o for o in own]
+        if self.shared is None:
+            return self.runs[0].overrides
+        values = ",".join(str(run.values[self.shared]) for run in self.runs)
+        return PlannedRun(self.runs[0].row, self.runs[0].values | {self.shared: values}).overrides
 
 
 def planned_runs(table: TableDefinition) -> list[PlannedRun]:
     """Every row times every swept value, in the order to run them.
 
-    First, seed by seed over all rows, with the value of `select.over` that the paper found best (the sweep's first
-    where it gives none), then with the other values: a sweep cut short still fills every row. Cross-validations:
-    column by column, seed by seed, row by row, each with all values and folds, and rows without published figures last.
+    Section by section and seed by seed over all rows, first with the value of `select.over` that the paper found best (the
+    sweep's first where it gives none) and then with the others, so that a sweep cut short still fills every row. With
+    `choose_once` a seed's values of `select.over` stay together. In a table with sections, rows without published numbers
+    come last.
     """
-    if table.folds:
-        return _planned_folds(table)
+    chosen = table.select.over if table.select else None
+    others = [key for key in table.sweep if key not in (table.sections, chosen, *table.average_over)]
 
-    def late(run: PlannedRun) -> bool:
-        if table.select is None:
-            return False
-        preferred = (run.row.paper or {}).get(table.swept_name, table.sweep[table.select.over][0])
-        return run.values[table.select.over] != preferred
+    def order(run: PlannedRun) -> tuple:
+        def place(*keys: str | None) -> list[int]:
+            return [table.sweep[key].index(run.values[key]) for key in keys if key]
 
-    grid = itertools.product(*table.sweep.values())
-    runs = [PlannedRun(row, dict(zip(table.sweep, values, strict=True))) for values in grid for row in table.rows]
-    return sorted(runs, key=late)
+        preferred = (run.row.paper or {}).get(table.swept_name, table.sweep[chosen][0] if chosen else None)
+        late = chosen is not None and not table.choose_once and run.values[chosen] != preferred
+        unpublished = table.sections is not None and run.row.paper is None
+        row = table.rows.index(run.row)
+        return unpublished, place(table.sections), late, place(*others), row, place(chosen, *table.average_over)
+
+    return sorted((run for row in table.rows for run in _runs_of(table, row)), key=order)
 
 
-def _planned_folds(table: TableDefinition) -> list[PlannedRun]:
-    def place(run: PlannedRun) -> tuple:
-        column = table.sweep[table.folds.over].index(run.values[table.folds.over])
-        return run.row.paper is None, column, run.values["seed"], table.rows.index(run.row)
-
-    runs = []
-    for row in table.rows:
-        sweep = table.sweep | row.sweep
-        grid = itertools.product(*sweep.values())
-        runs += [PlannedRun(row, dict(zip(sweep, values, strict=True))) for values in grid]
-    return sorted(runs, key=place)
+def _runs_of(table: TableDefinition, row: Row) -> Iterator[PlannedRun]:
+    sweep = table.sweep | row.sweep
+    for values in itertools.product(*sweep.values()):
+        yield PlannedRun(row, dict(zip(sweep, values, strict=True)))
 
 
 def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:
-    """What to start for these runs, in their order; neighbouring folds of one cross-validation share a job."""
-    if table.folds is None:
+    """What to start for these runs, in their order; neighbours that only averaging tells apart share a job."""
+    if not table.average_over:
         return [Job((run,)) for run in runs]
-    fold = table.folds.fold
-
-    def cell(run: PlannedRun) -> tuple:
-        return run.row.experiment, *(value for key, value in run.values.items() if key != fold)
-
-    return [Job(tuple(group), fold) for _, group in itertools.groupby(runs, cell)]
+    shared = table.average_over[-1]
+    groups = itertools.groupby(runs, lambda run: (run.row.experiment, run.values | {shared: None}))
+    return [Job(tuple(group), shared) for _, group in groups]
 
 
-def match_records(
-    table: TableDefinition, records: Sequence[RunRecord]
-) -> tuple[list[tuple[PlannedRun, RunRecord | None]], list[RunRecord]]:
+def match_records(table: TableDefinition, records: Sequence[Record]) -> tuple[Matches, dict[str, str]]:
     """Find the finished ones among a table's runs.
 
     Returns:
-        (run, its record or None) in the order to run them, and the table's records whose values the sweep does not
-        list.
-
-    Raises UserError for a record of this table that must not stand in it: another size than `require` asks for, an
-    experiment or row name that the table lacks, or a second record for the same run.
+        (run, its record or None) in the order to run them, and for the id of every other record of the rows' experiments
+        the reason why it is left out.
     """
-    found: dict[tuple, RunRecord] = {}
-    for record in records:
-        if record.table == table.name:
-            _refuse_misplaced(table, record)
-            key = (record.experiment, *(record.config_value(key) for key in table.sweep))
-            if key in found:
-                differences = ", ".join(_differences(record.config, found[key].config))
-                raise UserError(
-                    f"runs/{record.id}.json and runs/{found[key].id}.json are the same run of table {table.name} with "
-                    f"different {differences or 'ids'}; keep one of them"
-                )
-            found[key] = record
-    runs = planned_runs(table)
-    for run in runs:
-        if run.initial_key and run.key in found:
-            _refuse_other_start(found[run.key], found.get(run.initial_key))
-    matched = [(run, found.pop(run.key, None)) for run in runs]
-    return matched, list(found.values())
+    runs = {run.key: run for run in planned_runs(table)}
+    found: dict[tuple, Record] = {}
+    left_out: dict[str, str] = {}
+    for row in table.rows:  # a run that others fine-tune is of an earlier row
+        for record in sorted((r for r in records if r.experiment == row.experiment), key=lambda r: r.finished):
+            key = _key(table, record.config)
+            if why := _why_not(table, row, record) or _why_not_there(record, runs.get(key), found):
+                left_out[record.id] = why
+            else:
+                found[key] = record
+    return [(run, found.get(key)) for key, run in runs.items()], left_out
 
 
-def _refuse_other_start(record: RunRecord, initial: RunRecord | None) -> None:
-    if initial is None or record.config_value("init_from") != initial.id:
-        known = f"is runs/{initial.id}.json" if initial else "has no record"
-        start = record.config_value("init_from")
-        raise UserError(f"runs/{record.id}.json: fine-tunes {start}, but the table's run of that row {known}")
+def _key(table: TableDefinition, config: dict[str, Any]) -> tuple:
+    """What `PlannedRun.key` is of a run of the table; lists and groups, which no sweep has, as text."""
+    values = (value_at(config, key) for key in ("experiment", *table.sweep))
+    return tuple(str(value) if isinstance(value, list | dict) else value for value in values)
 
 
-def _refuse_misplaced(table: TableDefinition, record: RunRecord) -> None:
-    where = f"runs/{record.id}.json"
-    rows = {row.experiment: row.name for row in table.rows}
-    if rows.get(record.experiment) != record.row:
-        raise UserError(f"{where}: table {table.name} has no row {record.row!r} with experiment {record.experiment!r}")
-    own = next(row for row in table.rows if row.experiment == record.experiment)
-    required = {**table.require, **own.require}
+def _why_not(table: TableDefinition, row: Row, record: Record) -> str:
+    """Why a run is not of this row, or nothing."""
+    required = table.require | row.require
     for key, value in required.items():
-        if record.config_value(key) != value:
-            raise UserError(
-                f"{where}: {key} is {record.config_value(key)!r}, but table {table.name} is for {value!r}; remove the "
-                "record, or set its table and row to null"
-            )
-    allowed = (*FREE, "experiment", "init_from", *table.sweep, *own.sweep, *required)
-    for override in record.overrides:
-        if not is_part(override.partition("=")[0].lstrip("+"), allowed):
-            raise UserError(
-                f"{where}: was run with {override}, but table {table.name} is for its experiments as they are; remove "
-                "the record, or set its table and row to null"
-            )
+        if (own := value_at(record.config, key, "absent")) != value:
+            return f"{key} is {own}, not {value}"
+    allowed = (*FREE, "experiment", "init_from", *table.sweep, *required)
+    others = [o for o in record.overrides if not is_part(o.partition("=")[0].lstrip("+"), allowed)]
+    return f"run with {others[0]}" if others else ""
 
 
-def _differences(a: dict, b: dict, prefix: str = "") -> list[str]:
-    keys = []
-    for key in sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key)):
-        both = isinstance(a.get(key), dict) and isinstance(b.get(key), dict)
-        keys += _differences(a[key], b[key], f"{prefix}{key}.") if both else [f"{prefix}{key}"]
-    return keys
+def _why_not_there(record: Record, run: PlannedRun | None, found: dict[tuple, Record]) -> str:
+    """Why a run has no place in the sweep, or nothing."""
+    if run is None:
+        return "the table does not sweep its values"
+    start = found.get(run.initial_key)
+    if run.initial_key and (given := value_at(record.config, "init_from")) != (start and start.id):
+        return f"init_from is {given}, the table's run {start.id if start else 'has not finished'}"
+    return f"it has the same values as run {found[run.key].id}" if run.key in found else ""
 
 
-def initial_override(table: TableDefinition, run: PlannedRun, records: Sequence[RunRecord]) -> list[str]:
+def initial_override(matched: Matches, run: PlannedRun) -> list[str]:
     """The override that names the run to fine-tune, none for a run that starts anew; UserError where it is missing."""
     if not run.initial_key:
         return []
-    for other, record in match_records(table, records)[0]:
+    for other, record in matched:
         if record and other.key == run.initial_key:
             return [f'init_from="{record.id}"']  # quoted, for Hydra would take some ids for numbers
     raise UserError(f"fine-tunes {run.row.init_from}, which has not finished")
 
 
-def expected_seconds(
-    run: PlannedRun, records: Sequence[RunRecord], table: TableDefinition, hardware: Hardware
-) -> float | None:
+def expected_seconds(table: TableDefinition, run: PlannedRun, matched: Matches, hardware: Hardware) -> float | None:
     """Wall seconds that a run should take, compilation and evaluation included.
 
-    The mean over the table's finished runs of the same experiment on the same hardware, in a table of
-    cross-validations also of the same values but for fold and seed; None where there are none.
+    The mean over the row's finished runs of the same section on the same hardware, of those with the same value of
+    `select.over` where there are such; None where there are none.
     """
-    keys = [key for key in run.values if table.folds and key not in (table.folds.fold, "seed")]
-    wanted = (table.name, run.row.experiment, hardware)
-    same = [r for r in records if (r.table, r.experiment, r.hardware) == wanted]
-    same = [r for r in same if all(r.config_value(key) == run.values[key] for key in keys)]
-    return sum(r.wall_seconds for r in same) / len(same) if same else None
+    alike = [(o, r) for o, r in matched if r and o.row is run.row and r.hardware == hardware]
+    for key in (table.sections, table.select.over if table.select else None):
+        same = [(o, r) for o, r in alike if key is None or o.values[key] == run.values[key]]
+        alike = same if same or key == table.sections else alike
+    return sum(record.wall_seconds for _, record in alike) / len(alike) if alike else None
 
 
 def started_runs(table: TableDefinition, runs_dir: Path) -> set[tuple]:
-    """The `PlannedRun.key` of every run of the table with a checkpoint in its folder `runs_dir`/<id>."""
+    """The `PlannedRun.key` of every run of the table's experiments with a checkpoint in its folder `runs_dir`/<id>."""
     keys = set()
     for path in runs_dir.glob("*/.hydra/config.yaml"):
         config = OmegaConf.to_container(OmegaConf.load(path))  # as written: nothing is filled in
-        if any((path.parents[1] / "checkpoints").glob("*")) and _written(config, "report.table") == table.name:
-            keys.add(tuple(_written(config, key) for key in ("experiment", *table.sweep)))
+        if any((path.parents[1] / "checkpoints").glob("*")):
+            keys.add(_key(table, config))
     return keys
-
-
-def _written(config: Any, key: str) -> Any:
-    for part in key.split("."):
-        config = config.get(part) if isinstance(config, dict) else None
-    return config

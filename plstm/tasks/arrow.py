@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 import jax
 from omegaconf import MISSING
 
-from data.arrow_law import LABELS
-from data.arrow_packed import load_packed
-from data.arrow_pointing import data_source
-from data.arrow_variant import ArrowVariant
-from data.loading import DeviceBatches, StreamedBatches
-from data.packed import PackedSplit
+from data.arrow_pointing.builder import data_source
+from data.arrow_pointing.geometry import LABELS
+from data.arrow_pointing.packed import load_packed
+from data.arrow_pointing.splits import ArrowVariant
+from data.loading import DeviceBatches, PackedSplit, StreamedBatches
 from plstm.errors import UserError
 from plstm.tasks.base import RunConfig
 from plstm.tasks.vision import VisionTask
@@ -70,7 +69,7 @@ class ArrowTask(VisionTask):
         return f"{data.name}: {data.train_images:,} images, {data.size} pixels a side"
 
     def split(self, name: str) -> PackedSplit:
-        """A whole split, packed, generated first where missing; errors: see `data.arrow_packed.load_packed`."""
+        """A whole split, packed, generated first where missing; errors: see `load_packed`."""
         split = load_packed(self._variant, name, self.config.data.root, self.config.data.generate)
         return replace(split, process_index=jax.process_index(), process_count=jax.process_count())
 

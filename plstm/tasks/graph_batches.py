@@ -1,4 +1,4 @@
-"""Batches of graphs in few shapes: nodes and edges of many graphs packed side by side (see `plstm.ops.line_graph`).
+"""Batches of graphs in few shapes: nodes and edges of many graphs packed side by side (see `plstm.ops.dag`).
 
 A batch is a dictionary of arrays for `graphs` graphs, the last of them padding where there are fewer:
 
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from data.tudataset import GraphSet
-from plstm.ops.line_graph import Dag, pack
+from data.graphs.tudataset import GraphSet
+from plstm.ops.dag import Dag, pack
 
 SMALL = 128  # nodes of the largest graph that goes into blocks; larger ones share a block of their own
 BLOCK = 64  # nodes of a block, or as many as the largest of the small graphs has

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from data.graphs.tudataset import SIZES, Fold, Sizes, load_tudataset, make_folds
 from data.loading import epoch_order
-from data.tudataset import SIZES, Fold, Sizes, load_tudataset, make_folds
 from plstm.errors import UserError
 from plstm.tasks.base import RunConfig, Task, classification_metrics
 from plstm.tasks.graph_batches import GraphBatches
@@ -36,7 +36,7 @@ class GraphData:
 
 @functools.lru_cache(maxsize=2)
 def load_batches(name: str, root: str | None, download: bool, verify: bool, batch_size: int) -> GraphBatches:
-    """A set with its DAGs, read once for all folds of this process. Errors: see `data.tudataset.load_tudataset`."""
+    """A set with its DAGs, read once for all folds of this process. Errors: see `load_tudataset`."""
     return GraphBatches(load_tudataset(name, root, download=download, verify=verify), batch_size)
 
 

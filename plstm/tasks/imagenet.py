@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from data.imagenet import load_source, synsets
-from data.images import ImageBatches, ImageSplit
-from data.mosaics import MosaicSource
+from data.imagenet.batches import ImageBatches, ImageSplit
+from data.imagenet.mosaics import MosaicSource
+from data.imagenet.source import load_source, synsets
 from plstm.errors import UserError
 from plstm.models.vision import VisionModel
 from plstm.tasks.base import RunConfig, classification_metrics
@@ -91,7 +91,7 @@ class ImageNetTask(VisionTask):
         return f"{data.name}: {self.train_examples:,} images, {data.size} pixels a side{views}"
 
     def split(self, name: str) -> ImageSplit:
-        """A whole split; errors: see `data.imagenet.load_source`."""
+        """A whole split; errors: see `load_source`."""
         data = self.config.data
         process = jax.process_index(), jax.process_count()
         return ImageSplit(self._source(name), data.size, data.crop_ratio, data.workers, *process, data.max_corrupt)

@@ -16,9 +16,9 @@ from flax import nnx
 from PIL import Image
 
 from data.augment.crops import evaluation_crop
-from data.folders import folder_source
-from data.images import MAX_CORRUPT, ImageSplit
-from data.packed import unpack
+from data.imagenet.batches import MAX_CORRUPT, ImageSplit
+from data.imagenet.folders import folder_source
+from data.loading import unpack
 from plstm.errors import UserError
 from plstm.models.inspection import gate_statistics
 from plstm.models.vision import VisionModel

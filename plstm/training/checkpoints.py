@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 from orbax.checkpoint.path import atomicity
 
-from plstm.errors import UserError
+from plstm.errors import UserError, first_line
 from plstm.training.processes import from_main, is_main
 from plstm.training.trees import named_leaves
 
@@ -54,10 +54,10 @@ class Checkpoints:
         try:
             self._manager = self._make_manager()
         except OSError as error:
-            raise UserError(f"cannot write checkpoints to {self.folder}: {error.strerror or error}") from error
+            raise UserError(f"cannot write checkpoints to {self.folder}: {first_line(error)}") from error
         except ValueError as error:  # a score that cannot be read
             damaged = next((path for path in _steps(self.folder) if _damage(path)), self.folder)
-            raise UserError(f"{damaged}: a damaged checkpoint ({_first_line(error)}); move it away") from error
+            raise UserError(f"{damaged}: a damaged checkpoint ({first_line(error)}); move it away") from error
         if not read_only:
             # Orbax removes an old checkpoint after a new one is complete; a kill in between leaves one too many.
             for step in sorted(self._manager.all_steps())[:-NEWEST]:
@@ -166,7 +166,7 @@ class Checkpoints:
         except UserError:
             raise
         except Exception as error:  # Orbax raises plain Exceptions, too, for damaged files
-            raise UserError(f"{path}: the checkpoint cannot be read ({_first_line(error)}); move it away") from error
+            raise UserError(f"{path}: the checkpoint cannot be read ({first_line(error)}); move it away") from error
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -174,7 +174,7 @@ class Checkpoints:
             yield
         except (OSError, ValueError) as error:
             code = re.search(r"os_error_code='(\d+)'", str(error))  # at the end of TensorStore's long message
-            reason = os.strerror(int(code[1])) if code else _first_line(error)
+            reason = os.strerror(int(code[1])) if code else first_line(error)
             text = f"cannot write the checkpoint in {self.folder}: {reason}"
             raise UserError(
                 f"{text}; free space there, then rerun the same command to resume from the last one"
@@ -253,8 +253,3 @@ def _first_difference(wanted: dict[str, tuple], found: dict[str, tuple]) -> str 
         if wanted.get(name) != found.get(name):
             return f"{name} is {found.get(name, 'missing')} there and {wanted.get(name, 'missing')} here"
     return None
-
-
-def _first_line(error: Exception) -> str:
-    text = getattr(error, "strerror", None) or str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__

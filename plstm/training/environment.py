@@ -1,12 +1,10 @@
-"""What a run was made with: commit, versions, hardware, XLA's flags.
-
-Of the process environment nothing but XLA_FLAGS, for it holds secrets.
-"""
+"""What a run was made with: commit, versions, hardware, XLA flags; no other environment variable, they hold secrets."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -20,30 +18,25 @@ DISTRIBUTIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", 
 
 
 def describe_environment(repo_root: str | Path) -> dict:
-    """Returns what is needed to make a run again, ready for JSON.
+    """What is needed to repeat a run, as JSON:
 
-    Args:
-      repo_root: the clone the run was started from.
+    {"commit": str | None, "dirty": bool | None, "versions": {name: str | None}, "hardware": {...},
+    "xla_flags": str | None}.
 
-    Returns:
-      {"commit": str | None, "dirty": bool | None, "versions": {name: str | None}, "hardware": {...},
-      "xla_flags": str | None}.
-      `commit` and `dirty` are None where `repo_root` is not the top of a git clone or git does not answer.
-      `dirty` says that the code differs from the commit: a file under `CODE_PATHS` is changed, gone, or new and
-      not ignored. Results and run outputs lie elsewhere and leave it False.
-      `hardware` holds JAX's platform, device_kind and device_count (over all processes), the cpu_model and
-      cpu_cores, the number of cores this process may use. `xla_flags` is the variable XLA_FLAGS, None where it is
-      not set: the number of threads in it, for one, changes the last digits of sums.
+    `commit` and `dirty` are None unless `repo_root`, the clone the run was started from, is the top of a git clone.
+    `dirty` says that a file under `CODE_PATHS` was changed, deleted or added since the commit. `xla_flags` is the
+    variable XLA_FLAGS: the number of threads in it, for one, changes the last digits of sums.
     """
     commit, dirty = _describe_commit(Path(repo_root).resolve())
-    made = {"commit": commit, "dirty": dirty, "versions": _versions(), "hardware": _hardware()}
-    return {**made, "xla_flags": os.environ.get("XLA_FLAGS")}
+    versions = {"python": platform.python_version(), "plstm": plstm.__version__}
+    versions |= {name: _version(name) for name in DISTRIBUTIONS}
+    described = {"commit": commit, "dirty": dirty, "versions": versions, "hardware": _hardware()}
+    return described | {"xla_flags": os.environ.get("XLA_FLAGS")}
 
 
 def _describe_commit(root: Path) -> tuple[str | None, bool | None]:
-    top = _git(root, "rev-parse", "--show-toplevel")
-    commit = _git(root, "rev-parse", "HEAD")
-    # A copy without .git may lie inside someone else's repository, whose commit says nothing of this code.
+    top, commit = _git(root, "rev-parse", "--show-toplevel"), _git(root, "rev-parse", "HEAD")
+    # A copy without .git may lie inside another repository, whose commit says nothing about this code.
     if not commit or not top or Path(top).resolve() != root:
         return None, None
     status = _git(root, "status", "--porcelain", "--untracked-files=all", "--", *CODE_PATHS)
@@ -51,41 +44,28 @@ def _describe_commit(root: Path) -> tuple[str | None, bool | None]:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(root), *arguments]
     try:
-        answer = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30, check=True
-        )
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip()
 
 
-def _versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {"python": platform.python_version(), "plstm": plstm.__version__}
-    for name in DISTRIBUTIONS:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return versions
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _hardware() -> dict[str, str | int]:
-    device = jax.devices()[0]
-    has_affinity = hasattr(os, "sched_getaffinity")
+    """JAX's devices over all processes, and the CPU cores that this process may use."""
+    device, cpuinfo = jax.devices()[0], Path("/proc/cpuinfo")
+    model = re.search(r"^model name\s*:\s*(.*)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
     return {
         "platform": device.platform,
         "device_kind": device.device_kind,
         "device_count": jax.device_count(),
-        "cpu_model": _cpu_model(),
-        "cpu_cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1,
+        "cpu_model": model[1].strip() if model else platform.processor() or platform.machine(),
+        "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
     }
-
-
-def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -33,19 +33,13 @@ class Split(Protocol):
         """The first of `batches`."""
 
 
-class Ready(NamedTuple):
-    """A model that is ready for `evaluate`; the fields are its arguments of the same names."""
-
-    measure: Callable[[Any, Batch], Metrics]
-    weights: Any
-    place: Callable[[Batch], Batch]
-
-
-def make_ready(model: nnx.Module, function: Callable[[nnx.Module, Batch], Metrics], batch_size: int) -> Ready:
-    """Puts a whole copy of a model on every device, to be measured by `function` in batches of `batch_size`."""
+def make_ready(
+    model: nnx.Module, function: Callable[[nnx.Module, Batch], Metrics], batch_size: int
+) -> tuple[Callable[[Any, Batch], Metrics], Any, Callable[[Batch], Batch]]:
+    """`evaluate`'s arguments measure, weights and place for a model with a copy on every device."""
     layout = Layout(make_mesh(batch_size))
     graphdef, weights = nnx.split(model)
-    return Ready(make_predict(graphdef, function), layout.place_copies(weights), layout.place_rows)
+    return make_predict(graphdef, function), layout.place_copies(weights), layout.place_rows
 
 
 def evaluate(
@@ -83,7 +77,8 @@ def evaluate(
 
 def describe(name: str, metrics: dict[str, float], unit: str) -> str:
     """One line for a split, as training and eval.py print it; `unit` is the plural name of an example."""
-    values = "  ".join(f"{metric} {value:.6f}" for metric, value in metrics.items() if metric != "count")
+    names = sorted(metrics.keys() - {"count"}, key=lambda metric: (metric != "loss", metric))
+    values = "  ".join(f"{metric} {metrics[metric]:.6f}" for metric in names)
     return f"{name:<8}  {values}  ({metrics['count']:,} {unit})"
 
 

@@ -1,4 +1,4 @@
-"""Signals as a request to stop at the next step, so that nothing is lost."""
+"""Signals as a request to stop after the current step, so that nothing is lost."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupt:
-    """A context manager within which SIGTERM and SIGINT stop a run, with a line and exit status 128 + their number.
+    """A context manager within which SIGTERM and SIGINT stop a run, with one line and exit status 128 + their number.
 
-    While there is nothing to save, they do so at once, also in the midst of a compilation. After `wait_for_saving` the
-    first of them sets `signal_number`, and a second SIGINT ends the run; after `leave_at_once` it is as at the start.
+    As long as there is nothing to save, they stop it at once, even during a compilation. After `wait_for_saving` the
+    first of them sets `signal_number`, and a second SIGINT ends the run; after `leave_at_once` they stop it at once.
 
-    SIGUSR2 sets `signal_number`, too, where someone waits for it: submitit has Slurm send it when a job's time is
-    nearly up, and queues the job again when the signal is raised once more, after saving.
+    SIGUSR2 sets `signal_number`, too, if something handles it: submitit has Slurm send it when a job's time is nearly
+    up, and queues the job again when the signal is raised once more, after saving.
     """
 
     def __init__(self):
@@ -26,10 +26,10 @@ class Interrupt:
         self._leaving = threading.Lock()
 
     def __enter__(self) -> Interrupt:
-        awaited = callable(signal.getsignal(signal.SIGUSR2))
-        for number in (*STOPS, *([signal.SIGUSR2] if awaited else [])):
+        is_handled = callable(signal.getsignal(signal.SIGUSR2))
+        for number in (*STOPS, *([signal.SIGUSR2] if is_handled else [])):
             self._previous[number] = signal.signal(number, self._request)
-        # Python calls handlers when the main thread is back from C++; a thread reads of the signal right away.
+        # Python calls handlers only when the main thread returns from C++; a thread reads the signal's number at once.
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -43,11 +43,11 @@ class Interrupt:
             signal.signal(number, handler)
 
     def wait_for_saving(self) -> None:
-        """From now on there is something to lose."""
+        """From now on the run must save before it stops."""
         self._at_once = False
 
     def leave_at_once(self, message: str) -> None:
-        """All is on disk. Ends the process here where a signal has come; `message` then follows in the line."""
+        """Everything is on disk: a signal, also one that came before, ends the process with a line on `message`."""
         self._at_once, self._message = True, message
         if self.signal_number in STOPS:
             self._leave(self.signal_number)
@@ -65,4 +65,4 @@ class Interrupt:
     def _leave(self, number: int) -> None:
         self._leaving.acquire()  # one line, whichever thread comes first
         print(f"stopped by signal {number}, {self._message}", flush=True)
-        os._exit(128 + number)  # the main thread may be busy, and every file is good at any moment
+        os._exit(128 + number)  # the main thread may be busy, and the files are whole at any moment

@@ -1,8 +1,6 @@
-"""Classification losses over soft targets: one number an example, so that padding can be masked."""
+"""Classification losses over soft targets: one number per example, so that padding can be masked."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +12,13 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Binary cross entropy, the mean over classes, in nats; logits and targets [batch, classes] -> float32 [batch].
+    """Mean binary cross entropy over classes, in nats; logits and targets [batch, classes] -> float32 [batch].
 
-    A class is present where its target is over 0, so both partners of a mixture count in full (Wightman et al. 2021,
-    "ResNet strikes back"). Smoothed targets are over 0 everywhere and would make every class present: use it with
-    label smoothing 0 only, as the released recipes do.
+    A class is present if its target is over 0, so both partners of a mixture count in full (Wightman et al. 2021,
+    "ResNet strikes back"). With label smoothing every class would be present: use it with label smoothing 0 only.
     """
     logits = logits.astype(jnp.float32)
     return (jax.nn.softplus(logits) - jnp.where(targets > 0, logits, 0)).mean(axis=-1)
 
 
-LOSSES: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
-    "cross_entropy": cross_entropy,
-    "binary_cross_entropy": binary_cross_entropy,
-}
+LOSSES = {"cross_entropy": cross_entropy, "binary_cross_entropy": binary_cross_entropy}

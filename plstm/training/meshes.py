@@ -1,8 +1,8 @@
 """Devices: one mesh with the axes "data" and "fsdp" over all of them, in one process or in many.
 
-A batch is split between all devices. The training state is split over "fsdp", each part with a copy at every place of
-"data": with fsdp=1 each device has all of it (data parallelism), with fsdp=devices nothing is held twice (ZeRO,
-Rajbhandari et al., 2020). What is computed is the same.
+A batch is split between all devices. The training state is split over "fsdp" and copied over "data": with fsdp=1 each
+device has all of it (data parallelism), with fsdp=devices nothing is stored twice (ZeRO, Rajbhandari et al., 2020). The
+results are the same.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class MeshConfig:
 
 
 def make_mesh(batch_size: int, fsdp: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The devices, all of them unless given, in the order of their processes, neighbours sharing a state.
+    """The devices, by default all, in the order of their processes; neighbours share a copy of the state.
 
-    Raises UserError where they do not divide the batch, or `fsdp` does not divide them.
+    Raises UserError if their number does not divide the batch, or `fsdp` does not divide their number.
     """
     devices = sorted(devices or jax.devices(), key=lambda device: (device.process_index, device.id))
     if len(devices) % fsdp:
@@ -59,7 +59,7 @@ class Layout:
         return NamedSharding(self.mesh, PartitionSpec(("data", "fsdp")))
 
     def state(self, tree: Any) -> Any:
-        """The sharding of each tensor of a training state: its largest axis that "fsdp" divides is split."""
+        """The sharding of each tensor of a training state: the largest axis that "fsdp" divides is split."""
         return jax.tree.map(lambda leaf: NamedSharding(self.mesh, self._spec(leaf.shape)), tree)
 
     def _spec(self, shape: tuple[int, ...]) -> PartitionSpec:
@@ -71,22 +71,21 @@ class Layout:
         return PartitionSpec(*("fsdp" if axis == largest else None for axis in range(len(shape))))
 
     def place_copies(self, tree: Any) -> Any:
-        """Arrays that every process has whole, onto every device."""
+        """Puts arrays that every process has whole onto every device."""
         return jax.tree.map(lambda leaf: _place(leaf, self.copies), tree)
 
     def place_state(self, tree: Any) -> Any:
-        """A training state that every process has whole, onto the devices as `state` says."""
+        """Puts a training state that every process has whole onto the devices, sharded as `state` says."""
         return jax.tree.map(_place, tree, self.state(tree))
 
     def place_rows(self, batch: Any) -> Any:
-        """A batch of which each process has its own rows, in the order of the processes."""
+        """Puts a batch, of which each process has its own rows in the order of the processes, onto the devices."""
         return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self.rows, np.asarray(leaf)), batch)
 
     def gather(self, tree: Any) -> Any:
-        """A placed state with a copy on each device."""
-        if all(leaf.is_fully_replicated for leaf in jax.tree.leaves(tree)):
-            return tree
-        return self._copy(tree)
+        """A placed state with a whole copy on each device."""
+        is_whole = all(leaf.is_fully_replicated for leaf in jax.tree.leaves(tree))
+        return tree if is_whole else self._copy(tree)
 
     @functools.cached_property
     def _copy(self) -> Callable[[Any], Any]:

@@ -1,4 +1,4 @@
-"""What augmentation does to a whole batch, on the device: random erasing, then mixup or cutmix. Jit-able."""
+"""Augmentation of a whole batch, on the device: random erasing, then mixup or cutmix. All functions can be jitted."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def random_erasing(images: jax.Array, key: jax.Array, probability: float) -> jax
     """Replaces a box of some images by normal noise (Zhong et al. 2020), independent in every pixel and channel.
 
     images: float [batch, height, width, channels], normalised, so that the noise has their mean and deviation.
-    probability: of an image, a Python number. The box's area is uniform in `ERASED_AREA`, its aspect log-uniform in
-    `ERASED_ASPECT`, its place uniform; ten tries for a box that fits, and where none does the image stays whole.
+    probability: of erasing an image, a Python number. The box's area is uniform in `ERASED_AREA`, its aspect
+    log-uniform in `ERASED_ASPECT`, its place uniform. An image stays whole if none of `TRIES` boxes fits.
     """
     if not probability:
         return images
@@ -42,10 +42,10 @@ def random_erasing(images: jax.Array, key: jax.Array, probability: float) -> jax
 def mix(
     images: jax.Array, targets: jax.Array, key: jax.Array, mixup_alpha: float, cutmix_alpha: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Mixes each image, and its target, with that of a partner: mixup (Zhang et al. 2018) or cutmix (Yun et al. 2019).
+    """Mixes each image and target with those of a partner: mixup (Zhang et al. 2018) or cutmix (Yun et al. 2019).
 
     images: float [batch, height, width, channels]. targets: float [batch, classes], already smoothed. The alphas are
-    Python numbers; 0 turns one off, and with both on half the batches get each. One draw holds for the whole batch;
+    Python numbers; 0 turns one off, and with both on each gets half of the batches. One draw serves the whole batch;
     partners are a random permutation of it. A target's weight is the share of its image's pixels that is kept.
     """
     if not (mixup_alpha or cutmix_alpha):
@@ -65,9 +65,9 @@ def kept_weights(
 ) -> jax.Array:
     """The weight of an image's own pixels in the mixture, float32 [height, width].
 
-    Mixup: lambda ~ Beta(alpha, alpha) everywhere. Cutmix: 0 in a box, 1 outside; its sides are sqrt(1 - lambda) of
-    the image's, rounded down to even pixels, around a uniform pixel, and clipped to the image. The alpha of the one
-    that is drawn must be positive.
+    Mixup: lambda ~ Beta(alpha, alpha) everywhere. Cutmix: 0 in a box, 1 outside; the box has sqrt(1 - lambda) of the
+    image's sides, rounded down to even pixels, is centred on a uniform pixel and clipped to the image. The alpha of the
+    kind that is drawn must be positive.
     """
     drawn_key, beta_key = jax.random.split(key)
     choice, row, column = jax.random.uniform(drawn_key, (3,))
@@ -85,7 +85,7 @@ def kept_weights(
 
 
 def _whole(uniform: jax.Array, count: int | jax.Array) -> jax.Array:
-    """From uniform numbers in [0, 1) to whole ones from 0 to count - 1, int32."""
+    """Uniform numbers in [0, 1) -> whole numbers from 0 to count - 1, int32."""
     return jnp.floor(uniform * count).astype(jnp.int32)
 
 

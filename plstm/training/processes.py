@@ -1,4 +1,4 @@
-"""Runs of several processes, on one host or many: starting them, and what they agree on.
+"""Runs of several processes, on one host or many: how they connect, and what they agree on.
 
 Each process runs the same program. Process 0 prints, logs and writes; all of them read, compute and save checkpoints.
 """
@@ -21,18 +21,15 @@ from jax.experimental import multihost_utils
 from plstm.errors import UserError
 from plstm.training.meshes import Layout
 
-VARIABLES = ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")  # also with JAX_ before them
-STEPS_LATE = 2  # a vote is counted so many steps later, when its result is there anyway
+VARIABLES = ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")  # each also with JAX_ before it
+STEPS_LATE = 2  # a vote is counted this many steps later, when its result has arrived anyway
 
 
 def start_processes(timeout: float, environment: Mapping[str, str] = os.environ) -> None:
-    """Connects this process with the others of its run, where the environment says that there are others.
+    """Connects this process with the others of its run, if there are others; call it before anything else of JAX.
 
-    It says so by COORDINATOR_ADDRESS (host:port of process 0), NUM_PROCESSES and PROCESS_ID, or is that of a Slurm step
-    (srun) of several tasks. Call this before anything else of JAX.
-
-    Args:
-        timeout: seconds to wait for the others; then the program ends with one line and status 2.
+    There are if COORDINATOR_ADDRESS (host:port of process 0), NUM_PROCESSES and PROCESS_ID are set, or in a Slurm step
+    (srun) of several tasks. After `timeout` seconds without the others the program ends with one line and status 2.
 
     Raises UserError for variables that are missing or wrong.
     """
@@ -53,38 +50,35 @@ def start_processes(timeout: float, environment: Mapping[str, str] = os.environ)
     watch = threading.Timer(timeout, give_up)
     watch.daemon = True
     watch.start()
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
+    jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM instead of us
     jax.distributed.initialize(**arguments, initialization_timeout=int(timeout) + 60)
     watch.cancel()
 
 
 def _from_variables(environment: Mapping[str, str]) -> dict[str, Any] | None:
     values = {name: environment.get(name) or environment.get(f"JAX_{name}") for name in VARIABLES}
-    if values["COORDINATOR_ADDRESS"] is None:
+    address, processes, number = values.values()
+    if address is None:
         return None
     if missing := [name for name, value in values.items() if value is None]:
         raise UserError(f"{', '.join(missing)}: not set, but COORDINATOR_ADDRESS is; set all three or none")
-    address, processes, number = values.values()
     if not (processes.isdigit() and number.isdigit() and int(number) < int(processes)):
         raise UserError(f"PROCESS_ID={number}, NUM_PROCESSES={processes}: must be whole numbers, the first smaller")
-    if not address.rpartition(":")[2].isdigit() or not address.rpartition(":")[0]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
         raise UserError(f"COORDINATOR_ADDRESS={address}: must be host:port of process 0")
-    return dict(
-        coordinator_address=address,
-        num_processes=int(processes),
-        process_id=int(number),
-        cluster_detection_method="deactivate",
-    )
+    arguments = dict(coordinator_address=address, num_processes=int(processes), process_id=int(number))
+    return arguments | {"cluster_detection_method": "deactivate"}
 
 
 def _from_slurm(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """JAX finds the address; it would give each process one GPU, also where a process has a node to itself."""
+    """JAX finds the address; but it would give each process one GPU even if a process has a node for itself."""
     if "SLURM_STEP_NODELIST" not in environment or int(environment.get("SLURM_NTASKS", 1)) == 1:
         return None
     arguments = dict(num_processes=int(environment["SLURM_NTASKS"]), process_id=int(environment["SLURM_PROCID"]))
-    alone = environment.get("SLURM_STEP_NUM_NODES") == environment["SLURM_NTASKS"]
+    is_alone = environment.get("SLURM_STEP_NUM_NODES") == environment["SLURM_NTASKS"]
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
-    if visible and (alone or "SLURM_GPUS_PER_TASK" in environment):
+    if visible and (is_alone or "SLURM_GPUS_PER_TASK" in environment):
         arguments["local_device_ids"] = list(range(len(visible.split(","))))
     return arguments
 
@@ -105,22 +99,22 @@ def from_main(value: int) -> int:
     return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if jax.process_count() > 1 else value
 
 
-def check_agreement(what: str) -> None:
-    """Raises UserError where `what`, a text, differs from that of process 0."""
-    own = zlib.crc32(what.encode()) >> 1  # 31 bits
+def check_agreement(text: str) -> None:
+    """Raises UserError if `text` differs from that of process 0."""
+    own = zlib.crc32(text.encode()) >> 1  # 31 bits
     if from_main(own) != own:
         raise UserError(f"process {jax.process_index()} was started with another command or code than process 0")
 
 
 class Votes:
-    """What any of the processes wants, known to all of them at the same step."""
+    """Lets all processes know at the same step the highest value that any of them gave, such as a signal to stop."""
 
     def __init__(self, layout: Layout):
         self._layout, self._cast = layout, deque()
         self._highest = jax.jit(jnp.max, out_shardings=layout.copies)
 
     def cast(self, value: int) -> int:
-        """Gives this process's value, once a step; returns the highest one of `STEPS_LATE` steps before, 0 at first."""
+        """Gives this process's value, once per step; returns the highest of `STEPS_LATE` steps before, at first 0."""
         if jax.process_count() == 1:
             return value
         values = np.full(jax.local_device_count(), value, np.int32)

@@ -12,20 +12,12 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
-_FORMATS = {
-    "epoch": "epoch {:.2f}",
-    "loss": "loss {:.3f}",
-    "accuracy": "acc {:.3f}",
-    "images_per_second": "{:,.0f} images/s",
-    "graphs_per_second": "{:,.0f} graphs/s",
-}
-
 
 class Progress:
-    """Shows steps done and to do, the latest values and the time left; use it as a context manager.
+    """Shows the steps, the latest values and the time left; use it as a context manager.
 
-    In a terminal this is one live bar. Elsewhere it is a plain line for the first update, the last step, and
-    in between at most one every `every_seconds`.
+    In a terminal this is one live bar. Elsewhere it is a plain line for the first update, the last step, and in between
+    at most one every `every_seconds`.
     """
 
     def __init__(
@@ -33,28 +25,22 @@ class Progress:
         total_steps: int,
         start_step: int = 0,
         description: str = "",
+        unit: str = "examples",
         every_seconds: float = 30.0,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Args: `start_step` counts the steps a resumed run has behind it; `Console(quiet=True)` shows nothing."""
-        self._total = total_steps
-        self._every = every_seconds
-        self._console = console or Console()
-        self._clock = clock
-        self._first: tuple[int, float] | None = None  # step and time of the first update, where the rate starts
+        """start_step: where a resumed run starts. unit: plural name of an example. A quiet console shows nothing."""
+        self._total, self._unit, self._every = total_steps, unit, every_seconds
+        self._console, self._clock = console or Console(), clock
+        self._first: tuple[int, float] | None = None  # step and time of the first update; the rate is measured from it
         self._next_line = 0.0
         self._bar = None
         if _is_live(self._console):
-            self._bar = RichProgress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                TextColumn("{task.fields[text]}", markup=False),
-                console=self._console,
-            )
-            self._task = self._bar.add_task(
-                description, total=total_steps, completed=start_step, text=f"step {start_step:,}/{total_steps:,}"
-            )
+            name, values = (TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[text]"))
+            self._bar = RichProgress(name, BarColumn(), values, console=self._console)
+            text = f"step {start_step:,}/{total_steps:,}"
+            self._task = self._bar.add_task(description, total=total_steps, completed=start_step, text=text)
 
     def __enter__(self) -> Progress:
         if self._bar:
@@ -66,24 +52,27 @@ class Progress:
             self._bar.stop()
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
-        """Shows that `step` steps are done, with values such as epoch, loss, accuracy and images_per_second."""
+        """Shows that `step` steps are done, and any values, "epoch" and "examples_per_second" among them."""
         now = self._clock()
         if self._first is None:
-            # The steps before the first update include compilation, so they say nothing of the time left.
+            # The steps before the first update include compilation, so they say nothing about the time left.
             self._first, self._next_line = (step, now), now
-        parts = [f"step {step:,}/{self._total:,}"]
-        parts += [_FORMATS.get(name, name + " {:.4g}").format(value) for name, value in values.items()]
-        parts.append(f"eta {self._time_left(step, now)}")
-        text = "  ".join(parts)
+        parts = [self._format(name, value) for name, value in values.items()]
+        text = "  ".join([f"step {step:,}/{self._total:,}", *parts, f"eta {self._time_left(step, now)}"])
         if self._bar:
             self._bar.update(self._task, completed=step, text=text)
         elif now >= self._next_line or step >= self._total:
             self._next_line = now + self._every
-            _print_plain(self._console, text)
+            self.message(text)
 
     def message(self, text: str) -> None:
         """Prints a line of its own: above the bar in a terminal."""
         _print_plain(self._console, text)
+
+    def _format(self, name: str, value: float) -> str:
+        if name == "examples_per_second":
+            return f"{value:,.0f} {self._unit}/s"
+        return f"{name} {value:.2f}" if name == "epoch" else f"{name} {value:.4g}"
 
     def _time_left(self, step: int, now: float) -> str:
         first_step, first_time = self._first
@@ -103,9 +92,9 @@ def banner(title: str, rows: list[tuple[str, str]], console: Console | None = No
         for name, value in rows:
             table.add_row(Text(name, style="bold"), Text(value))
         console.print(Panel(table, title=Text(title), title_align="left", expand=False))
-        return
-    width = max((len(name) for name, _ in rows), default=0)
-    _print_plain(console, "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)]))
+    else:
+        width = max((len(name) for name, _ in rows), default=0)
+        _print_plain(console, "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)]))
 
 
 def _is_live(console: Console) -> bool:

@@ -11,6 +11,7 @@ import queue
 import shlex
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from data.files import write_file
-from plstm.errors import UserError
+from plstm.errors import UserError, first_line
 
 MODES = ("auto", "online", "offline", "disabled")
 INIT_TIMEOUT_SECONDS = 30
@@ -101,8 +102,8 @@ def _disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"cannot write {path}: {reason}; free space there or choose another run folder") from error
+        why = f"cannot write {path}: {first_line(error)}"
+        raise UserError(f"{why}; free space there or choose another run folder") from error
 
 
 class Tracker:
@@ -157,15 +158,10 @@ class Tracker:
     def image(self, name: str, path: str | Path, step: int) -> None:
         """Logs a picture, a file."""
 
-        def log_image(run) -> None:
-            import wandb
-
-            run.log({name: wandb.Image(str(path))}, step=step)
-
-        self._call("log an image", log_image)
+        self._call("log an image", lambda run: run.log({name: _client().Image(str(path))}, step=step))
 
     def summary(self, values: Mapping[str, object]) -> None:
-        """Sets values of the run as a whole, such as its best accuracy."""
+        """Sets values of the run as a whole, such as its final metrics."""
         values = dict(values)
         self._call("write the summary", lambda run: run.summary.update(values))
 
@@ -247,11 +243,17 @@ def _connect(modes: Iterable[str], lines: list[Mapping], arguments: dict):
     return None
 
 
-def _start_client(**arguments):
-    # Read when the client is imported: no crash reports, whose stack frames could carry secrets.
+def _client():
+    """The module wandb, imported when it is needed."""
+    # Read at the import: no crash reports, whose stack frames could carry secrets.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
+    return wandb
+
+
+def _start_client(**arguments):
+    wandb = _client()
     settings = wandb.Settings(
         silent=True,
         console="off",
@@ -266,29 +268,21 @@ def _start_client(**arguments):
     earlier.mkdir(parents=True, exist_ok=True)  # without wandb/, the client writes to the system's temporary folder
     if arguments["mode"] == "offline":
         for part in earlier.parent.glob(f"offline-run-*-{arguments['id']}"):
-            aside = earlier / part.name
-            while aside.exists():  # the client names its folders by the second
-                aside = aside.with_name(aside.name + "-again")
-            part.rename(aside)
+            part.rename(earlier / f"{part.name}-{time.time_ns()}")  # the client names its folders by the second
     wandb.setup(settings=settings)
     return wandb.init(settings=settings, **arguments)
 
 
 def _give_up(what: str, error: Exception) -> None:
-    _say(f"{what} ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}); going on")
+    _say(f"{what} ({type(error).__name__}: {first_line(error)}); going on")
     with contextlib.suppress(Exception):
-        # A client left half alive holds the run's id and complains when the process ends.
-        import wandb
-
-        wandb.teardown()
+        _client().teardown()  # a client left half alive holds the run's id and complains when the process ends
 
 
 def _kill_client() -> None:
     """Kills the client's process. Private attributes, because the public `wandb.teardown` waits for the process."""
     with contextlib.suppress(Exception):
-        import wandb
-
-        connection = wandb.setup()._connection
+        connection = _client().setup()._connection
         connection._cleanup()  # the client would wait for the process when ours ends, too
         connection._proc._process.kill()
 

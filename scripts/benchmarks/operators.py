@@ -9,19 +9,13 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-
-from plstm.ops.grid import METHODS, STRUCTURES, GridGates, by_matrix, plstm2d
-from plstm.ops.lots import count_lots
+from plstm.ops.grid import FORMS, METHODS, STRUCTURES, GridGates, by_matrix, plstm2d
+from plstm.ops.grid.chunks import num_chunks
 from scripts.benchmarks import quadtree
 from scripts.benchmarks.harness import Row, Subject, compare_steps, option, ratio
 
 HEADS, DIM = 3, 64  # of pLSTM-Vis-T
 HOPELESS = 2.5  # times slower than the best form on one grid: not tried on larger ones
-FORMS = {  # of the gating matrix; in D-mode "row_transfer" is a closed form
-    "general": ("row_transfer", "source_scan"),
-    "rank_one": ("row_transfer", "source_scan", "batch_minor"),
-    "no_ru": ("row_transfer", "batch_minor"),
-}
 
 
 def draw_operator_inputs(structure: str, grid: int, batch: int, heads: int = HEADS, dim: int = DIM) -> tuple:
@@ -75,9 +69,9 @@ def measure_chunks(options: argparse.Namespace) -> Iterator[Row]:
     """The operator in chunks of batch and heads that stay in the cache, against all at once."""
     for structure in options.structures:
         for grid, images in options.cases:
-            chunks = count_lots(images * HEADS, grid**4 * jnp.dtype(jnp.float32).itemsize)
+            chunks = num_chunks(images * HEADS, grid**4 * jnp.dtype(jnp.float32).itemsize)
             by_chunks = partial(by_matrix, structure=structure, form="auto")
-            operators = {"chunked": partial(by_chunks, lots=chunks), "at_once": partial(by_chunks, lots=1)}
+            operators = {"chunked": partial(by_chunks, chunks=chunks), "at_once": partial(by_chunks, chunks=1)}
             found = compare_operators(operators, draw_operator_inputs(structure, grid, images), options.repeats)
             speedup = ratio(found, "at_once", "chunked", "speedup")
             yield {"structure": structure, "grid": grid, "images": images, "chunks": chunks, **found, **speedup}

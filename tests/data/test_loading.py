@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from data.loading import DeviceBatches, StreamedBatches, epoch_order
-from data.packed import PackedSplit, pack
+from data.loading import DeviceBatches, PackedSplit, StreamedBatches, epoch_order, pack, unpack
 
 COUNT, BATCH, SIZE = 10, 3, 8
 STEPS = COUNT // BATCH  # an epoch; one image is left out of each
 IMAGES = np.random.default_rng(0).choice(np.array([0, 255], np.uint8), (COUNT, SIZE, SIZE))
-KEY = 5
+SEED = 5
 
 
 class Source:
@@ -27,13 +28,13 @@ class Source:
         return {"image": IMAGES[index][..., None], "label": np.int64(index), "radius": np.float32(1)}
 
 
-def device(key=KEY, batch_size=BATCH):
+def device(seed=SEED, batch_size=BATCH):
     split = PackedSplit(pack(IMAGES), np.arange(COUNT, dtype=np.uint8), SIZE)
-    return DeviceBatches(split, batch_size, jax.random.key(key))
+    return DeviceBatches(split, batch_size, seed)
 
 
-def streamed(key=KEY, batch_size=BATCH, workers=0):
-    return StreamedBatches(Source(), batch_size, jax.random.key(key), workers)
+def streamed(seed=SEED, batch_size=BATCH, workers=0):
+    return StreamedBatches(Source(), batch_size, seed, workers)
 
 
 def take(batches, steps, start=0):
@@ -74,7 +75,7 @@ def test_a_resumed_run_sees_what_it_would_have_seen(make, start):
 
 def test_a_resume_late_in_training():
     start = 49 * STEPS + 1
-    expected = np.asarray(epoch_order(jax.random.key(KEY), 49, COUNT, BATCH))[1:].tolist()
+    expected = epoch_order(SEED, 49, COUNT)[BATCH : STEPS * BATCH].reshape(STEPS - 1, BATCH).tolist()
     assert labels(take(device(), STEPS - 1, start)) == labels(take(streamed(), STEPS - 1, start)) == expected
 
 
@@ -90,9 +91,14 @@ def test_an_epoch_that_the_batch_divides_has_every_image_once():
         assert sorted(sum(labels(take(device(batch_size=2), 5, start)), [])) == list(range(COUNT))
 
 
-def test_the_key_decides_the_order():
-    assert labels(take(device(), STEPS)) == labels(take(device(), STEPS)) != labels(take(device(key=6), STEPS))
-    assert labels(take(streamed(key=6), STEPS)) == labels(take(device(key=6), STEPS))
+def test_the_order_of_an_epoch_never_changes():
+    assert epoch_order(5, 0, 10).tolist() == [5, 1, 7, 3, 4, 6, 8, 9, 2, 0]
+    np.testing.assert_array_equal(epoch_order(43, 7, 1000), np.random.RandomState((43, 7)).permutation(1000))
+
+
+def test_the_seed_decides_the_order():
+    assert labels(take(device(), STEPS)) == labels(take(device(), STEPS)) != labels(take(device(seed=6), STEPS))
+    assert labels(take(streamed(seed=6), STEPS)) == labels(take(device(seed=6), STEPS))
 
 
 def test_arrays_are_put_where_told():
@@ -100,17 +106,17 @@ def test_arrays_are_put_where_told():
     split = PackedSplit(pack(IMAGES), np.arange(COUNT, dtype=np.uint8), SIZE)
     put = lambda array: jax.device_put(array, where)  # noqa: E731
     for batches in (
-        DeviceBatches(split, BATCH, jax.random.key(KEY), put),
-        StreamedBatches(Source(), BATCH, jax.random.key(KEY), put=put),
+        DeviceBatches(split, BATCH, SEED, put),
+        StreamedBatches(Source(), BATCH, SEED, put=put),
     ):
         assert all(array.sharding == where for array in next(batches.from_step(0)).values())
 
 
 @pytest.mark.parametrize("start", [0, STEPS + 1])
 def test_the_parts_of_processes_make_up_each_batch(start):
-    key, steps = jax.random.key(KEY), 3 * STEPS
+    steps = 3 * STEPS
     parts = [
-        take(StreamedBatches(Source(), BATCH, key, process_index=process, process_count=3), steps, start)
+        take(StreamedBatches(Source(), BATCH, SEED, process_index=process, process_count=3), steps, start)
         for process in range(3)
     ]
     joined = [
@@ -123,3 +129,33 @@ def test_the_parts_of_processes_make_up_each_batch(start):
 @pytest.mark.multiprocess
 def test_reading_processes_change_nothing():
     assert_same(take(streamed(workers=2), STEPS + 2, 1), take(device(), STEPS + 2, 1))
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 13, 48])
+@pytest.mark.parametrize("batch", [(), (5,), (2, 3)])
+def test_unpack_undoes_pack(size, batch):
+    images = np.random.default_rng(size).choice(np.array([0, 255], np.uint8), (*batch, size, size))
+    bits = pack(images)
+    assert bits.dtype == np.uint8 and bits.shape == (*batch, -(-size * size // 8))
+    back = unpack(bits, size)
+    assert isinstance(back, np.ndarray) and back.dtype == np.uint8
+    np.testing.assert_array_equal(back, images)
+    on_device = jax.jit(partial(unpack, size=size))(jnp.asarray(bits))
+    assert on_device.dtype == jnp.uint8
+    np.testing.assert_array_equal(on_device, images)
+
+
+def test_white_is_one_and_the_first_pixel_is_the_highest_bit():
+    image = np.zeros((3, 3), np.uint8)
+    image[0, 0] = image[2, 2] = 255
+    assert pack(image).tolist() == [0b1000_0000, 0b1000_0000]
+
+
+@pytest.mark.parametrize("count", [1, 5, 8, 13])
+def test_the_parts_of_processes_make_up_each_batch_of_an_evaluation(count):
+    bits, labels = np.arange(2 * count, dtype=np.uint8).reshape(count, 2), np.arange(count, dtype=np.uint8)
+    parts = [PackedSplit(bits, labels, 4, process, 4).batches(8) for process in range(4)]
+    for whole, *shares in zip(PackedSplit(bits, labels, 4).batches(8), *parts, strict=True):
+        assert {len(share["label"]) for share in shares} == {2}
+        for name, values in whole.items():
+            np.testing.assert_array_equal(np.concatenate([share[name] for share in shares]), values)

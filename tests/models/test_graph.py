@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from data.tudataset import read_tudataset
+from data.graphs.tudataset import read_tudataset
 from plstm.errors import UserError
 from plstm.models.graph import KINDS, GraphConfig, build_graph_model, neighbourhood
 from plstm.models.graph_layers import GAT, GCN, GIN, MPNN, LSTMCell

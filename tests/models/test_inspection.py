@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from plstm.models.inspection import gate_statistics, gating_patterns
-from plstm.ops.oracle import gating_matrix_oracle
+from plstm.ops.grid.oracle import gating_matrix_oracle
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from plstm.nn.gates import DModeGates, GroupedGates, Orientation, PModeGates
-from plstm.ops.oracle import gating_matrix_oracle
+from plstm.ops.grid.oracle import gating_matrix_oracle
 
 DIM, HEADS = 32, 2
 GATES = 4 * HEADS

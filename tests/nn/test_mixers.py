@@ -10,7 +10,7 @@ from flax import nnx
 
 from plstm.nn.mixers import AttentionMixer, PLSTMMixer
 from plstm.ops.grid import gating_matrix
-from plstm.ops.oracle import gating_matrix_oracle, plstm2d_oracle
+from plstm.ops.grid.oracle import gating_matrix_oracle, plstm2d_oracle
 
 DIM, HEADS, GRID = 32, 2, (3, 4)
 MODES = ["P released", "P printed", "D"]

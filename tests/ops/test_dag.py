@@ -11,8 +11,8 @@ import pytest
 
 from plstm.ops import dag as dag_module
 from plstm.ops.dag import Dag, DagGates, normalise_transitions, pack, plstm_dag
+from plstm.ops.dag.oracle import plstm_dag_oracle
 from plstm.ops.grid import GridGates, plstm2d
-from plstm.ops.oracle import plstm_dag_oracle
 from plstm.ops.sequence import SequenceGates, plstm1d
 
 METHODS = ["levels", "doubling", "recurrent"]

@@ -11,8 +11,8 @@ import pytest
 
 from plstm.errors import UserError
 from plstm.models.vision import VisionConfig, build_model
-from plstm.ops.fused import fused
 from plstm.ops.grid import GridGates, plstm2d
+from plstm.ops.grid.fused import fused
 
 from .test_grid import EXTREMES, STRUCTURE, assemble, draw, oracle
 

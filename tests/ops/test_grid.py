@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from plstm.ops import grid
-from plstm.ops.chunkwise import chunkwise
-from plstm.ops.directions import mirror_gates
 from plstm.ops.grid import GridGates, gating_matrix, plstm2d
-from plstm.ops.oracle import gating_matrix_oracle, plstm2d_oracle
+from plstm.ops.grid.chunkwise import chunkwise
+from plstm.ops.grid.gates import mirror_gates
+from plstm.ops.grid.oracle import gating_matrix_oracle, plstm2d_oracle
 
 # "auto" takes another form on CPUs where batch and heads together are at least 8.
 WIDE = [(8, 1, 1), (8, 1, 7), (8, 7, 1), (2, 4, 5, 4)]

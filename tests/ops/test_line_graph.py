@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plstm.ops.line_graph import Dag, pack
+from plstm.ops.dag import Dag, pack
 
 
 def draw_dag(nodes: int, share: float, seed: int = 0) -> Dag:

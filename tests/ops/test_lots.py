@@ -11,8 +11,8 @@ import pytest
 
 from plstm.ops import lots
 from plstm.ops.grid import by_matrix
-from plstm.ops.lots import count_lots, map_lots
-from plstm.ops.oracle import plstm2d_oracle
+from plstm.ops.grid.chunks import count_lots, map_lots
+from plstm.ops.grid.oracle import plstm2d_oracle
 from scripts.benchmarks.operators import draw_operator_inputs
 
 NAMES = ("q", "k", "v", "gates", "direct")

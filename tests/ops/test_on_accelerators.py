@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from plstm.ops.grid import METHODS, plstm2d
-from plstm.ops.oracle import plstm2d_oracle
+from plstm.ops.grid.oracle import plstm2d_oracle
 
 from .test_grid import STRUCTURE, assemble, draw
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from plstm.ops.grid import GridGates
-from plstm.ops.oracle import gating_matrix_oracle, plstm2d_oracle
+from plstm.ops.grid.oracle import gating_matrix_oracle, plstm2d_oracle
 
 STEPS = ((1, 1), (-1, 1), (1, -1), (-1, -1))  # (x, y): right-down, left-down, right-up, left-up
 

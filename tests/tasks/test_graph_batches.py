@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.tudataset import read_tudataset
+from data.graphs.tudataset import read_tudataset
 from plstm.tasks import graph_batches
 from plstm.tasks.graph_batches import GraphBatches
 

@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
-from data.tudataset import Sizes
+from data.graphs.tudataset import Sizes
 from plstm.config import LoopConfig, check
 from plstm.errors import UserError
 from plstm.results.records import read_curve, read_records

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from data.augment.recipes import AugmentConfig
-from data.mosaics import MosaicSource
+from data.imagenet.mosaics import MosaicSource
 from plstm.config import Config, LoopConfig, OptimConfig, check
 from plstm.errors import UserError
 from plstm.models import VisionConfig
@@ -162,7 +162,7 @@ def test_it_trains_and_evaluates_on_pictures_drawn_in_memory():
 
 
 def test_another_number_of_images_than_the_config_s_is_refused(monkeypatch):
-    monkeypatch.setattr("data.imagenet.load_source", lambda split, root, held_out: MosaicSource(split, 50))
+    monkeypatch.setattr("data.imagenet.source.load_source", lambda split, root, held_out: MosaicSource(split, 50))
     task = ImageNetTask(config_of(name="imagenet2012", eval_images=None))
     with pytest.raises(UserError, match="data.train_images=100: the prepared data have 60"):
         task.batches(jax.random.key(0), LAYOUT)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from data.packed import PackedSplit, pack, unpack
+from data.loading import PackedSplit, pack, unpack
 from plstm.config import Config
 from plstm.tasks.vision import VisionTask, normalise
 from plstm.training.optimizers import OptimConfig

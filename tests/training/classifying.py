@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from data.packed import unpack
+from data.loading import unpack
 
 SIZE = 16  # pixels per side: a 4 x 4 grid of patches
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from data.packed import PackedSplit, pack
-from plstm.models.vision import VisionConfig, build_model
+from data.loading import PackedSplit, pack
+from plstm.models import VisionConfig, build_model
 from tests.training.classifying import SIZE
 
 VIT = {"modes": ["attention"], "pooling": "class_token", "layer_scale": 1.0}

@@ -4,7 +4,7 @@
 
 Trains a tiny MODEL, "pLSTM" or "MLP", which compiles fast, for two steps from one start in each layout, evaluates it,
 and saves it in FOLDER/LAYOUT; then restores each of these checkpoints in the layout named after it, the last one in the
-first. pLSTM's operator works in lots of rows. Process 0 writes the states to FOLDER/LAYOUT.npy, and prints one JSON
+first. the operator works in chunks. Process 0 writes the states to FOLDER/LAYOUT.npy, and prints one JSON
 object.
 """
 
@@ -18,10 +18,10 @@ import jax
 import numpy as np
 from flax import nnx
 
-from data.packed import PackedSplit
+from data.loading import PackedSplit
 from plstm.models import VisionConfig, build_model
 from plstm.nn.layers import drop_path
-from plstm.ops import lots
+from plstm.ops.grid import chunks
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.evaluation import evaluate
 from plstm.training.meshes import Layout, make_mesh
@@ -68,7 +68,7 @@ def flat(tree) -> np.ndarray:
 
 def main(model: str, folder: Path, names: list[str]) -> None:
     start_processes(60)
-    lots.BYTES_A_CORE = 1
+    chunks.BYTES_PER_CORE = 1
     split, key = draw_split(), jax.random.key(0)
     optimizer, schedule = build_optimizer(OptimConfig(), lambda step: 1e-2), lambda step: 1e-2
     graphdef, start = start_state(model, optimizer)

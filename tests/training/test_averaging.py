@@ -74,30 +74,20 @@ def test_taking_the_state_changes_nothing():
     assert averager.close(BATCH)["loss"] == closed(range(7))["loss"]
 
 
-def test_speed_starts_with_the_second_step(clock):
+def test_speed_starts_with_the_second_step_and_leaves_evaluations_out(clock):
     averager = MetricAverager()
     clock.now += 60  # compilation
     averager.add(metrics(0))
-    for step in range(1, 5):
-        clock.now += 0.5
-        averager.add(metrics(step))
-    assert averager.close(BATCH)["examples_per_second"] == pytest.approx(BATCH / 0.5)
-    for step in range(5, 8):
-        clock.now += 0.25
-        averager.add(metrics(step))
-    assert averager.close(BATCH)["examples_per_second"] == pytest.approx(BATCH / 0.25)
-
-
-def test_speed_leaves_evaluations_out(clock):
-    averager = MetricAverager()
+    for seconds in (0.5, 0.25):
+        for step in range(4):
+            clock.now += seconds
+            averager.add(metrics(step))
+        assert averager.close(BATCH)["examples_per_second"] == pytest.approx(BATCH / seconds)
     averager.add(metrics(0))
-    clock.now += 1
-    averager.add(metrics(1))
-    clock.now += 100
+    clock.now += 100  # an evaluation
     averager.restart_clock()
-    for step in (2, 3):
-        clock.now += 0.5
-        averager.add(metrics(step))
+    clock.now += 0.5
+    averager.add(metrics(1))
     assert averager.close(BATCH)["examples_per_second"] == pytest.approx(BATCH / 0.5)
 
 

@@ -65,8 +65,7 @@ def test_states_come_back_bit_for_bit(folder, draw_state, step):
 
 
 def test_a_run_goes_on_saving_into_its_folder(folder, draw_state, tmp_path):
-    copy = tmp_path / "checkpoints"
-    shutil.copytree(folder, copy)
+    copy = shutil.copytree(folder, tmp_path / "checkpoints")
     checkpoints = Checkpoints(copy)
     state, _ = checkpoints.restore(checkpoints.last_step(), draw_state(1))
     checkpoints.save(50, draw_state(2), {}, -1.0)  # stopped by a signal: without a score
@@ -82,8 +81,7 @@ def test_a_run_goes_on_saving_into_its_folder(folder, draw_state, tmp_path):
 
 def test_one_too_many_after_a_kill_is_removed(folder, draw_state, tmp_path):
     """Orbax removes an old checkpoint after the new one is complete; the run may have ended with that one."""
-    copy = tmp_path / "checkpoints"
-    shutil.copytree(folder, copy)
+    copy = shutil.copytree(folder, tmp_path / "checkpoints")
     checkpoints = Checkpoints(copy)
     checkpoints.save(50, draw_state(50), {}, -1.0)
     checkpoints.close()
@@ -110,20 +108,14 @@ def test_another_model_s_checkpoint_is_refused_by_a_parameter_s_name(folder, dra
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_checkpoints(tmp_path, draw_state):
+def test_folders_without_checkpoints(tmp_path):
     checkpoints = Checkpoints(tmp_path / "new")
     assert checkpoints.last_step() is None and checkpoints.best_step() is None
     checkpoints.close()
     assert Checkpoints(tmp_path / "new", read_only=True).last_step() is None
-
-
-def test_reading_where_there_is_no_folder(tmp_path):
     with pytest.raises(UserError, match=f"{tmp_path}/none: no checkpoints there; train the run first"):
         Checkpoints(tmp_path / "none", read_only=True)
     assert not (tmp_path / "none").exists()
-
-
-def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=f"cannot write checkpoints to {tmp_path}/file/checkpoints"):
         Checkpoints(tmp_path / "file" / "checkpoints")
@@ -133,60 +125,22 @@ def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def copied(folder, tmp_path):
-    return shutil.copytree(folder / "40", tmp_path / "checkpoints" / "40")
-
-
-def test_whichever_file_is_cut_a_checkpoint_is_whole_or_refused(folder, draw_state, tmp_path):
-    """Which file holds what is up to Orbax."""
-    expected, like, refused = draw_state(40), draw_state(1), 0
-    names = sorted(path.relative_to(folder / "40") for path in (folder / "40").rglob("*") if path.is_file())
-    for n, name in enumerate(names):
-        step = copied(folder, tmp_path / str(n))
-        cut(step / name)
-        try:
-            state, info = Checkpoints(step.parent, read_only=True).restore(40, like)
-        except UserError as error:
-            assert str(step.parent) in str(error) and "\n" not in str(error), name
-            refused += 1
-        else:
-            assert_equal(state, expected)
-            assert info["best"] == {"step": 40}, name
-    assert refused >= 5
-
-
-DAMAGES = {
-    "overwritten": lambda step: [path.write_bytes(b"\x00" * path.stat().st_size) for path in step.rglob("d/*")],
-    "no data": lambda step: [path.unlink() for path in step.rglob("d/*")],
-    "no tree": lambda step: (step / "state" / "_METADATA").unlink(),
-    "no state": lambda step: shutil.rmtree(step / "state"),
-    "no info": lambda step: shutil.rmtree(step / "info"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_named_in_one_line(folder, draw_state, tmp_path, damage):
-    step = copied(folder, tmp_path)
-    DAMAGES[damage](step)
-    with pytest.raises(UserError, match=f"{step}: ") as caught:
-        Checkpoints(step.parent, read_only=True).restore(40, draw_state(1))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_damaged_score_is_named_in_one_line(folder, tmp_path):
-    copy = tmp_path / "checkpoints"
-    shutil.copytree(folder, copy)
-    cut(copy / "40" / "metrics" / "metrics")
-    with pytest.raises(UserError, match=rf"{copy}/40: a damaged checkpoint .* move it away") as caught:
-        Checkpoints(copy, read_only=True)
-    assert "\n" not in str(caught.value)
-
-
 def flip(path):
     """Changes one bit."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
+
+
+def copied(folder, tmp_path):
+    return shutil.copytree(folder / "40", tmp_path / "checkpoints" / "40")
+
+
+def assert_refused(step, call):
+    """`call` ends with one line that names the checkpoint."""
+    with pytest.raises(UserError, match=f"{step}: .*; move it away") as caught:
+        call()
+    assert "\n" not in str(caught.value)
 
 
 def test_one_bit_in_any_file_is_found(folder, tmp_path):
@@ -202,8 +156,23 @@ def test_one_bit_in_any_file_is_found(folder, tmp_path):
         assert _damage(step) is None
 
 
-def drop_last_line(path):
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+def test_whichever_file_is_cut_a_checkpoint_is_whole_or_refused(folder, draw_state, tmp_path):
+    """Which file holds what is up to Orbax."""
+    expected, refused = draw_state(40), 0
+    step = copied(folder, tmp_path)
+    for path in sorted(path for path in step.rglob("*") if path.is_file()):
+        whole = path.read_bytes()
+        cut(path)
+        try:
+            state, info = Checkpoints(step.parent, read_only=True).restore(40, expected)
+        except UserError as error:
+            assert str(step) in str(error) and "\n" not in str(error), path
+            refused += 1
+        else:
+            assert_equal(state, expected)
+            assert info["best"] == {"step": 40}, path
+        path.write_bytes(whole)
+    assert refused >= 5
 
 
 def test_a_hidden_file_beside_a_checkpoint_does_no_harm(folder, tmp_path):
@@ -213,10 +182,18 @@ def test_a_hidden_file_beside_a_checkpoint_does_no_harm(folder, tmp_path):
     assert _damage(step) is None
 
 
-DAMAGES_TO_THE_LAST = {
+def drop_last_line(path):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+
+
+DAMAGES = {
+    "overwritten": lambda step: [path.write_bytes(b"\x00" * path.stat().st_size) for path in step.rglob("d/*")],
     "a bit of the data": lambda step: flip(max(step.rglob("d/*"), key=lambda path: path.stat().st_size)),
-    "a cut score": lambda step: cut(step / "metrics" / "metrics"),
+    "no data": lambda step: [path.unlink() for path in step.rglob("d/*")],
     "no tree": lambda step: (step / "state" / "_METADATA").unlink(),
+    "no state": lambda step: shutil.rmtree(step / "state"),
+    "no info": lambda step: shutil.rmtree(step / "info"),
+    "a cut score": lambda step: cut(step / "metrics" / "metrics"),
     "no sums": lambda step: (step / "SHA256SUMS").unlink(),
     "cut sums": lambda step: cut(step / "SHA256SUMS"),
     "sums cut at the end of a line": lambda step: drop_last_line(step / "SHA256SUMS"),
@@ -225,11 +202,11 @@ DAMAGES_TO_THE_LAST = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES_TO_THE_LAST)
-def test_a_run_falls_back_to_the_checkpoint_before(folder, draw_state, tmp_path, damage):
-    copy, said = tmp_path / "checkpoints", []
-    shutil.copytree(folder, copy)
-    DAMAGES_TO_THE_LAST[damage](copy / "40")
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_refused_and_a_run_falls_back_to_the_one_before(folder, draw_state, tmp_path, damage):
+    copy, said = shutil.copytree(folder, tmp_path / "checkpoints"), []
+    DAMAGES[damage](copy / "40")
+    assert_refused(copy / "40", lambda: Checkpoints(copy, read_only=True).restore(40, draw_state(1)))
     checkpoints = Checkpoints(copy, say=said.append)
     assert checkpoints.last_step() == 30
     assert_equal(checkpoints.restore(30, draw_state(1))[0], draw_state(30))
@@ -239,5 +216,6 @@ def test_a_run_falls_back_to_the_checkpoint_before(folder, draw_state, tmp_path,
     checkpoints.close()
     assert {path.name for path in copy.iterdir()} == {"10", "30", "40", "damaged"}
     flip(copy / "40" / "info" / "metadata")
+    assert_refused(copy / "40", lambda: Checkpoints(copy, read_only=True).info(40))
     assert Checkpoints(copy, say=said.append).last_step() == 30
     assert {path.name for path in (copy / "damaged").iterdir()} == {"40", "40-again"}

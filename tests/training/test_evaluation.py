@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from data.packed import unpack
+from data.loading import unpack
 from plstm.training.evaluation import describe, evaluate, make_ready
 from plstm.training.steps import make_predict
 from tests.training.classifying import logits, measure, metrics_of
@@ -70,8 +70,8 @@ def test_the_numbers_of_a_model_are_the_direct_mean(split, tiny_config, filled):
     expected = expected_metrics(np.concatenate([first, second, third[2:]]), split.labels)
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
     assert found["accuracy"] == expected["accuracy"]
-    ready = make_ready(model, measure, 4)
-    assert evaluate(ready.measure, ready.weights, split, 4, ready.place) == found
+    ready, weights, place = make_ready(model, measure, 4)
+    assert evaluate(ready, weights, split, 4, place) == found
 
 
 def test_metrics_may_count_other_things_than_examples(split):

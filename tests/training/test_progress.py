@@ -9,7 +9,7 @@ from rich.console import Console
 
 from plstm.training.progress import Progress, banner
 
-VALUES = {"epoch": 1.5378, "loss": 0.4123, "accuracy": 0.8111, "images_per_second": 3210.4}
+VALUES = {"epoch": 1.5378, "loss": 0.4123, "accuracy": 0.8111, "examples_per_second": 3210.4}
 
 
 class Clock:
@@ -30,14 +30,14 @@ def live_console() -> Console:
 
 def test_plain_line_shows_step_values_and_time_left():
     console, clock = plain_console(), Clock()
-    with Progress(3000, console=console, clock=clock) as progress:
+    with Progress(3000, unit="images", console=console, clock=clock) as progress:
         progress.update(1100, VALUES)
         clock.now += 30
         progress.update(1200, VALUES)
     # 100 steps took 30 seconds, so the other 1,800 take 540; the narrow console does not break the line.
     assert console.file.getvalue().splitlines() == [
-        "step 1,100/3,000  epoch 1.54  loss 0.412  acc 0.811  3,210 images/s  eta --:--:--",
-        "step 1,200/3,000  epoch 1.54  loss 0.412  acc 0.811  3,210 images/s  eta 00:09:00",
+        "step 1,100/3,000  epoch 1.54  loss 0.4123  accuracy 0.8111  3,210 images/s  eta --:--:--",
+        "step 1,200/3,000  epoch 1.54  loss 0.4123  accuracy 0.8111  3,210 images/s  eta 00:09:00",
     ]
 
 
@@ -51,19 +51,17 @@ def test_plain_lines_come_at_most_every_so_often_and_for_the_last_step():
     assert steps == ["11/100", "41/100", "71/100", "100/100"]
 
 
-def test_time_left_of_long_runs_is_in_hours():
+def test_any_value_is_shown_and_the_time_left_in_hours():
     console, clock = plain_console(), Clock()
     progress = Progress(1_000_000, every_seconds=0, console=console, clock=clock)
     progress.update(0, {})
     clock.now += 3600
-    progress.update(10_000, {})
-    assert console.file.getvalue().splitlines()[-1] == "step 10,000/1,000,000  eta 99:00:00"
-
-
-def test_unknown_values_are_shown_under_their_name():
-    console = plain_console()
-    Progress(2, console=console).update(2, {"gate_norm": 0.000123456})
-    assert console.file.getvalue() == "step 2/2  gate_norm 0.0001235  eta 00:00:00\n"
+    progress.update(10_000, {"gate_norm": 0.000123456})
+    progress.update(1_000_000, {})
+    assert console.file.getvalue().splitlines()[1:] == [
+        "step 10,000/1,000,000  gate_norm 0.0001235  eta 99:00:00",
+        "step 1,000,000/1,000,000  eta 00:00:00",
+    ]
 
 
 @pytest.mark.parametrize("make_console", [plain_console, live_console])
@@ -77,12 +75,13 @@ def test_messages_are_printed_as_they_are(make_console):
 
 def test_live_bar_shows_the_same_values_and_stops_on_errors():
     console = live_console()
-    with pytest.raises(RuntimeError), Progress(3000, 1000, "arrow [pLSTM]", console=console, clock=Clock()) as progress:
+    progress = Progress(3000, 1000, "arrow [pLSTM]", unit="graphs", console=console, clock=Clock())
+    with pytest.raises(RuntimeError), progress:
         progress.update(1200, VALUES)
         raise RuntimeError
     shown = console.file.getvalue()
     assert "arrow [pLSTM]" in shown
-    assert "step 1,200/3,000  epoch 1.54  loss 0.412  acc 0.811  3,210 images/s" in shown
+    assert "step 1,200/3,000  epoch 1.54  loss 0.4123  accuracy 0.8111  3,210 graphs/s" in shown
     # The cursor, hidden while the bar is live, is shown again.
     assert shown.rstrip().rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")
 
@@ -97,19 +96,17 @@ def test_quiet_console_shows_nothing():
     assert file.getvalue() == ""
 
 
-def test_plain_banner_is_aligned():
+def test_banner_is_aligned_lines_or_a_panel():
     console = plain_console()
     long = "128 = 1 device x 128 images, which is more than this console's width"
-    banner("arrow-plstm-s43", [("devices", "1 x cpu"), ("global batch", long)], console)
+    rows = [("devices", "1 x cpu [0]"), ("global batch", long)]
+    banner("arrow [s43]", rows, console)
     assert console.file.getvalue().splitlines() == [
-        "arrow-plstm-s43",
-        "  devices       1 x cpu",
+        "arrow [s43]",
+        "  devices       1 x cpu [0]",
         "  global batch  " + long,
     ]
-
-
-def test_live_banner_is_a_panel():
     console = live_console()
-    banner("arrow [s43]", [("devices", "1 x cpu [0]")], console)
+    banner("arrow [s43]", rows, console)
     shown = console.file.getvalue()
     assert "arrow [s43]" in shown and "1 x cpu [0]" in shown and "╭" in shown

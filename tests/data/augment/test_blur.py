@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from data.augment.blur import gaussian_blur
+from data.augment.operations import gaussian_blur
 
 
 @pytest.mark.parametrize("height, width", [(29, 37), (192, 192), (1, 1), (1, 9), (7, 2)])

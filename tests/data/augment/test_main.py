@@ -11,7 +11,8 @@ from PIL import Image
 
 from data.augment import __main__ as commands
 from data.augment.operations import apply_operation
-from data.augment.policies import RAND_ARGUMENTS
+from data.augment.recipes import RAND_ARGUMENTS
+from plstm.errors import run_script
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -33,8 +34,9 @@ def run(folder, monkeypatch, capsys):
     def call(*arguments):
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "argv", ["augment", *arguments])
-        status = commands.main()
-        return status, *capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            run_script(commands.main)
+        return end.value.code or 0, *capsys.readouterr()
 
     return call
 
@@ -78,7 +80,7 @@ def test_sheet_holds_the_views(run, folder, recipe, count, columns):
         ("op Invert cut.jpg o.png", "cut.jpg: not a picture"),
         ("op Invert a.png o.xyz", "o.xyz: Pillow writes no .xyz; take .png"),
         ("op Invert a.png o", "o: Pillow writes no file without a suffix"),
-        ("op Invert a.png no/o.png", "no/o.png: cannot write the picture (No such file"),
+        ("op Invert a.png b.jpg/o.png", "b.jpg/o.png: cannot write the picture (File exists"),
         ("sheet a.png o.png --recipe deit4", "--recipe deit4: unknown; the nearest is deit, all are deit3, "),
         ("sheet a.png o.png --views 0", "--views 0: must be 1 to 100"),
         ("sheet a.png o.png --size 9999", "--size 9999: must be 16 to 2048"),

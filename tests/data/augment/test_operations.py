@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageEnhance
 
 from data.augment.operations import FILL, OPERATIONS, apply_operation
-from data.augment.policies import RAND_ARGUMENTS
+from data.augment.recipes import RAND_ARGUMENTS
 
 LEVELS = [n / 2 for n in range(21)]
 SIGNS = (1, -1)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from data.augment.policies import RAND_ARGUMENTS, RandAugment, color_jitter, parse_rand_augment, three_augment
+from data.augment.recipes import RAND_ARGUMENTS, RandAugment, color_jitter, parse_rand_augment, three_augment
 from plstm.errors import UserError
 
 

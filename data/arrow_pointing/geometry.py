@@ -1,0 +1,149 @@
+"""The arrow-pointing images (arXiv 2506.11997, Section 4.1 and Appendix G.2): their distribution and their pixels.
+
+An image shows one arrow and one filled circle, black on white; label 1 means that the arrow points at the circle.
+Image `i` of a split has a random stream of its own, so any image can be drawn alone, the same on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from plstm.errors import UserError
+
+LABELS = ("away", "at")  # the class names in label order
+KAPPA = 1.2  # no arrow's ray passes the circle's centre at between r / KAPPA and KAPPA r
+# Pixels; the paper's least are 15 and 2, so these act on reduced canvases only. With less, small models stay at chance
+# for thousands of steps: an arrow of 8 x 1 pixels hardly shows its direction.
+SHORTEST, THINNEST = 12, 2
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """A canvas of `size` x `size` pixels; `scale` multiplies every other pixel length. The paper's: 192 and 384, 1.
+
+    Raises UserError for a scale that is not positive, and for a canvas too small for the objects.
+    """
+
+    size: int = 192
+    scale: float = 1.0
+
+    def __post_init__(self):
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise UserError(f"data.scale={self.scale}: must be a positive number; the paper's is 1.0")
+        smallest = math.ceil(2 * self.margin + 4 * 2 * self.radius_low)
+        if self.size < smallest:
+            raise UserError(
+                f"data.size={self.size}: too small for arrows and circles at data.scale={self.scale}; "
+                f"use a size of at least {smallest} or a smaller data.scale"
+            )
+
+    @property
+    def margin(self) -> float:
+        """Pixels along each edge where no centre falls."""
+        return 30 * self.scale
+
+    @property
+    def span(self) -> float:
+        """Pixels per axis in which centres fall, and the period of the circle's displacement."""
+        return self.size - 2 * self.margin
+
+    @property
+    def radius_low(self) -> float:
+        """The smallest radius in pixels; radii are uniform between it and twice it."""
+        return 15 * self.scale
+
+    def extended(self) -> Canvas:
+        """The extrapolation canvas: twice the size, objects as before."""
+        return Canvas(2 * self.size, self.scale)
+
+
+class Arrow(NamedTuple):
+    """One image's geometry in pixels (x right, y down), or arrays of them: Python numbers, or arrays of one shape."""
+
+    label: Any  # 1: the arrow points at the circle
+    length: Any  # the shaft's nominal length, a whole number
+    width: Any  # of every line, a whole number
+    ax: Any  # the arrow's midpoint
+    ay: Any
+    radius: Any
+    cx: Any  # the circle's centre
+    cy: Any
+    phi: Any  # the arrow's direction in radians, not wrapped
+
+
+def base_seed(seed: int) -> int:
+    """The number to which an image's index is added to seed that image's stream."""
+    return int(np.random.default_rng(seed).integers(1 << 62))
+
+
+def parameters(base: int, index: int, canvas: Canvas) -> Arrow:
+    """The geometry of image `index` of the split whose seed has `base = base_seed(seed)`."""
+    draws = np.random.default_rng(base + index).random(9)
+    return Arrow(*(value.item() for value in _geometry(draws, canvas)))
+
+
+def sample_parameters(rng: np.random.Generator, count: int, canvas: Canvas) -> Arrow:
+    """`count` geometries from one generator, as arrays [count]: the same distribution, not the splits' stream."""
+    return _geometry(rng.random((9, count)), canvas)
+
+
+def _geometry(draws: np.ndarray, canvas: Canvas) -> Arrow:
+    """Nine uniform draws [9, ...] in the order of the stream -> geometry of shape [...]."""
+    side, long, wide, x, y, big, right, down, turn = draws
+    unit, span = canvas.scale, canvas.span
+    label = (side < 0.5).astype(np.int64)
+    length = np.maximum((15 * unit + 15 * unit * long).astype(np.int64), SHORTEST)
+    width = np.maximum((2 * unit + 2 * unit * wide).astype(np.int64), THINNEST)
+    ax, ay = span * x, span * y
+    radius = canvas.radius_low + canvas.radius_low * big
+    cx = ax + 2 * radius + (span - 4 * radius) * right
+    cy = ay + 2 * radius + (span - 4 * radius) * down
+    cx, cy = np.where(cx > span, cx - span, cx), np.where(cy > span, cy - span, cy)
+    away = np.hypot(cx - ax, cy - ay)
+    straight = np.arctan2(cy - ay, cx - ax)
+    half = np.arcsin(np.where(label == 1, radius / (KAPPA * away), KAPPA * radius / away))
+    phi = np.where(label == 1, straight - half + 2 * half * turn, straight + half + (2 * np.pi - 2 * half) * turn)
+    ax, ay, cx, cy = (centre + canvas.margin for centre in (ax, ay, cx, cy))
+    return Arrow(label, length, width, ax, ay, radius, cx, cy, phi)
+
+
+def strokes(arrow: Arrow) -> list[tuple[float, float, float, float]]:
+    """The shaft and the two head lines as (x0, y0, x1, y1) in pixels, in drawing order; all three end at the tip."""
+    half, head = arrow.length // 2, arrow.length // 2.5
+    dx, dy = np.cos(arrow.phi), np.sin(arrow.phi)
+    tip_x, tip_y = arrow.ax + half * dx, arrow.ay + half * dy
+    lines = [(arrow.ax - half * dx, arrow.ay - half * dy, tip_x, tip_y)]
+    for side in (arrow.phi - 0.5, arrow.phi + 0.5):
+        lines.append((tip_x - head * np.cos(side), tip_y - head * np.sin(side), tip_x, tip_y))
+    return lines
+
+
+def render(arrow: Arrow, canvas: Canvas) -> np.ndarray:
+    """uint8 [size, size]: 255 is the background, 0 the objects; no other value occurs.
+
+    Only Pillow's own rounding of coordinates gives the paper's pixels.
+    """
+    image = Image.new("L", (canvas.size, canvas.size), 255)
+    draw = ImageDraw.Draw(image)
+    for line in strokes(arrow):
+        draw.line(line, fill=0, width=arrow.width)
+    cx, cy, r = arrow.cx, arrow.cy, arrow.radius
+    draw.ellipse((cx - r, cy - r, cx + r, cy + r), fill=0)
+    return np.array(image)
+
+
+def digest(images_and_labels: Iterable[tuple[np.ndarray, int]]) -> tuple[int, int, str]:
+    """(images, positives, first 24 hex digits of the sha256 over each image's bytes followed by its label byte)."""
+    sha, images, positives = hashlib.sha256(), 0, 0
+    for image, label in images_and_labels:
+        sha.update(image.tobytes())
+        sha.update(bytes([label]))
+        images, positives = images + 1, positives + int(label)
+    return images, positives, sha.hexdigest()[:24]

@@ -1,0 +1,1 @@
+"""Graph classification sets, and folds over them."""

@@ -1,0 +1,187 @@
+"""ImageNet-1k (ILSVRC 2012) as TFDS prepares it, read at random access as the images' own bytes; without TensorFlow.
+
+    make data-imagenet MANUAL=/path/to/tars      # once; see scripts/prepare_imagenet.py
+    source = load_source("train")                # source[i]: {"image": bytes, "label": 0 to 999, "file_name"}
+
+Labels are places in the sorted list of the 1,000 WordNet ids, as everywhere. Our splits:
+
+    train   the training images without `val`
+    val     10,000 training images held out to choose models and learning rates by
+    test    the 50,000 official validation images, whose accuracy papers report
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from data.files import data_root, quiet_tfds
+from plstm.errors import UserError
+
+NAME = "imagenet2012"
+TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+SPLITS = {"train": "train", "val": "train", "test": "validation"}  # ours -> TFDS's
+HELD_OUT = 10_000
+
+
+def synsets() -> list[str]:
+    """The WordNet ids of the 1,000 classes, such as n01440764, in the order of the labels."""
+    return _listed("labels.txt")
+
+
+def validation_synsets() -> list[str]:
+    """The WordNet id of each of the 50,000 official validation images, in the order of their names."""
+    return _listed("validation_labels.txt")
+
+
+def class_words() -> dict[str, str]:
+    """The words of each WordNet id, such as {"n01440764": "tench, Tinca tinca", ...}."""
+    from tensorflow_datasets.datasets.siscore.labels import IMAGENET_LABELS_LIST  # in the order of the labels
+
+    return dict(zip(synsets(), IMAGENET_LABELS_LIST, strict=True))
+
+
+def _listed(name: str) -> list[str]:
+    import tensorflow_datasets as tfds
+
+    return tfds.core.tfds_path(f"datasets/imagenet2012/{name}").read_text().split()
+
+
+def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT) -> Sequence[dict[str, Any]]:
+    """Random access to a split, for this process and for those it starts.
+
+    Args:
+      split: "train", "val" or "test", see above.
+      root: the folder of all data sets, see `data.files.data_root`.
+      held_out: images of `val`; of a small set at most a tenth, but one. They are the first of
+        `numpy.random.RandomState(2012).permutation(training images)`, places in TFDS's stored order, which depends on
+        the file names alone. 0 trains on everything, as the paper did, and leaves no `val`.
+
+    Returns:
+      A picklable sequence of {"image": the file's bytes (JPEG, one PNG), "label": int, "file_name": str}.
+
+    Raises UserError for an unknown or empty split and where the data are missing or cannot be read.
+    """
+    import tensorflow_datasets as tfds
+
+    if split not in SPLITS:
+        raise UserError(f"data.split={split}: no such split; choose from {', '.join(SPLITS)}")
+    if held_out < 0:
+        raise UserError(f"data.held_out={held_out}: must be 0 or more")
+    folder = data_root(root) / NAME
+    build = f"make data-imagenet MANUAL=/path/to/tars{f' DATA={root}' if root else ''}"
+    versions = sorted(path.parent for path in folder.glob("[0-9]*/dataset_info.json"))
+    if not versions:
+        raise UserError(f"{folder}: no ImageNet there; prepare it from the official tars: {build}")
+    _refuse_foreign_features(versions[-1])
+    builder = tfds.builder_from_directory(versions[-1])
+    if SPLITS[split] not in builder.info.splits:
+        raise UserError(f"{versions[-1]}: has no {SPLITS[split]} images; delete it, then: {build}")
+    allow_many_files()
+    try:
+        source = builder.as_data_source(SPLITS[split], decoders={"image": tfds.decode.SkipDecoding()})
+    except NotImplementedError as error:
+        raise UserError(f"{versions[-1]}: not array_record files; prepare another data folder: {build}") from error
+    positions = _positions(split, len(source), held_out)
+    if not len(positions):
+        raise UserError(f"data.split={split}: has no images with data.held_out={held_out}")
+    return _ImageNet(source, positions, str(versions[-1]))
+
+
+def _refuse_foreign_features(folder: Path) -> None:
+    """TFDS imports the module of every class that `features.json` names; only its own classes are let through."""
+    path = folder / "features.json"
+    try:
+        names = list(_class_names(json.loads(path.read_text(encoding="utf-8"))))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); prepare the data again") from error
+    for name in names:
+        if not str(name).startswith("tensorflow_datasets.core.features."):
+            raise UserError(f"{path}: names a class {name!r} that is not of TFDS; prepare the data again")
+
+
+def _class_names(node: Any) -> Iterator[Any]:
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node if isinstance(node, list) else []):
+        if key in ("pythonClassName", "type"):
+            yield value
+        yield from _class_names(value)
+
+
+def _positions(split: str, images: int, held_out: int) -> np.ndarray:
+    """Where a split's images are in TFDS's, ascending, int32."""
+    if split == "test":
+        return np.arange(images, dtype=np.int32)
+    count = min(held_out, max(images // 10, 1))
+    order = np.random.RandomState(2012).permutation(images).astype(np.int32)
+    return np.sort(order[:count] if split == "val" else order[count:])
+
+
+class _ImageNet(Sequence):
+    def __init__(self, source: Sequence[dict[str, Any]], positions: np.ndarray, folder: str):
+        self._source, self._positions, self._folder = source, positions, folder
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        position = int(self._positions[index])
+        try:
+            example = self._source[position]
+        except (OSError, RuntimeError, ValueError) as error:  # what array_record makes of damaged files
+            raise UserError(f"{self._folder}: image {position} cannot be read ({error}); prepare it again") from error
+        return {
+            "image": example["image"],
+            "label": int(example["label"]),
+            "file_name": example["file_name"].decode(),
+        }
+
+
+def allow_many_files() -> None:
+    """Lets this process, and those it starts, open as many files as the system allows.
+
+    TFDS keeps 1,024 files of training images, and as many open while it prepares them; many systems allow 1,024 in all.
+    """
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+
+def prepare(tars: Path, root: str | None = None) -> Path:
+    """Runs TFDS's `imagenet2012` builder on the official tars, into array_record files; returns their folder.
+
+    The builder needs TensorFlow to open files and to rewrite as RGB JPEG 22 images in CMYK and one PNG. Here plain
+    Python opens them, and those images keep their bytes, for our decoder reads them as they are. Data that TensorFlow
+    prepared are read just as well.
+    """
+    import tensorflow_datasets as tfds
+
+    allow_many_files()
+    builder = tfds.builder(NAME, data_dir=data_root(root), file_format="array_record")
+    with quiet_tfds(), _without_tensorflow():
+        builder.download_and_prepare(download_config=tfds.download.DownloadConfig(manual_dir=tars))
+    return Path(builder.data_path)
+
+
+@contextlib.contextmanager
+def _without_tensorflow() -> Iterator[None]:
+    from tensorflow_datasets.core import shuffle
+    from tensorflow_datasets.core.download import extractor
+    from tensorflow_datasets.datasets.imagenet2012 import imagenet2012_dataset_builder as builder
+    from tensorflow_datasets.datasets.imagenet2012 import imagenet_common as common
+
+    files = SimpleNamespace(GFile=open, exists=os.path.exists, remove=os.remove)
+    stand_in = SimpleNamespace(io=SimpleNamespace(gfile=files), errors=SimpleNamespace(ResourceExhaustedError=()))
+    with contextlib.ExitStack() as patches:
+        for module in (shuffle, extractor, builder, common):
+            patches.enter_context(mock.patch.object(module, "tf", stand_in))
+        for rewritten in ("CMYK_IMAGES", "PNG_IMAGES"):
+            patches.enter_context(mock.patch.object(builder, rewritten, []))
+        yield

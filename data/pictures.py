@@ -1,0 +1,47 @@
+"""Pictures that the commands of this package write."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from data.files import write_file
+from plstm.errors import UserError
+
+MARGIN, LINE, FONT, MIN_WIDTH = 8, 15, 12, 160  # pixels
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+
+
+def write_picture(image: Image.Image, path: Path) -> None:
+    """Write an image in the format of the path's suffix. Raises UserError where that cannot be done."""
+    kind = Image.registered_extensions().get(path.suffix.lower())
+    if kind not in Image.SAVE:
+        raise UserError(f"{path}: Pillow writes no {path.suffix or 'file without a suffix'}; take .png")
+    try:
+        write_file(path, lambda file: image.save(file, kind))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UserError(f"{path}: cannot write the picture ({reason})") from error
+
+
+def contact_sheet(panels: Sequence[tuple[np.ndarray, str]], title: str, columns: int, lines: int) -> Image.Image:
+    """Panels of one size, uint8 [size, size] or [size, size, 3], each over its caption of at most `lines` lines."""
+    size, columns = len(panels[0][0]), min(columns, len(panels))
+    cell_width, cell_height = max(size, MIN_WIDTH) + MARGIN, size + lines * LINE + MARGIN
+    width = columns * cell_width + MARGIN
+    font = ImageFont.load_default(FONT)
+    letter = font.getlength(LETTERS) / len(LETTERS)
+    title = textwrap.fill(title, int((width - 2 * MARGIN) / letter))
+    top = LINE * (title.count("\n") + 1) + 2 * MARGIN
+    sheet = Image.new("RGB", (width, top + -(-len(panels) // columns) * cell_height), "white")
+    draw = ImageDraw.Draw(sheet)
+    draw.text((MARGIN, MARGIN), title, "black", font)
+    for n, (pixels, caption) in enumerate(panels):
+        x, y = MARGIN + n % columns * cell_width, top + n // columns * cell_height
+        sheet.paste(Image.fromarray(pixels), (x, y))
+        draw.text((x, y + size + 2), textwrap.fill(caption, int((cell_width - MARGIN) / letter)), "black", font)
+    return sheet

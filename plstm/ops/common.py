@@ -1,0 +1,52 @@
+"""What the operators share: checks of their arguments, the gates' dtype, attention with a gating matrix."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+def gate_dtype(gates):
+    """The dtype of gating and accumulation: that of the gates, at least float32."""
+    return jnp.promote_types(jnp.result_type(*gates), jnp.float32)
+
+
+def attend(q: Array, k: Array, v: Array, gating: Array, scale: float) -> Array:
+    """Sums values over source nodes, weighted by gating and scaled similarity (Equation 3).
+
+    q [..., T, d_k], k [..., S, d_k], v [..., S, d_v], gating [..., T, S] -> [..., T, d_v] in the gating's dtype.
+    """
+    similarity = jnp.einsum("...tk,...sk->...ts", q, k, preferred_element_type=gating.dtype)
+    weights = (gating * similarity * scale).astype(v.dtype)
+    return jnp.einsum("...ts,...sv->...tv", weights, v, preferred_element_type=gating.dtype)
+
+
+def direct_term(q: Array, k: Array, v: Array, direct: Array, scale: float) -> Array:
+    """What each node receives from itself: direct [...] times the scaled similarity of its q and k, times its v."""
+    similarity = (q.astype(direct.dtype) * k).sum(-1)
+    return (scale * direct * similarity)[..., None] * v
+
+
+def product(equation: str, a: Array, b: Array) -> Array:
+    """An einsum in full precision: the default of GPUs and TPUs would round gates to fewer bits."""
+    return jnp.einsum(equation, a, b, precision=lax.Precision.HIGHEST)
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+
+
+def check_shape(name: str, array: Array, axes: str, shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        raise ValueError(f"{name} must be {axes} = {shape}; got {array.shape}")
+
+
+def check_inputs(q: Array, k: Array, v: Array, direct: Array, axes: str) -> None:
+    """Raises ValueError unless q, k are [..., axes, d_k], v is [..., axes, d_v] and direct is [..., axes]."""
+    if q.ndim < 2 + axes.count(",") or q.shape != k.shape:
+        raise ValueError(f"q and k must have one shape [..., {axes}, d_k]; got q {q.shape} and k {k.shape}")
+    nodes = q.shape[:-1]
+    if v.shape[:-1] != nodes:
+        raise ValueError(f"v must be [..., {axes}, d_v] with [..., {axes}] = {nodes} as q has; got v {v.shape}")
+    check_shape("direct", direct, f"[..., {axes}]", nodes)

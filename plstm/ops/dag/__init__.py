@@ -1,0 +1,118 @@
+"""pLSTM on directed acyclic graphs (arXiv 2506.11997, Section 3, Equations 1 to 4).
+
+Cell states live on edges; transitions act on line edges, from an edge to one that starts where it ends.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from plstm.ops.common import attend, check_choice, check_inputs, check_shape, direct_term, gate_dtype
+from plstm.ops.dag.forms import IN_BOUNDS, DagGates, by_doubling, by_levels, recurrent
+from plstm.ops.dag.line_graph import Dag, PackedDags, Placement, pack
+
+__all__ = ["Dag", "DagGates", "PackedDags", "Placement", "normalise_transitions", "pack", "plstm_dag"]
+
+METHODS = ("auto", "levels", "doubling", "recurrent")
+NORMS = ("l1", "linf")
+NORM_OFFSET = 0.5
+MAX_DOUBLING_EDGES = 256  # of a block: doubling works on matrices of edges x edges
+
+
+def plstm_dag(
+    q: Array,
+    k: Array,
+    v: Array,
+    gates: DagGates,
+    direct: Array,
+    dag: Dag | PackedDags,
+    *,
+    scale: float | None = None,
+    method: str = "auto",
+) -> Array:
+    """Equations 1 and 2 on a DAG, or on several that are packed.
+
+    Args:
+        q, k: [..., N, d_k].
+        v: [..., N, d_v].
+        gates: source and mark [..., E], transition [..., L]; gating and accumulation are done in their dtype, at least
+            float32. Gates of padding count as zero.
+        direct: [..., N], the weight of a node's own key and value.
+        dag: the graph, or packed graphs (whose arrays may be traced, so that one program serves many).
+        scale: of the queries; None: d_k ** -0.5.
+        method: "levels" (gating matrix by a scan over levels), "doubling" (gating matrix by few large products),
+            "recurrent" (matrix states, for large graphs), or "auto": "recurrent" where a block has more than d_k d_v
+            nodes; else "levels" on a CPU; elsewhere "doubling", over 256 edges a block "recurrent".
+
+    Returns:
+        [..., N, d_v] in v's dtype; "levels" and "recurrent" have reverse-mode derivatives only.
+
+    Raises:
+        ValueError: where shapes disagree or the method is unknown.
+    """
+    dag = dag.packed if isinstance(dag, Dag) else dag
+    check_choice("method", method, METHODS)
+    _check_shapes(q, k, v, gates, direct, dag)
+    if method == "auto":
+        method = _choose(dag, q.shape[-1] * v.shape[-1])
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    heads, dtype, shape = math.prod(v.shape[:-2]), gate_dtype(gates), v.shape
+    # The forms take nodes, edges and line edges first and the leading axes as one: [N, H, ...].
+    q, k, v = (jnp.moveaxis(tensor.reshape(heads, *tensor.shape[-2:]), 0, 1) for tensor in (q, k, v))
+    source, transition, mark, direct = (
+        gate.reshape(heads, gate.shape[-1]).T.astype(dtype) for gate in (*gates, direct)
+    )
+    source, mark = (jnp.where(dag.edge_mask[:, None], gate, 0) for gate in (source, mark))
+    gates = DagGates(source, jnp.where(dag.line_mask[:, None], transition, 0), mark)
+    if method == "recurrent":
+        hidden = recurrent(q, k, v, gates, dag, scale)
+    else:
+        gating = by_levels(gates, dag) if method == "levels" else by_doubling(gates, dag)
+        blocks = (x.reshape(dag.blocks, dag.block_nodes, *x.shape[1:]).swapaxes(1, 2) for x in (q, k, v))
+        hidden = attend(*blocks, gating, scale).swapaxes(1, 2).reshape(v.shape)
+    hidden = hidden + direct_term(q, k, v, direct, scale)
+    return jnp.moveaxis(hidden, 1, 0).reshape(shape).astype(v.dtype)
+
+
+def normalise_transitions(transition: Array, dag: Dag | PackedDags, norm: str = "l1") -> Array:
+    """The P-mode's stabilisation: t / (0.5 + sum of |t|), over line edges that share an edge.
+
+    Args:
+        transition: [..., L]; entries of padding must be finite.
+        dag: the graph or the packed graphs.
+        norm: "l1" sums over the line edges that leave the edge e', so that Equation 4 holds; "linf" over those that
+            enter the edge e, as in the paper's released code.
+
+    Returns:
+        [..., L]; sums of magnitudes over a shared edge stay below 1.
+
+    Raises ValueError for an unknown norm.
+    """
+    check_choice("norm", norm, NORMS)
+    shared = dag.line_from if norm == "l1" else dag.line_to
+    real = True if isinstance(dag, Dag) else dag.line_mask
+    size = jnp.where(real, jnp.abs(transition), 0)
+    sums = jnp.zeros((*transition.shape[:-1], dag.num_edges), size.dtype).at[..., shared].add(size, mode=IN_BOUNDS)
+    return transition / (NORM_OFFSET + sums[..., shared])
+
+
+def _choose(dag: PackedDags, state_size: int) -> str:
+    if dag.block_nodes > state_size:
+        return "recurrent"
+    if jax.default_backend() == "cpu":
+        return "levels"
+    return "doubling" if dag.block_edges <= MAX_DOUBLING_EDGES else "recurrent"
+
+
+def _check_shapes(q, k, v, gates: DagGates, direct, dag: PackedDags) -> None:
+    check_inputs(q, k, v, direct, "N")
+    lead, nodes = q.shape[:-2], q.shape[-2]
+    if nodes != dag.num_nodes:
+        raise ValueError(f"q and k must be [..., N, d_k] with N = {dag.num_nodes}; got q {q.shape} and k {k.shape}")
+    check_shape("source", gates.source, "[..., E]", (*lead, dag.num_edges))
+    check_shape("transition", gates.transition, "[..., L]", (*lead, dag.num_line_edges))
+    check_shape("mark", gates.mark, "[..., E]", (*lead, dag.num_edges))

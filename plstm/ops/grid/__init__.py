@@ -1,0 +1,166 @@
+"""pLSTM on two-dimensional grids (arXiv 2506.11997, Section 3.3 and Appendix D).
+
+A node (y, x) has a left and an upper incoming edge, a right and a lower outgoing edge: the right-down direction. The
+other three directions are mirror images, with gates of their own. Three words, one meaning each:
+
+* `structure`: what the caller promises about the transitions, which saves work (STRUCTURES).
+* `method`: how `plstm2d` computes the sum over nodes (METHODS). All methods give the same numbers.
+* `form`: how the gating matrix is made, by those methods that make it (FORMS).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from plstm.ops.common import attend, check_choice, check_inputs, check_shape, gate_dtype
+from plstm.ops.grid import batch_minor, chunkwise, fused, matrix, oracle
+from plstm.ops.grid.chunks import chunked_map, num_chunks
+from plstm.ops.grid.gates import GridGates, fill_unread
+from plstm.ops.tuned import TABLE
+
+__all__ = ["GridGates", "gating_matrix", "plstm2d"]
+
+METHODS = ("auto", "parallel", "chunkwise", "recurrent", "fused")
+STRUCTURES = ("general", "rank_one", "no_ru")
+# By structure. The first is the one that needs no measurement: backends without an entry in TABLE take it.
+FORMS = {
+    "general": {"row_transfer": matrix.row_transfer, "source_scan": oracle.source_scan},
+    "rank_one": {"row_transfer": matrix.row_transfer, "batch_minor": batch_minor.rank_one},
+    "no_ru": {"single_path": matrix.single_path, "batch_minor": batch_minor.single_path},
+}
+WIDEST_FUSED = 64  # columns: what the kernels carry should fit the registers
+# Max bytes of gating matrices materialised at once under method="auto". The forward and backward passes take some 20
+# times that on CPUs.
+MAX_MATRIX_BYTES = {"cpu": 2**29}
+MAX_MATRIX_BYTES_ELSEWHERE = 2**33
+
+
+def plstm2d(
+    q: Array, k: Array, v: Array, gates: GridGates, direct: Array, *, method: str = "auto", structure: str = "general"
+) -> Array:
+    """Equations 1 and 2 on a grid, summed over the four directions (Appendix D.8, multi-directional form).
+
+    Args:
+        q, k: [..., Y, X, d_k]; q is scaled by d_k ** -0.5.
+        v: [..., Y, X, d_v].
+        gates: eight tensors [..., 4, Y, X]; gating and accumulation are done in their dtype, at least float32.
+        direct: [..., Y, X], the weight of a node's own key and value; added once, not once a direction.
+        method: "parallel" (by the gating matrix, in the first of FORMS), "chunkwise" (matrix states, block by block),
+            "recurrent" (node by node), "fused" (GPU kernels, up to 64 columns, one device), or "auto": by the gating
+            matrix in the form that `plstm.ops.tuned` found fastest, or chunkwise where that is faster or the matrix
+            would be huge.
+        structure: the promise about the transitions, see `gating_matrix`.
+
+    Returns:
+        [..., Y, X, d_v] in v's dtype. Only reverse-mode derivatives are supported: "chunkwise", "fused" and some forms
+        that "auto" takes have no other.
+
+    Raises:
+        ValueError: where shapes disagree, a method or structure is unknown, or "fused" cannot run here.
+    """
+    check_choice("method", method, METHODS)
+    check_choice("structure", structure, STRUCTURES)
+    check_inputs(q, k, v, direct, "Y, X")
+    *lead, height, width, _ = q.shape
+    _check_gates(gates, (*lead, 4, height, width))
+    dtype = gate_dtype(gates)
+    inputs = q, k, v, *jax.tree.map(lambda gate: gate.astype(dtype), (gates, direct))
+    if method == "auto" and prefers_chunkwise(q.shape, v.shape[-1], structure, jnp.dtype(dtype).itemsize):
+        method = "chunkwise"
+    if method == "fused":
+        _check_fused(height, width)
+        hidden = fused.fused(*inputs, structure=structure)
+    elif method == "chunkwise":
+        hidden = chunkwise.chunkwise(*inputs, structure)
+    elif method == "recurrent":
+        hidden = oracle.plstm2d_oracle(*inputs, structure)
+    else:
+        hidden = by_matrix(*inputs, structure, "auto" if method == "auto" else next(iter(FORMS[structure])))
+    return hidden.astype(v.dtype)
+
+
+def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "auto") -> Array:
+    """The gating matrix G of Equation 3: for each pair of nodes the sum over all paths of source, transitions and mark.
+
+    Args:
+        gates: eight tensors [..., 4, Y, X], any Y, X >= 1.
+        structure: a promise that saves work. "general": any 2x2 transition. "rank_one" (P-mode, Equation 5):
+            t_rl = t_ru, t_dl = t_du and m_l = m_u, of which t_ru, t_du and m_u are then not read. "no_ru" (D-mode):
+            t_ru = 0, not read.
+        form: one of FORMS[structure], or "auto": the fastest on this backend. "batch_minor" has reverse-mode
+            derivatives only.
+
+    Returns:
+        G [..., Y, X, Y, X] in the gates' dtype, at least float32: source node, then target; directions summed; no
+        direct term, so a node's weight on itself is zero.
+
+    Raises:
+        ValueError: where the gates' shapes disagree, the structure is unknown, or it has no such form.
+    """
+    check_choice("structure", structure, STRUCTURES)
+    *lead, _, height, width = _check_gates(gates, gates.s_r.shape)
+    gates = jax.tree.map(lambda gate: gate.reshape(-1, *gate.shape[-3:]).astype(gate_dtype(gates)), gates)
+    gating = _gating_by_target(gates, structure, form).swapaxes(1, 2)
+    return gating.reshape(*lead, height, width, height, width)
+
+
+def prefers_chunkwise(shape: tuple[int, ...], value_size: int, structure: str, itemsize: int) -> bool:
+    """What "auto" does for queries of a shape [..., Y, X, d_k]: True where a gating matrix is slower, or too large."""
+    *lead, height, width, key_size = shape
+    nodes, backend, batch_heads = height * width, jax.default_backend(), math.prod(lead)
+    at_once = batch_heads / num_chunks(batch_heads, nodes**2 * itemsize)
+    if at_once * nodes**2 * itemsize > MAX_MATRIX_BYTES.get(backend, MAX_MATRIX_BYTES_ELSEWHERE):
+        return True
+    measured = TABLE.get(backend, {}).get("chunkwise_from", {}).get(structure)
+    if not measured:
+        return False
+    size = math.sqrt(key_size * value_size)
+    least = measured[min(measured, key=lambda d: abs(math.log(d / size)))]
+    return least is not None and nodes >= least
+
+
+def by_matrix(q, k, v, gates: GridGates, direct, structure: str, form: str, chunks: int | None = None) -> Array:
+    """`plstm2d` by the gating matrix in one form; chunks of batch x heads: None: by the size of the matrices."""
+    *lead, height, width, _ = q.shape
+    if chunks is None:
+        chunks = num_chunks(math.prod(lead), (height * width) ** 2 * direct.dtype.itemsize)
+    one_chunk = functools.partial(_by_whole_matrix, structure=structure, form=form)
+    return chunked_map(one_chunk, (q, k, v, gates, direct), chunks, len(lead))
+
+
+def _by_whole_matrix(q, k, v, gates: GridGates, direct, *, structure: str, form: str) -> Array:
+    batch_heads, nodes = len(q), q.shape[1] * q.shape[2]
+    gating = _gating_by_target(gates, structure, form)
+    gating = gating + direct.reshape(batch_heads, nodes, 1) * jnp.eye(nodes, dtype=direct.dtype)
+    flat = (x.reshape(batch_heads, nodes, x.shape[-1]) for x in (q, k, v))
+    return attend(*flat, gating, q.shape[-1] ** -0.5).astype(v.dtype).reshape(v.shape)
+
+
+def _gating_by_target(gates: GridGates, structure: str, form: str) -> Array:
+    """G [B, N, N] with target rows and source columns: the layout in which it is made, and that attention reads."""
+    forms = FORMS[structure]
+    if form == "auto":
+        form = TABLE.get(jax.default_backend(), {}).get("forms", {}).get(structure, next(iter(forms)))
+    if form not in forms:
+        raise ValueError(f'form={form!r} with structure="{structure}": must be one of auto, {", ".join(forms)}')
+    return forms[form](fill_unread(gates, structure))
+
+
+def _check_gates(gates: GridGates, expected: tuple[int, ...]) -> tuple[int, ...]:
+    if len(expected) < 3 or expected[-3] != 4:
+        raise ValueError(f"gates must be [..., 4, Y, X]; got s_r {expected}")
+    for name, gate in gates._asdict().items():
+        check_shape(name, gate, "[..., 4, Y, X]", expected)
+    return expected
+
+
+def _check_fused(height: int, width: int) -> None:
+    if width > WIDEST_FUSED:
+        raise ValueError(f'method="fused" takes grids of at most {WIDEST_FUSED} columns; got {height} x {width}')
+    if (backend := jax.default_backend()) != "gpu":
+        raise ValueError(f'method="fused" runs on GPUs alone; this is {backend}')

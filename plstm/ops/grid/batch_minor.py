@@ -1,0 +1,181 @@
+"""Gating matrices for CPUs, with batch x heads along the fastest axis of memory. Reverse-mode derivatives only.
+
+XLA's CPU backend vectorises along the fastest axis, sums slices of it fast and anything else slowly, and chooses the
+layout of a loop's state by its last reader. So every operation here is elementwise over [..., B] with a fixed layout,
+sums are written out slice by slice, and gradients by hand. Both forms take gates [B, 4, Y, X] in image coordinates and
+return [B, N, N]: target rows, source columns, directions summed.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.experimental.layout import Layout, with_layout_constraint
+
+from plstm.ops.grid.gates import GridGates, mirror, mirror_gates, mirrored_axes
+
+
+def rank_one(gates: GridGates) -> Array:
+    """P-mode; t_ru, t_du and m_u are not read."""
+    height, width = gates.s_r.shape[-2:]
+    g = _batch_minor(gates)
+    used = (gate.reshape(4, height * width, -1) for gate in (g.s_r, g.s_d, g.t_rl, g.t_dl, g.m_l))
+    return _batch_major(_rank_one((height, width), *used))
+
+
+def single_path(gates: GridGates) -> Array:
+    """D-mode (t_ru = 0, not read): a path runs along its row, turns once, and runs down its column."""
+    height, width = gates.s_r.shape[-2:]
+    g = _batch_minor(gates)
+    along = g.s_r[:, :, :, None] * _segment_products(g.t_rl)  # [4, y, x, x', B]
+    turned = jnp.eye(width, dtype=along.dtype)[..., None] * g.s_d[:, :, :, None] + along * g.t_dl[:, :, None]
+    within_row = along * g.m_l[:, :, None]
+    down = _segment_products(g.t_du.swapaxes(1, 2)) * g.m_u.swapaxes(1, 2)[:, :, None]  # [4, x', y, y', B]
+    turned = jnp.stack(mirror(turned, 0, rows=(0,), columns=(1, 2))).transpose(0, 3, 1, 2, 4)  # [4, x', y, x, B]
+    within_row = sum(mirror(within_row, 0, rows=(0,), columns=(1, 2))).transpose(2, 0, 1, 3)  # [x', y, x, B]
+    down = jnp.stack(mirror(down, 0, rows=(1, 2), columns=(0,))).transpose(0, 3, 1, 2, 4)  # [4, y', x', y, B]
+    matrix = _in_place(_turn_once(_in_place(down), _in_place(turned), _in_place(within_row)))
+    return _batch_major(matrix.reshape(height * width, height * width, -1))
+
+
+def _segment_products(transition: Array) -> Array:
+    """`plstm.ops.sequence.segment_products` along axis -2: [..., T, B] -> [..., T, T, B]."""
+    start = jnp.arange(transition.shape[-2])[:, None]
+    passed = jnp.moveaxis(transition, -2, 0)[:-1, ..., None, :]
+
+    def extend(column, node):
+        n, passed = node
+        column = jnp.where(start == n, 1, column * passed)
+        return column, column
+
+    first = jnp.zeros_like(transition)
+    _, columns = lax.scan(extend, first, (jnp.arange(len(passed)), passed))
+    return jnp.moveaxis(jnp.concatenate([first[None], columns]), 0, -2)
+
+
+@jax.custom_vjp
+def _turn_once(down: Array, turned: Array, within_row: Array) -> Array:
+    """Sums down [4, y', x', y, B] * turned [4, x', y, x, B] over directions and adds within_row [x', y, x, B] where
+    y' = y: [y', x', y, x, B]."""
+    same_row = jnp.eye(down.shape[1], dtype=down.dtype)[:, None, :, None, None]
+    return sum(down[n, :, :, :, None] * turned[n] for n in range(4)) + same_row * within_row
+
+
+def _turn_once_forward(down, turned, within_row):
+    return _turn_once(down, turned, within_row), (down, turned)
+
+
+def _turn_once_backward(saved, cotangent):
+    down, turned = saved
+    cotangent = _in_place(cotangent)
+    rows, columns = range(cotangent.shape[0]), range(cotangent.shape[3])
+    d_down = [sum(cotangent[..., x, :] * turned[n, ..., x, :] for x in columns) for n in range(4)]
+    d_turned = [sum(cotangent[y] * down[n, y, :, :, None] for y in rows) for n in range(4)]
+    d_within_row = [cotangent[y, :, y] for y in rows]
+    return jnp.stack(d_down), jnp.stack(d_turned), jnp.stack(d_within_row, axis=1)
+
+
+_turn_once.defvjp(_turn_once_forward, _turn_once_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _rank_one(grid: tuple[int, int], s_r, s_d, t_r, t_d, m) -> Array:
+    """G [N target, N source, B] of mirrored gates [4, N, B].
+
+    With h = left + up, each source's weight on what reaches a node, a direction is one linear recurrence:
+    h[y, x] = t_r[y, x-1] h[y, x-1] + t_d[y-1, x] h[y-1, x], plus what the source itself emits; then G = m h.
+    """
+    return _rank_one_forward(grid, s_r, s_d, t_r, t_d, m)[0]
+
+
+def _rank_one_forward(grid, s_r, s_d, t_r, t_d, m):
+    nodes, width = grid[0] * grid[1], grid[1]
+    s_r, t_r = (_without_last_column(gate, width) for gate in (s_r, t_r))
+    sources = jnp.asarray(_image_numbers(grid))
+    every = jnp.arange(nodes)
+
+    def emitted(n, gate):  # by the node, which is its own source: [4, source, B]
+        return jnp.where((sources[:, n, None] == every)[..., None], gate[:, n, None], 0)
+
+    def visit(n, h):  # h[n + width] is node n; the first `width` rows stay zero, as the edges into the grid
+        before, above = jnp.maximum(n - 1, 0), jnp.maximum(n - width, 0)
+        left = t_r[:, before, None] * _node(h, n + width - 1) + jnp.where(n > 0, emitted(before, s_r), 0)
+        up = t_d[:, above, None] * _node(h, n) + jnp.where(n >= width, emitted(above, s_d), 0)
+        return lax.dynamic_update_index_in_dim(h, left + up, n + width, 0)
+
+    empty = jnp.zeros((nodes + width, 4, nodes, m.shape[-1]), m.dtype)
+    h = lax.fori_loop(0, nodes, visit, empty)[width:]
+    marked = (_mirror_nodes(m[n][:, None] * h[:, n], grid, n) for n in range(4))
+    return _in_place(sum(marked)), (h, t_r, t_d, m)
+
+
+def _rank_one_backward(grid, saved, cotangent):
+    h, t_r, t_d, m = saved
+    cotangent = _in_place(cotangent)
+    nodes, width = grid[0] * grid[1], grid[1]
+    targets = jnp.asarray(_image_numbers(grid))
+
+    def visit(step, d_h):
+        n = nodes - 1 - step
+        d_marked = jnp.stack([_node(cotangent, targets[direction, n]) for direction in range(4)])
+        passed_on = t_r[:, n, None] * _node(d_h, n + 1) + t_d[:, n, None] * _node(d_h, n + width)
+        return lax.dynamic_update_index_in_dim(d_h, m[:, n, None] * d_marked + passed_on, n, 0)
+
+    d_h = lax.fori_loop(0, nodes, visit, jnp.zeros((nodes + width, *h.shape[1:]), h.dtype))
+    right, down = d_h[1 : nodes + 1], d_h[width:]  # what leaves a node by its right and its lower edge
+    d_m = [_sum_sources(h[:, n] * _mirror_nodes(cotangent, grid, n), grid) for n in range(4)]
+    d_t_r, d_t_d = (_sum_sources(h * edge, grid).swapaxes(0, 1) for edge in (right, down))
+    direction, node = jnp.arange(4)[:, None], jnp.arange(nodes)
+    d_s_r, d_s_d = d_h[node + 1, direction, targets], d_h[node + width, direction, targets]
+    d_s_r, d_t_r = (_without_last_column(gradient, width) for gradient in (d_s_r, d_t_r))
+    return d_s_r, d_s_d, d_t_r, d_t_d, jnp.stack(d_m)
+
+
+_rank_one.defvjp(_rank_one_forward, _rank_one_backward)
+
+
+def _node(tensor: Array, n: Array) -> Array:
+    return lax.dynamic_index_in_dim(tensor, n, 0, keepdims=False)
+
+
+def _image_numbers(grid: tuple[int, int]) -> np.ndarray:
+    """The number in image coordinates of every mirrored node: [4, N]."""
+    numbers = np.arange(grid[0] * grid[1]).reshape(grid)
+    return np.stack([np.flip(numbers, mirrored_axes(n, (0,), (1,))).reshape(-1) for n in range(4)])
+
+
+def _mirror_nodes(tensor: Array, grid: tuple[int, int], direction: int) -> Array:
+    """[N, ...], the nodes of one direction mirrored, or back."""
+    on_grid = tensor.reshape(*grid, *tensor.shape[1:])
+    return jnp.flip(on_grid, mirrored_axes(direction, (0,), (1,))).reshape(tensor.shape)
+
+
+def _without_last_column(gate: Array, width: int) -> Array:
+    """[4, N, B] with zeros at the last node of each row, whose right edge leads out of the grid."""
+    is_last = jnp.arange(gate.shape[1]) % width == width - 1
+    return jnp.where(is_last[:, None], 0, gate)
+
+
+def _sum_sources(tensor: Array, grid: tuple[int, int]) -> Array:
+    """[..., N source, B] -> [..., B], slice by slice."""
+    tensor = tensor.reshape(*tensor.shape[:-2], *grid, tensor.shape[-1])
+    rows = sum(tensor[..., y, :, :] for y in range(grid[0]))
+    return sum(rows[..., x, :] for x in range(grid[1]))
+
+
+def _batch_minor(gates: GridGates) -> GridGates:
+    """[B, 4, Y, X] -> [4, Y, X, B], mirrored."""
+    return GridGates(*(_in_place(jnp.moveaxis(gate, 0, -1)) for gate in mirror_gates(gates)))
+
+
+def _batch_major(matrix: Array) -> Array:
+    return jnp.moveaxis(_in_place(matrix), -1, 0)
+
+
+def _in_place(tensor: Array) -> Array:
+    """Fixes the layout: XLA would turn a transposition next to a loop into another layout of the loop's state."""
+    return with_layout_constraint(tensor, Layout(major_to_minor=tuple(range(tensor.ndim))))

@@ -1,0 +1,162 @@
+"""pLSTM on grids block by block, at a cost and memory linear in the nodes (arXiv 2506.11997, Appendix D.8).
+
+The grid is cut into blocks of R x R nodes. Between blocks travel matrix states, one for each of the 2R edges that enter
+a block and the 2R that leave it; within a block everything is a small gating matrix. Four gatings describe a block:
+
+    T [out, in]      edges that enter -> edges that leave
+    S [out, node]    nodes            -> edges that leave
+    M [node, in]     edges that enter -> nodes
+    G [node, node]   nodes            -> nodes
+
+and with the states C of its edges a block computes
+
+    C_out = T C_in + S (k v^T)        H = (M q) C_in + (G * q k^T) v
+
+Block rows follow one another, and in a row block columns. The backward pass keeps the states between block rows of one
+chunk of batch x heads at a time, and computes the rest again.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from plstm.ops.common import direct_term
+from plstm.ops.grid.chunks import chunked_map
+from plstm.ops.grid.gates import GridGates, mirror, mirror_gates, pass_node
+
+BLOCK = 4  # nodes a side: an edge costs as much as d_k nodes, so blocks are small
+
+
+def chunkwise(
+    q, k, v, gates: GridGates, direct, structure: str, block: int = BLOCK, chunks: int | None = None
+) -> Array:
+    """Equations 1 and 2 on a grid; arguments as for `plstm.ops.grid.plstm2d`. Reverse-mode derivatives only.
+
+    block: nodes a side of a block. chunks: of batch x heads; None: single entries on CPUs, whose caches hold the states
+    of few, elsewhere all at once. Returns [..., Y, X, d_v] in the dtype of direct, which the gates must have too.
+    """
+    scale, dtype, leading = q.shape[-1] ** -0.5, direct.dtype, q.ndim - 3
+    if chunks is None:
+        chunks = max(math.prod(q.shape[:leading]), 1) if jax.default_backend() == "cpu" else 1
+    one_chunk = functools.partial(_one_chunk, structure=structure, block=block)
+    one_chunk = jax.checkpoint(one_chunk) if chunks == 1 else one_chunk  # several are checkpointed by `chunked_map`
+    inputs = (scale * q.astype(dtype), k.astype(dtype), v.astype(dtype), gates)
+    return chunked_map(one_chunk, inputs, chunks, leading) + direct_term(q, k, v, direct, scale)
+
+
+def _one_chunk(q, k, v, gates: GridGates, structure: str, block: int) -> Array:
+    """q, k, v [B, Y, X, d], gates [B, 4, Y, X]; the lanes of what follows are B times directions."""
+    batch, height, width, _ = q.shape
+    q, k, v = (jnp.stack(mirror(jnp.stack([x] * 4), 0, rows=(1,), columns=(2,)), axis=1) for x in (q, k, v))
+    q, k, v = (_cut(x.reshape(4 * batch, *x.shape[2:]), block) for x in (q, k, v))  # [I, J, lanes, nodes, d]
+    gates = (gate.reshape(4 * batch, height, width, 1) for gate in mirror_gates(gates))
+    gates = GridGates(*(_cut(gate, block)[..., 0] for gate in gates))
+    transfer, source, mark, within = _block_gatings(gates, block, structure)
+
+    @jax.checkpoint
+    def visit_row(upper, row):
+        start = jnp.zeros_like(upper[0])
+        _, (lower, hidden) = lax.scan(lambda left, inputs: _visit_block(left, *inputs), start, (upper, *row))
+        return lower, hidden
+
+    upper = jnp.zeros((q.shape[1], 4 * batch, block, q.shape[-1] * v.shape[-1]), q.dtype)
+    _, hidden = lax.scan(visit_row, upper, (q, k, v, transfer, source, mark))
+    hidden = hidden + _product(within * _product(q, k.swapaxes(-1, -2)), v)
+    hidden = _join(hidden, block)[:, :height, :width].reshape(batch, 4, height, width, -1)
+    return sum(mirror(hidden, 1, rows=(1,), columns=(2,)))
+
+
+@jax.checkpoint
+def _visit_block(left, up, q, k, v, transfer, source, mark):
+    """One block from the states of its left and upper edges, [lanes, R, d_k d_v] each.
+
+    q, k, v [lanes, nodes, d], transfer [lanes, 2R, 2R], source [lanes, 2R, nodes], mark [lanes, nodes, 2R]. Returns the
+    states of its right edges, and those of its lower edges with what the nodes receive from outside the block.
+    """
+    states = jnp.concatenate([left, up], axis=1)
+    to_edges = source[..., None, :] * k.swapaxes(1, 2)[:, None]  # [lanes, 2R, d_k, nodes]
+    to_nodes = mark[..., None] * q[:, :, None]  # [lanes, nodes, 2R, d_k]
+    leaving = _product(transfer, states) + _product(_merge(to_edges, 1), v).reshape(states.shape)
+    hidden = _product(_merge(to_nodes, 2), _by_key(states, v))
+    right, lower = jnp.split(leaving, 2, axis=1)
+    return right, (lower, hidden)
+
+
+def _merge(x: Array, axis: int) -> Array:
+    """Joins an axis with the next one."""
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+
+def _by_key(states: Array, v: Array) -> Array:
+    """States [lanes, 2R, d_k d_v] -> [lanes, 2R d_k, d_v]."""
+    return states.reshape(len(states), -1, v.shape[-1])
+
+
+@jax.custom_vjp
+def _product(a: Array, b: Array) -> Array:
+    """a [..., m, n] times b [..., n, p].
+
+    The contracted axis of the gradients' products, too, is last in the first factor and first in the second, and the
+    smaller factor is the transposed one: twice as fast on CPUs as the products that would be derived.
+    """
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def _product_backward(factors, d):
+    a, b = (x.swapaxes(-1, -2) for x in factors)
+    d_a = _product(d, b) if b.size < d.size else _product(factors[1], d.swapaxes(-1, -2)).swapaxes(-1, -2)
+    return d_a, _product(a, d)
+
+
+_product.defvjp(lambda a, b: (_product(a, b), (a, b)), _product_backward)
+
+
+def _block_gatings(gates: GridGates, block: int, structure: str) -> tuple[Array, ...]:
+    """T, S, M and G of blocks; gates [I, J, lanes, nodes].
+
+    The recurrence itself, on states that hold the weight of each entering edge and each node of the block. The blocks
+    are the last axis meanwhile, along which CPUs compute in vectors.
+    """
+    ports, nodes = 2 * block, block * block
+    blocks = gates.s_r.shape[:-1]
+    gates = GridGates(*(gate.reshape(-1, block, block).transpose(1, 2, 0) for gate in gates))  # [y, x, blocks]
+    unit = jnp.eye(ports + nodes, dtype=gates.s_r.dtype)[..., None]
+    starts = jnp.broadcast_to(unit[:ports], (ports, ports + nodes, gates.s_r.shape[-1]))  # left edges, then upper ones
+
+    def visit_row(upper, row):
+        gates, left, sources = row
+        lower, marked = [], []
+        for x in range(block):
+            g = GridGates(*(gate[x] for gate in gates))
+            mark, right, down = pass_node(g, left, upper[x], structure)
+            left, down = right + g.s_r * sources[x], down + g.s_d * sources[x]
+            lower.append(down)
+            marked.append(mark)
+        return jnp.stack(lower), (left, jnp.stack(marked))
+
+    sources = unit[ports:].reshape(block, block, ports + nodes, 1)
+    lower, (right, marked) = lax.scan(visit_row, starts[block:], (gates, starts[:block], sources))
+    leaving, marked = jnp.concatenate([right, lower]), marked.reshape(nodes, *marked.shape[2:])
+    leaving, marked = (jnp.moveaxis(x, -1, 0).reshape(*blocks, -1, ports + nodes) for x in (leaving, marked))
+    return leaving[..., :ports], leaving[..., ports:], marked[..., :ports], marked[..., ports:]
+
+
+def _cut(x: Array, block: int) -> Array:
+    """[lanes, Y, X, d] -> [I, J, lanes, R * R, d]; blocks that reach over the border are padded with zeros."""
+    lanes, height, width, size = x.shape
+    x = jnp.pad(x, [(0, 0), (0, -height % block), (0, -width % block), (0, 0)])
+    rows, columns = x.shape[1] // block, x.shape[2] // block
+    x = x.reshape(lanes, rows, block, columns, block, size).transpose(1, 3, 0, 2, 4, 5)
+    return x.reshape(rows, columns, lanes, block * block, size)
+
+
+def _join(x: Array, block: int) -> Array:
+    """Undoes `_cut` but for the padding: [lanes, I * R, J * R, d]."""
+    rows, columns, lanes, _, size = x.shape
+    x = x.reshape(rows, columns, lanes, block, block, size).transpose(2, 0, 3, 1, 4, 5)
+    return x.reshape(lanes, rows * block, columns * block, size)

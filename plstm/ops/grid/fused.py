@@ -1,0 +1,345 @@
+"""The 2-D operator in GPU kernels that never store the gating matrix: `plstm2d(..., method="fused")`.
+
+A program computes the hidden states of a block of target nodes. It visits the grid's rows as sources, outward from the
+block: upwards for the two directions that lead down, then downwards for the two that lead up. It carries, for each
+direction, each target's weight on the lower edges of the next row. With the row's gates and L, the products of t_rl
+between two nodes, a row costs one small product a direction (tensors [target, node]; own: 1 where the node is the
+target itself):
+
+    left  = lower t_dl + own m_l         weight on the left edges of the row's nodes
+    right = left L^T                     ... on their right edges
+    G     = right s_r + lower s_d        ... on their sources: the gating matrix of the block and this row
+    lower = right t_ru + lower t_du + own m_u
+
+Then hidden += (G * q k^T) v. In D-mode (t_ru = 0) a target weighs a single left edge of each row, and the product
+becomes a scaling. Three gradients of the backward pass are such sums themselves:
+
+    dq = (G * dh v^T) k        dv = (G * q k^T)^T dh        dk = (G * dh v^T)^T q
+
+G^T is the gating matrix of the transposed gates: opposite directions, sources for marks, t_ru for t_dl. For the gates'
+gradients dq's kernel keeps `lower`, and a second kernel runs the four equations above backwards.
+
+No GPU has run this so far; docs/speed.md counts what it should gain. JAX 0.11 deprecates Pallas on Triton.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from plstm.ops.common import gate_dtype
+from plstm.ops.grid.gates import GridGates, fill_unread
+from plstm.ops.sequence import segment_products
+
+try:
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+except ImportError:  # not in every build of JAX; only this method needs them
+    pl = triton = None
+
+SMALLEST = 16  # side of a product, for Triton
+LARGEST_TILE = 2048  # targets by columns, so that the carried state fits the registers
+# Positions of the gates of G^T among those of G: s_r is m_l, s_d is m_u, t_ru is t_dl, and the reverse.
+TRANSPOSED = [GridGates._fields.index(name) for name in ("m_l", "m_u", "t_rl", "t_dl", "t_ru", "t_du", "s_r", "s_d")]
+
+
+class Plan(NamedTuple):
+    """Sizes and options that the kernels are compiled for."""
+
+    height: int
+    width: int
+    scale: float
+    single_path: bool  # D-mode
+    block: int  # targets of a program
+    warps: int
+    precision: lax.Precision | lax.DotAlgorithmPreset  # of the products of gates
+    interpret: bool
+
+    @property
+    def nodes(self) -> int:
+        return self.height * self.width
+
+    @property
+    def columns(self) -> int:
+        return _padded(self.width)
+
+    def rows(self, block):
+        """The first and the last row with targets of a block."""
+        first, end = block * self.block, (block + 1) * self.block
+        return _row_of(self, first), jnp.minimum(_row_of(self, end - 1), self.height - 1)
+
+
+def fused(
+    q: Array,
+    k: Array,
+    v: Array,
+    gates: GridGates,
+    direct: Array,
+    *,
+    structure: str = "general",
+    block: int | None = None,
+    warps: int = 4,
+    precision: lax.Precision | lax.DotAlgorithmPreset = lax.Precision.HIGHEST,
+    interpret: bool = False,
+) -> Array:
+    """Equations 1 and 2 on a grid; arguments and result as for `plstm.ops.grid.plstm2d`. Reverse-mode derivatives only.
+
+    Args:
+        block: targets of a program, a power of two from 16, by default up to 64.
+        warps: of 32 threads, for each program.
+        precision: of the products of gates. Products of queries, keys and values have JAX's default.
+        interpret: run the kernels as plain JAX on any backend: slow, for tests.
+    """
+    *lead, height, width, key_size = q.shape
+    dtype = gate_dtype(gates)
+    stacked = jnp.stack(fill_unread(gates, structure), axis=-4).astype(dtype).reshape(-1, len(gates), 4, height, width)
+    block = block or min(64, max(SMALLEST, LARGEST_TILE // _padded(width)))
+    block = min(block, _padded(height * width))
+    plan = Plan(height, width, key_size**-0.5, structure == "no_ru", block, warps, precision, interpret)
+    q, k = (x.astype(jnp.promote_types(q.dtype, k.dtype)) for x in (q, k))
+    heads = (_pad(x.reshape(-1, plan.nodes, x.shape[-1]), _padded(x.shape[-1])) for x in (q, k, v))
+    hidden = _operator(plan, *heads, stacked, direct.astype(dtype).reshape(-1, plan.nodes))
+    return hidden[..., : v.shape[-1]].reshape(v.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _operator(plan: Plan, q, k, v, gates, direct):
+    """q, k, v [heads, N, d], gates [heads, 8, 4, Y, X], direct [heads, N]; d powers of two."""
+    return _attend(plan, gates, direct, [(q, k, v)])[0]
+
+
+def _operator_backward(plan, inputs, d_hidden):
+    q, k, v, gates, direct = inputs
+    d_q, kept = _attend(plan, gates, direct, [(d_hidden, v, k)], keep=True)
+    transposed = jnp.flip(gates[:, jnp.array(TRANSPOSED)], axis=2)
+    d_v, d_k = _attend(plan, transposed, direct, [(k, q, d_hidden), (v, d_hidden, q)])
+    d_gates = _gate_gradients(plan, gates, kept, q, k, v, d_hidden)
+    similarity, d_similarity = (jnp.einsum("hnd,hnd->hn", *x, preferred_element_type=direct.dtype)
+                                for x in ((q, k), (d_hidden, v)))  # fmt: skip
+    return d_q, d_k, d_v, d_gates, plan.scale * similarity * d_similarity
+
+
+_operator.defvjp(lambda plan, *inputs: (_operator(plan, *inputs), inputs), _operator_backward)
+
+
+def _attend(plan: Plan, gates, direct, triples, keep: bool = False) -> list[Array]:
+    """(G * q k^T + diagonal) v for each (q, k, v) of the triples, and with `keep` what `_gate_gradients` needs.
+
+    Gates as for `_operator`; outputs [heads, N, d] in v's dtype, kept [heads, blocks, visits, 2, block (, columns)].
+    """
+    heads, blocks, dtype = gates.shape[0], pl.cdiv(plan.nodes, plan.block), gates.dtype
+    gates, reach = _row_arrays(plan, gates)
+    operands = [gates, reach, direct]
+    specs = [*(_of_head(x.shape[1:]) for x in (gates, reach)), pl.BlockSpec((None, plan.block), lambda i, h: (h, i))]
+    outputs, output_specs = [], []
+    for triple in triples:
+        targets = [_by_block(plan, x) for x in triple]
+        sources = [_by_row(plan, x) for x in triple[1:]]
+        operands += [*triple, *(array for array, _ in sources)]
+        specs += [*targets, *(spec for _, spec in sources)]
+        outputs.append(jax.ShapeDtypeStruct(triple[2].shape, triple[2].dtype))
+        output_specs.append(targets[2])
+    if keep:
+        visits = plan.height + min(plan.height, plan.block // plan.width + 2)  # at most: the block's own rows twice
+        shape = (visits, 2, plan.block) + (() if plan.single_path else (plan.columns,))
+        outputs.append(jax.ShapeDtypeStruct((heads, blocks, *shape), dtype))
+        output_specs.append(_of_block(shape))
+    kernel = functools.partial(_attend_kernel, plan=plan, count=len(triples), dtype=dtype)
+    return _call(plan, "plstm2d_attend", kernel, (blocks, heads), operands, specs, outputs, output_specs)
+
+
+def _attend_kernel(gates, reach, direct, *refs, plan: Plan, count: int, dtype) -> None:
+    triples, outputs = [refs[5 * n : 5 * n + 5] for n in range(count)], refs[5 * count :]
+    block = pl.program_id(0)
+    own_row, own_column, present = _targets(plan, block)
+    first, last = plan.rows(block)
+    direct = _load(direct, present)
+    queries, sums = [], []
+    for q, k, v, _, _ in triples:
+        q, k, v = (_load(x, present) for x in (q, k, v))
+        similarity = (q.astype(dtype) * k.astype(dtype)).sum(1) * plan.scale
+        queries.append(q)
+        sums.append((direct * similarity)[:, None] * v.astype(dtype))
+
+    def visit(step, carry):
+        lower, sums = carry
+        lead_up = step > last  # now the directions that lead up, from empty edges
+        row = jnp.where(lead_up, first + step - last - 1, last - step)
+        lower = [jnp.where(step == last + 1, 0, x) for x in lower]
+        own = _own(plan, own_row, own_column, row, dtype)
+        weights, passed = 0, []
+        for n in range(2):
+            direction = jnp.where(lead_up, 2 + n, n)
+            g = _gates_of_row(gates, direction, row)
+            if len(outputs) > count:
+                outputs[-1][step, n] = lower[n].sum(1) if plan.single_path else lower[n]
+            _, right = _along_row(plan, g, reach, direction, row, lower[n], own, own_column)
+            weights += right * g.s_r + lower[n] * g.s_d
+            passed.append(right * g.t_ru + lower[n] * g.t_du + own * g.m_u)
+        added = []
+        for total, query, (_, _, _, keys, values) in zip(sums, queries, triples, strict=True):
+            scores = _scores(query, _load(keys.at[row], plan.width), dtype) * plan.scale
+            values = _load(values.at[row], plan.width)
+            added.append(total + jnp.dot((weights * scores).astype(values.dtype), values, preferred_element_type=dtype))
+        return tuple(passed), tuple(added)
+
+    start = (jnp.zeros((plan.block, plan.columns), dtype),) * 2
+    _, sums = lax.fori_loop(0, last + 1 + plan.height - first, visit, (start, tuple(sums)))
+    for output, total in zip(outputs, sums, strict=False):
+        triton.store(output, total.astype(output.dtype), mask=_present(output, present))
+
+
+def _gate_gradients(plan: Plan, gates, kept, q, k, v, d_hidden) -> Array:
+    """The gates' gradients [heads, 8, 4, Y, X]; a program sums over the targets of its block, XLA over the blocks."""
+    heads, blocks, dtype = *kept.shape[:2], gates.dtype
+    gates, reach = _row_arrays(plan, gates)
+    rows = (plan.height, plan.columns)
+    keys, values = _by_row(plan, k), _by_row(plan, v)
+    operands = [gates, reach, kept, q, d_hidden, keys[0], values[0]]
+    specs = [
+        pl.BlockSpec((None, 8, 2, *rows), lambda i, h, side: (h, 0, side, 0, 0)),
+        pl.BlockSpec((None, 2, *rows, plan.columns), lambda i, h, side: (h, side, 0, 0, 0)),
+        _of_block(kept.shape[2:]), _by_block(plan, q), _by_block(plan, d_hidden), keys[1], values[1],
+    ]  # fmt: skip
+    output = jax.ShapeDtypeStruct((heads, blocks, 8, 4, *rows), dtype)
+    output_spec = pl.BlockSpec((None, None, 8, 2, *rows), lambda i, h, side: (h, i, 0, side, 0, 0))
+    kernel, programs = functools.partial(_gate_kernel, plan=plan, dtype=dtype), (blocks, heads, 2)
+    found = _call(plan, "plstm2d_gates", kernel, programs, operands, specs, [output], [output_spec])[0]
+    first, last = (row[:, None] for row in plan.rows(jnp.arange(blocks, dtype=jnp.int32)))
+    row = jnp.arange(plan.height, dtype=jnp.int32)
+    visited = jnp.stack([row <= last] * 2 + [row >= first] * 2, axis=1)  # [blocks, 4, Y]; the rest is unwritten memory
+    return jnp.where(visited[:, None, ..., None], found, 0).sum(1)[..., : plan.width]
+
+
+def _gate_kernel(gates, reach, kept, q, d_hidden, keys, values, output, *, plan: Plan, dtype) -> None:
+    block, upwards = pl.program_id(0), pl.program_id(2) == 1
+    own_row, own_column, present = _targets(plan, block)
+    first, last = plan.rows(block)
+    q, d_hidden = _load(q, present), _load(d_hidden, present)
+    shape = (plan.block, plan.columns)
+    column = lax.broadcasted_iota(jnp.int32, shape, 1)
+    # Weights beyond the target's column are zero. Their factors are set to zero too, since they could overflow.
+    inside = column <= own_column[:, None], column >= own_column[:, None]
+
+    def visit(step, d_lower):
+        row = jnp.where(upwards, plan.height - 1 - step, step)
+        number = jnp.where(upwards, last + 1 + row - first, last - row)  # the step in `_attend_kernel`
+        own = _own(plan, own_row, own_column, row, dtype)
+        d_matrix = plan.scale * _scores(q, _load(keys.at[row], plan.width), dtype)
+        d_matrix *= _scores(d_hidden, _load(values.at[row], plan.width), dtype)
+        passed = []
+        for n in range(2):
+            g = _gates_of_row(gates, n, row)
+            lower = kept[number, n]
+            if plan.single_path:
+                lower = jnp.where(column == own_column[:, None], lower[:, None], 0)
+            between, right = _along_row(plan, g, reach, n, row, lower, own, own_column)
+            d_g, d_out = jnp.where(inside[n], d_matrix, 0), d_lower[n]
+            d_right = d_g * g.s_r + d_out * g.t_ru
+            d_left = jnp.where(inside[n], _scores(d_right, between, dtype, plan.precision), 0)
+            gradients = GridGates(
+                s_r=d_g * right, s_d=d_g * lower, t_rl=d_left * right, t_ru=d_out * right,
+                t_dl=d_left * lower, t_du=d_out * lower, m_l=d_left * own, m_u=d_out * own,
+            )  # fmt: skip
+            for place, gradient in enumerate(gradients):
+                output[place, n, row] = gradient.sum(0)
+            passed.append(d_left * g.t_dl + d_g * g.s_d + d_out * g.t_du)
+        return tuple(passed)
+
+    visits = jnp.where(upwards, plan.height - first, last + 1)
+    lax.fori_loop(0, visits, visit, (jnp.zeros(shape, dtype),) * 2)
+
+
+def _along_row(plan: Plan, g: GridGates, reach, direction, row, lower, own, own_column):
+    """L^T of a row, and the weights on its right edges, from those on its lower edges."""
+    between = reach[direction, row]
+    left = lower * g.t_dl + own * g.m_l
+    if plan.single_path:  # only the target's own column: the product's sum has one term
+        return between, left.sum(1)[:, None] * reach[direction, row, own_column, :]
+    return between, jnp.dot(left, between, precision=plan.precision)
+
+
+def _scores(a, b, dtype, precision=None):
+    """a b^T."""
+    return lax.dot_general(a, b, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=dtype)
+
+
+def _targets(plan: Plan, block):
+    """Rows and columns of a block's targets, and how many of them are in the grid."""
+    node = block * plan.block + lax.broadcasted_iota(jnp.int32, (plan.block,), 0)
+    own_row = _row_of(plan, node)
+    return own_row, node - own_row * plan.width, plan.nodes - block * plan.block
+
+
+def _row_of(plan: Plan, node):
+    return lax.div(node, np.int32(plan.width))  # // would add code for negative numbers
+
+
+def _own(plan: Plan, own_row, own_column, row, dtype):
+    column = lax.broadcasted_iota(jnp.int32, (plan.block, plan.columns), 1)
+    return ((column == own_column[:, None]) & (own_row[:, None] == row)).astype(dtype)
+
+
+def _gates_of_row(gates, direction, row) -> GridGates:
+    return GridGates(*(gates[n, direction, row][None] for n in range(8)))
+
+
+def _load(ref, present):
+    return triton.load(ref, mask=_present(ref, present), other=0.0)
+
+
+def _present(ref, count):
+    """The mask of a tile's first rows; the others may be outside the array."""
+    return lax.broadcasted_iota(jnp.int32, ref.shape, 0) < count
+
+
+def _row_arrays(plan: Plan, gates: Array) -> tuple[Array, Array]:
+    """Gates with zeros in additional columns, and L^T [heads, 4, Y, left edge, right edge]; image coordinates."""
+    gates = _pad(gates, plan.columns)
+    products = segment_products(gates[:, GridGates._fields.index("t_rl")])
+    leads_left = jnp.arange(4)[:, None, None, None] % 2 == 1
+    return gates, jnp.where(leads_left, products, products.swapaxes(-1, -2))
+
+
+def _by_block(plan: Plan, x: Array) -> pl.BlockSpec:
+    """The targets of a block of x [heads, N, d]."""
+    return pl.BlockSpec((None, plan.block, x.shape[-1]), lambda i, h, *_: (h, i, 0))
+
+
+def _by_row(plan: Plan, x: Array) -> tuple[Array, pl.BlockSpec]:
+    """x [heads, N, d] as [heads, Y, X, d], and a head's rows, with padded columns outside the array."""
+    shape = (plan.height, plan.columns, x.shape[-1])
+    x = x.reshape(x.shape[0], plan.height, plan.width, x.shape[-1])
+    return x, _of_head(shape)
+
+
+def _of_head(shape: tuple[int, ...]) -> pl.BlockSpec:
+    """Everything of one head."""
+    return pl.BlockSpec((None, *shape), lambda i, h, *_: (h, *(0,) * len(shape)))
+
+
+def _of_block(shape: tuple[int, ...]) -> pl.BlockSpec:
+    """Everything of one block of a head's targets."""
+    return pl.BlockSpec((None, None, *shape), lambda i, h, *_: (h, i, *(0,) * len(shape)))
+
+
+def _call(plan: Plan, name, kernel, grid, operands, specs, outputs, output_specs) -> list[Array]:
+    parameters = triton.CompilerParams(num_warps=plan.warps, num_stages=2)
+    return pl.pallas_call(
+        kernel, outputs, grid=grid, in_specs=specs, out_specs=output_specs, compiler_params=parameters,
+        interpret=plan.interpret, name=name,
+    )(*operands)  # fmt: skip
+
+
+def _padded(size: int) -> int:
+    return max(SMALLEST, 1 << (size - 1).bit_length())
+
+
+def _pad(x: Array, size: int) -> Array:
+    """x with its last axis padded with zeros."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])

@@ -1,0 +1,73 @@
+"""The gating matrix in few and large products, as accelerators want them (Appendix D.3 by rows, not by a quad-tree).
+
+A row of the grid is a 1-D pLSTM, so the grid is a sequence of rows whose state is the row's X lower edges. Both forms
+take gates [B, 4, Y, X] in image coordinates and return [B, N, N]: target rows, source columns, directions summed.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+from plstm.ops.common import product
+from plstm.ops.grid.gates import GridGates, mirror, mirror_gates
+from plstm.ops.sequence import segment_products
+
+
+def row_transfer(gates: GridGates) -> Array:
+    """Any 2x2 transition: carries the weight of every source node of the rows above on the current row's upper edges.
+
+    A row costs one product with an X x 2X matrix.
+    """
+    gates = mirror_gates(gates)
+    batch, _, height, width = gates.s_r.shape
+    along = segment_products(gates.t_rl)  # L[..., a, b], strictly upper triangular
+    upper_to_lower = _diagonal(gates.t_du) + _column(gates.t_ru) * along * _row(gates.t_dl)
+    node_to_lower = _diagonal(gates.s_d) + _column(gates.s_r) * along * _row(gates.t_dl)
+    upper_to_node = _diagonal(gates.m_u) + _column(gates.t_ru) * along * _row(gates.m_l)
+    within_row = _column(gates.s_r) * along * _row(gates.m_l)
+    # What is below the diagonal is zero already; masking it keeps the backward pass from forming its gradients, which
+    # can overflow, and NaN is what an infinity times that zero would be.
+    transfer = jnp.concatenate([jnp.triu(upper_to_node), jnp.triu(upper_to_lower)], axis=-1)
+    zeros = jnp.zeros_like(along)
+    targets, edges = [], zeros[:, :, :0]  # edges: [B, 4, source row so far, x, upper edge]
+    for y in range(height):
+        marked, lower = jnp.split(product("bnyac,bncd->bnyad", edges, transfer[:, :, y]), 2, axis=-1)
+        targets.append(jnp.concatenate([marked, within_row[:, :, y, None], zeros[:, :, y + 1 :]], axis=2))
+        edges = jnp.concatenate([lower, node_to_lower[:, :, y, None]], axis=2)
+    matrix = jnp.stack(targets, axis=-2)  # [B, 4, Y, X, Y, X]: source, then target
+    matrix = sum(mirror(matrix, 1, rows=(1, 3), columns=(2, 4)))
+    return matrix.reshape(batch, height * width, height * width).swapaxes(1, 2)
+
+
+def single_path(gates: GridGates) -> Array:
+    """D-mode (t_ru = 0, not read): a path runs along its row, turns once, and runs down its column.
+
+    So G[y, x, y', x'] = A[y, x, x'] B[y, y', x'] for y' > y, and a pair costs a multiplication a direction.
+    """
+    gates = mirror_gates(gates)
+    batch, _, height, width = gates.s_r.shape
+    along = _column(gates.s_r) * segment_products(gates.t_rl)  # [B, 4, y, x, x']
+    turned = _diagonal(gates.s_d) + along * _row(gates.t_dl)
+    within_row = along * _row(gates.m_l)
+    down = segment_products(gates.t_du.swapaxes(2, 3)) * _row(gates.m_u.swapaxes(2, 3))
+    down = jnp.moveaxis(down, 2, -1)  # [B, 4, x', y, y'] -> [B, 4, y, y', x']
+
+    turned = jnp.stack(mirror(turned, 1, rows=(1,), columns=(2, 3)), axis=-1)
+    down = jnp.stack(mirror(down, 1, rows=(1, 2), columns=(3,)), axis=-2)
+    within_row = sum(mirror(within_row, 1, rows=(1,), columns=(2, 3)))
+    same_row = jnp.eye(height, dtype=along.dtype)[:, None, :, None]
+    matrix = product("byacn,byznc->byazc", turned, down) + same_row * within_row[..., None, :]
+    return matrix.reshape(batch, height * width, height * width).swapaxes(1, 2)
+
+
+def _column(gate: Array) -> Array:
+    return gate[..., :, None]
+
+
+def _row(gate: Array) -> Array:
+    return gate[..., None, :]
+
+
+def _diagonal(gate: Array) -> Array:
+    return _column(gate) * jnp.eye(gate.shape[-1], dtype=gate.dtype)

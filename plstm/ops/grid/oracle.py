@@ -1,0 +1,94 @@
+"""pLSTM on grids as the paper defines it: Equations 1 and 2, node by node (arXiv 2506.11997, Section 3).
+
+This is the definition that every fast form is tested against, and `method="recurrent"`. Under `jax.enable_x64` it runs
+in float64; it can be jitted and differentiated.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from plstm.ops.common import direct_term
+from plstm.ops.grid.gates import GridGates, mirror, mirror_gates, pass_node
+
+
+def plstm2d_oracle(q: Array, k: Array, v: Array, gates: GridGates, direct: Array, structure: str = "general") -> Array:
+    """Equations 1 and 2 with matrix states; arguments as for `plstm.ops.grid.plstm2d`.
+
+    Returns [..., Y, X, d_v] in the widest dtype among the arguments.
+    """
+    scale, dtype = q.shape[-1] ** -0.5, jnp.result_type(q, k, v, *gates)
+    nodes = (scale * q.astype(dtype), k.astype(dtype), v.astype(dtype))
+    hidden = _sum_directions(
+        gates,
+        tuple(_four_directions(jnp.moveaxis(tensor, (-3, -2), (0, 1))) for tensor in nodes),
+        jnp.zeros((*q.shape[:-3], 4, k.shape[-1], v.shape[-1]), dtype),
+        structure,
+        emit=lambda node: node[1][..., :, None] * node[2][..., None, :],
+        read=lambda marked, node: jnp.einsum("...k,...kv->...v", node[0], marked),
+    )
+    return jnp.moveaxis(hidden, (0, 1), (-3, -2)) + direct_term(q, k, v, direct, scale)
+
+
+def source_scan(gates: GridGates) -> Array:
+    """G [..., N, N], target rows and source columns: each node emits a unit signal of its own.
+
+    So an edge's state has, instead of d_k x d_v numbers, its weight on each of the N source nodes.
+    """
+    *lead, _, height, width = gates.s_r.shape
+    nodes, dtype = height * width, gates.s_r.dtype
+    signals = jnp.eye(nodes, dtype=dtype).reshape(height, width, *(1,) * len(lead), nodes)
+    received = _sum_directions(
+        gates,
+        _four_directions(signals),
+        jnp.zeros((*lead, 4, nodes), dtype),
+        "general",
+        emit=lambda signal: signal,
+        read=lambda marked, _: marked,
+    )
+    return jnp.moveaxis(received.reshape(nodes, *lead, nodes), 0, -2)
+
+
+def gating_matrix_oracle(gates: GridGates) -> Array:
+    """The gating matrix of Equation 3, as `plstm.ops.grid.gating_matrix`: [..., Y, X, Y, X], source, then target."""
+    grid = gates.s_r.shape[-2:]
+    matrix = source_scan(gates).swapaxes(-1, -2)
+    return matrix.reshape(*matrix.shape[:-2], *grid, *grid)
+
+
+def _sum_directions(gates: GridGates, inputs, empty: Array, structure: str, emit, read) -> Array:
+    """The recurrence in all four directions side by side: rows from the top, in each the nodes from the left.
+
+    Args:
+        gates: each [..., 4, Y, X], in image coordinates.
+        inputs: of the nodes, mirrored: a tree of arrays [Y, X, ..., 4, d].
+        empty: the state of the edges into the grid, zeros [..., 4, *state].
+        emit: function of a node's inputs: what its source gates multiply.
+        read: function of the marked state and the node's inputs: its result [..., 4, d].
+
+    Returns:
+        [Y, X, ..., d], in image coordinates.
+    """
+    state_axes = (1,) * (empty.ndim - gates.s_r.ndim + 2)
+    gates = (jnp.moveaxis(gate, (-2, -1), (0, 1)) for gate in mirror_gates(gates))
+    gates = GridGates(*(gate.reshape(*gate.shape, *state_axes) for gate in gates))
+
+    def visit_node(left, node):
+        g, up, inputs = node
+        source = emit(inputs)
+        marked, right, down = pass_node(g, left, up, structure)
+        return right + g.s_r * source, (down + g.s_d * source, read(marked, inputs))
+
+    def visit_row(upper, row):
+        _, (lower, results) = lax.scan(visit_node, empty, (row[0], upper, row[1]))
+        return lower, results
+
+    upper = jnp.broadcast_to(empty, (gates.s_r.shape[1], *empty.shape))
+    _, results = lax.scan(visit_row, upper, (gates, inputs))
+    return sum(mirror(results, -2, rows=(0,), columns=(1,)))
+
+
+def _four_directions(tensor: Array) -> Array:
+    """[Y, X, ..., d] as each direction meets it: [Y, X, ..., 4, d]."""
+    return jnp.stack(mirror(jnp.stack([tensor] * 4), 0, rows=(0,), columns=(1,)), axis=-2)

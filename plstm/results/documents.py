@@ -1,0 +1,90 @@
+"""Numbers and tables in Markdown documents, filled in from the results.
+
+    <!-- begin: table arrow-demo -->         the first grid of results/tables/arrow-demo.md, its links made relative
+    <!-- end -->
+    <!--= FILE PLACE*FACTOR:FORMAT -->12.3<!--/-->      a number of a JSON or JSONL file; *FACTOR may be left out
+
+A place is a path such as `rows[grid=12,structure=general].ours.median_seconds`, or `rows.0.ratio` by position; of the runs
+in a JSONL file it begins with a choice, `[seed=43].record.metrics.last.test.accuracy`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from plstm.errors import UserError
+
+OPENING = r"<!--(?:= (?P<file>\S+) (?P<place>[^>]*?)(?:\*(?P<factor>[\d.e+-]+))?:(?P<form>[^:>]*)| begin: table (?P<table>\S+)) -->"
+MARKERS = re.compile(rf"(?<!`)(?:{OPENING}|(?P<close><!--/-->|<!-- end -->)|(?P<bad><!--\s*(?:=|/|begin\b|end\b)))")
+
+
+def document_paths(root: Path) -> list[Path]:
+    """README.md and docs/*.md."""
+    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+
+
+def fill_document(path: Path, root: Path) -> str:
+    """A document's text with all its markers filled; UserError naming file and line at a damaged one."""
+    text = path.read_text(encoding="utf-8")
+    parts, done, opening = [], 0, None
+    for marker in MARKERS.finditer(text):
+        where = f"{path}, line {text.count(chr(10), 0, marker.start()) + 1}"
+        closes = {None: None, "<!--/-->": "file", "<!-- end -->": "table"}[marker["close"]]
+        if marker["bad"] or (opening is None) != (closes is None) or (closes and not opening[closes]):
+            raise UserError(f"{where}: a damaged or unpaired marker; see plstm/results/documents.py for their form")
+        if closes:
+            parts.append(_contents(opening, path, root, where))
+            done = marker.start()
+        opening = None if closes else marker
+        parts.append(text[done : marker.end()])
+        done = marker.end()
+    if opening is not None:
+        raise UserError(f"{path}, line {text.count(chr(10), 0, opening.start()) + 1}: this marker is never closed")
+    return "".join(parts) + text[done:]
+
+
+def _contents(opening: re.Match, path: Path, root: Path, where: str) -> str:
+    file = opening["file"] or f"results/tables/{opening['table']}.md"
+    try:
+        if opening["table"]:
+            return f"\n{_first_grid(root / file, path.parent)}\n"
+        number = find_value(_read(root / file), opening["place"])
+        return format(number * float(opening["factor"]) if opening["factor"] else number, opening["form"])
+    except (OSError, KeyError, IndexError, StopIteration, TypeError, ValueError) as error:
+        raise UserError(f"{where}: {file} has no such number or table ({type(error).__name__}: {error})") from error
+
+
+def _first_grid(path: Path, folder: Path) -> str:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("|"))
+    end = next((n for n, line in enumerate(lines) if n > start and not line.startswith("|")), len(lines))
+
+    def relative(link: re.Match) -> str:
+        return f"]({os.path.relpath(path.parent / link[1], folder)})"
+
+    return re.sub(r"\]\(([^)\s]+)\)", relative, "\n".join(lines[start:end]))
+
+
+@functools.lru_cache(maxsize=64)
+def _read(path: Path) -> Any:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".jsonl":
+        return json.loads(text)
+    lines = map(json.loads, text.splitlines())
+    return [line["record"] | line for line in lines]  # a run is chosen by fields of its record
+
+
+def find_value(node: Any, place: str) -> Any:
+    """The value at a place in a JSON value; KeyError, IndexError, StopIteration or TypeError where there is none."""
+    for key, choice in re.findall(r"([^.\[\]]*)(?:\[([^\]]*)\])?", place):
+        if key:
+            node = node[int(key)] if isinstance(node, list) else node[key]
+        if choice:
+            wanted = dict(part.split("=") for part in choice.split(","))
+            node = next(row for row in node if all(str(row[name]) == value for name, value in wanted.items()))
+    return node

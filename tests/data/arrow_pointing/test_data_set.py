@@ -1,0 +1,302 @@
+"""The arrow-pointing data set on disk: the TFDS builder, the packed form, failures, and the commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.arrow_pointing import packed as packed_module
+from data.arrow_pointing.builder import ArrowPointing, data_source, prepare
+from data.arrow_pointing.geometry import render
+from data.arrow_pointing.packed import load_packed
+from data.arrow_pointing.splits import SPLITS, ArrowVariant
+from data.files import data_root
+from data.loading import unpack
+from plstm.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[3]
+VARIANT = ArrowVariant(train_seed=7, size=45, scale=0.25, train_images=40, eval_images=9)  # 45 * 45 is no multiple of 8
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    root = tmp_path_factory.mktemp("prepared")
+    prepare(VARIANT, str(root))
+    return root
+
+
+@pytest.fixture
+def root(prepared, tmp_path):
+    """A copy of the prepared data that a test may damage."""
+    return shutil.copytree(prepared, tmp_path / "data")
+
+
+def folder(root: Path) -> Path:
+    return root / "arrow_pointing" / VARIANT.name / "1.0.0"
+
+
+def packed_folder(root: Path) -> Path:
+    return root / "arrow_pointing_packed" / VARIANT.name / "1.0.0"
+
+
+def images(split: str) -> list[np.ndarray]:
+    return [render(arrow, VARIANT.canvas(split)) for arrow in VARIANT.arrows(split)]
+
+
+def python(*arguments: str, **options) -> subprocess.CompletedProcess:
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 120} | options
+    return subprocess.run([sys.executable, *arguments], **options)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    return python("-m", "data.arrow_pointing", *arguments)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_stored_examples_are_those_of_the_stream_in_order(prepared, split):
+    source = data_source(VARIANT, split, str(prepared), generate=False)
+    assert len(source) == (40 if split == "train" else 9)
+    for index, (arrow, image) in enumerate(zip(VARIANT.arrows(split), images(split), strict=True)):
+        example = source[index]
+        assert example["image"].dtype == np.uint8
+        np.testing.assert_array_equal(example["image"], image[..., None])
+        assert {key: example[key] for key in arrow._fields} == pytest.approx(arrow._asdict(), rel=1e-6)
+
+
+def test_source_travels_to_reading_processes(prepared):
+    source = data_source(VARIANT, "train", str(prepared))
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(source))[3]["image"], source[3]["image"])
+
+
+def test_named_variants_are_built_read_and_pickled_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(ArrowVariant, "images", lambda self, split: 40 if split == "train" else 9)
+    source = data_source(ArrowVariant(44), "train", str(tmp_path))
+    assert pickle.loads(pickle.dumps(source))[3]["label"] == source[3]["label"]
+    program = "import sys, data.arrow_pointing, data.arrow_pointing.builder, tensorflow_datasets as tfds; "
+    program += "print(len(tfds.data_source('arrow_pointing/seed44', data_dir=sys.argv[1])['train']))"
+    done = python("-c", program, str(tmp_path))
+    assert done.stdout == "40\n", done.stderr
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_packed_split_is_the_same_first_and_from_its_file(root, split, monkeypatch):
+    first = load_packed(VARIANT, split, str(root))
+    monkeypatch.setattr(packed_module, "_pack", None)
+    again = load_packed(VARIANT, split, str(root))
+    for packed in (first, again):
+        assert packed.size == VARIANT.canvas(split).size
+        assert packed.labels.tolist() == [arrow.label for arrow in VARIANT.arrows(split)]
+        assert packed.bits.dtype == packed.labels.dtype == np.uint8
+        np.testing.assert_array_equal(unpack(packed.bits, packed.size), images(split))
+        assert not packed.bits.flags.writeable and not packed.labels.flags.writeable
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def another_shape(path: Path) -> None:
+    with open(path, "wb") as file:
+        np.savez(file, bits=np.zeros((40, 2), np.uint8), labels=np.zeros(40, np.uint8))
+
+
+def another_kind(path: Path) -> None:
+    with open(path, "wb") as file:
+        np.save(file, np.zeros((40, 2), np.uint8))
+
+
+@pytest.mark.parametrize("damage", [cut, flip, empty, another_shape, another_kind])
+def test_damaged_packed_file_is_packed_again(root, damage):
+    before = load_packed(VARIANT, "train", str(root))
+    file = packed_folder(root) / "train.npz"
+    sound = file.read_bytes()
+    damage(file)
+    after = load_packed(VARIANT, "train", str(root))
+    np.testing.assert_array_equal(after.bits, before.bits)
+    assert file.read_bytes() == sound and os.listdir(file.parent) == ["train.npz"]
+
+
+def test_packed_file_that_cannot_be_kept_is_only_a_warning(root):
+    packed_folder(root).parent.mkdir(parents=True)
+    packed_folder(root).write_text("a file where the folder should be")
+    with pytest.warns(UserWarning, match="packed"):
+        packed = load_packed(VARIANT, "val", str(root))
+    assert packed.bits.shape == (9, 254)
+
+
+def test_damaged_data_set_is_named(root):
+    shard = next(folder(root).glob("*train.array_record*"))
+    os.truncate(shard, shard.stat().st_size // 2)
+    with pytest.raises(UserError, match=f"{VARIANT.name}.*delete that folder"):
+        load_packed(VARIANT, "train", str(root))
+    (folder(root) / "dataset_info.json").unlink()
+    with pytest.raises(UserError, match=f"{VARIANT.name}.*delete that folder"):
+        load_packed(VARIANT, "val", str(root))
+
+
+def test_missing_folder_names_the_key_that_asked_for_it(tmp_path, monkeypatch):
+    missing = tmp_path / "not there"
+    with pytest.raises(UserError, match=r"data\.root=.*not there.*mkdir"):
+        load_packed(VARIANT, "train", str(missing))
+    monkeypatch.setenv("PLSTM_DATA", str(missing))
+    with pytest.raises(UserError, match=r"PLSTM_DATA=.*not there.*mkdir"):
+        load_packed(VARIANT, "train")
+    assert not missing.exists()
+
+
+def test_folder_comes_from_the_environment_and_else_from_the_home(prepared, tmp_path, monkeypatch):
+    monkeypatch.setenv("PLSTM_DATA", str(prepared))
+    assert len(data_source(VARIANT, "val", generate=False)) == 9
+    monkeypatch.setenv("PLSTM_DATA", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data_root(None) == tmp_path / ".cache/plstm/data"
+    assert (tmp_path / ".cache/plstm/data").is_dir()
+
+
+def test_missing_data_names_the_command_that_builds_it(tmp_path):
+    with pytest.raises(UserError, match=VARIANT.name) as caught:
+        load_packed(VARIANT, "train", str(tmp_path), generate=False)
+    command = str(caught.value).split("python -m data.arrow_pointing ")[1]
+    built = run(*command.split())
+    assert built.returncode == 0 and built.stdout.strip() == str(folder(tmp_path)), built.stderr
+    assert len(load_packed(VARIANT, "train", str(tmp_path), generate=False).labels) == 40
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_read_only_folder_is_named(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(UserError, match=str(tmp_path)):
+        load_packed(VARIANT, "train", str(tmp_path))
+
+
+def test_unwritable_folder_is_named(tmp_path):
+    (tmp_path / "arrow_pointing").write_text("a file where the folder should be")
+    with pytest.raises(UserError, match=str(tmp_path / "arrow_pointing")):
+        load_packed(VARIANT, "train", str(tmp_path))
+
+
+FULL_DISK = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+from data.arrow_pointing.builder import prepare
+from data.arrow_pointing.splits import ArrowVariant
+from plstm.errors import UserError
+try:
+    prepare(ArrowVariant(size=48, scale=0.25, train_images=200, eval_images=1), sys.argv[1])
+except UserError as error:
+    print(error)
+"""
+
+
+def test_failed_write_is_named_and_leaves_nothing_half_done(tmp_path):
+    done = python("-B", "-c", FULL_DISK, str(tmp_path))
+    assert str(tmp_path) in done.stdout and "File too large" in done.stdout, done.stderr
+    assert not list(tmp_path.rglob("*array_record*"))
+
+
+def test_two_processes_at_once_share_one_preparation(tmp_path):
+    command = [sys.executable, "-m", "data.arrow_pointing", "build", "--size", "48", "--scale", "0.25"]
+    command += ["--train-images", "300", "--eval-images", "5", "--root", str(tmp_path)]
+    both = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    notes = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], notes
+    assert sum("preparing" in note for note in notes) == 1, notes
+    config = ArrowVariant(size=48, scale=0.25, train_images=300, eval_images=5)
+    assert len(load_packed(config, "train", str(tmp_path), generate=False).labels) == 300
+
+
+def test_unknown_split_names_the_known_ones(prepared):
+    with pytest.raises(UserError, match="data.split=validation.*val_ext"):
+        data_source(VARIANT, "validation", str(prepared))
+
+
+def test_no_two_variants_share_a_folder():
+    fields = {
+        "train_seed": [0, 43, 44],
+        "size": [192, 384],
+        "scale": [1.0, 0.5, 0.25],
+        "train_images": [100_000, 50_000, 9],
+        "eval_images": [None, 2_048, 9],
+    }
+    variants = [ArrowVariant(*values) for values in itertools.product(*fields.values())]
+    assert len({config.name for config in variants}) == len(variants)
+    assert dataclasses.replace(VARIANT, size=48).name != VARIANT.name
+
+
+def test_named_variants():
+    names = [f"{kind}seed{seed}" for kind in ("", "small_") for seed in range(43, 48)]
+    assert list(ArrowPointing.builder_configs) == names
+    small = ArrowVariant(45, 48, 0.25, 50_000, 2_048)
+    assert ArrowPointing.builder_configs["small_seed45"].variant == small
+    assert [ArrowVariant().images(split) for split in SPLITS] == [100_000, 5_120, 5_120, 10_240, 10_240]
+    assert [small.images(split) for split in SPLITS] == [50_000] + 4 * [2_048]
+
+
+@pytest.mark.parametrize(
+    "field, value", [("train_seed", -1), ("size", 100), ("scale", -1.0), ("train_images", 0), ("eval_images", 0)]
+)
+def test_impossible_variants_are_refused(field, value):
+    with pytest.raises(UserError, match=f"data.{field}={value}"):
+        ArrowVariant(**{field: value})
+
+
+def test_tfds_builds_from_the_file_without_tensorflow(tmp_path):
+    # The `tfds` program imports TensorFlow for commands of its own; this is what its `build` does.
+    program = "import sys, simple_parsing; from tensorflow_datasets.scripts.cli import build as b; "
+    program += "simple_parsing.parse(b.Args, args=sys.argv[1:]).execute(); assert 'tensorflow' not in sys.modules"
+    config = '{"size": 45, "scale": 0.25, "train_seed": 7, "train_images": 40, "eval_images": 9}'
+    arguments = [str(ROOT / "data/arrow_pointing/builder.py"), "--config", config, "--data_dir", str(tmp_path)]
+    done = python("-c", program, *arguments, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert len(load_packed(VARIANT, "test_ext", str(tmp_path), generate=False).labels) == 9
+
+
+def test_hash_command_prints_four_fields():
+    done = run("hash", "train", "--count", "1000")
+    assert done.stdout.split() == ["train", "1000", "470", "4a0392e4b4a57134fe91c282"], done.stderr
+    assert done.stdout.count("\n") == 1 and done.returncode == 0 and not done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["hash", "valid"], "val_ext"),
+        (["hash", "val", "--seed", "44"], "--seed 44"),
+        (["hash", "val", "--count", "6000"], "5120"),
+        (["sheet", "val", "sheet.png", "--count", "0"], "1 to 600 images"),
+        (["hash", "val", "--size", "100"], "data.size=100"),
+    ],
+)
+def test_bad_commands_say_what_is_wrong(arguments, told):
+    done = run(*arguments)
+    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr and not done.stdout
+
+
+def test_sheet_command_draws_labelled_images(tmp_path):
+    from PIL import Image
+
+    done = run("sheet", "val_ext", str(tmp_path / "sheet.png"), "--count", "7", "--size", "48", "--scale", "0.25")
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(tmp_path) == ["sheet.png"]
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.width > 6 * 160 and sheet.height > 2 * 96

@@ -1,0 +1,144 @@
+"""The images of arrow pointing: the published ones byte for byte, the sampler, and reduced canvases."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from data.arrow_pointing.geometry import KAPPA, Arrow, Canvas, base_seed, digest, parameters, render, sample_parameters
+from data.arrow_pointing.splits import SPLITS, ArrowVariant
+from plstm.errors import UserError
+
+CANVASES = [Canvas(), Canvas(96, 0.5), Canvas(48, 0.25)]
+WITH_EXTENDED = [*CANVASES, *(canvas.extended() for canvas in CANVASES)]
+PAPERS = {  # of the first images, at the paper's sizes; train of seed 43
+    ("train", 1000): (1000, 470, "4a0392e4b4a57134fe91c282"),
+    ("val_ext", 500): (500, 248, "f66284c1492637fdfefeb74c"),
+    ("test", 500): (500, 240, "a2c082921b4fe5f3ca24e583"),
+    ("test_ext", 500): (500, 255, "82102a992391a75e596ef7c3"),
+    ("val", 5120): (5120, 2606, "7996369f91498d46eef9266f"),
+}
+WHOLE = {
+    ("val_ext", 5120): (5120, 2517, "61e09067958390be7291f618"),
+    ("test", 10240): (10240, 5053, "94030e29ead8a2c26f72554c"),
+    ("test_ext", 10240): (10240, 5113, "bdc54105f404e2708ec05b23"),
+}
+
+
+@pytest.mark.parametrize(
+    "split, count", [*PAPERS, *(pytest.param(*which, marks=pytest.mark.slow) for which in WHOLE)]
+)
+def test_images_are_the_papers(split, count):
+    variant = ArrowVariant()
+    images = ((render(arrow, variant.canvas(split)), arrow.label) for arrow in variant.arrows(split, count))
+    assert digest(images) == (PAPERS | WHOLE)[split, count]
+
+
+def test_table_of_splits_holds_the_same_digests():
+    digests = {split: sha for (split, count), (_, _, sha) in (PAPERS | WHOLE).items() if count == SPLITS[split].images}
+    assert digests == {name: split.digest for name, split in SPLITS.items() if split.digest}
+
+
+def one_draw_at_a_time(seed: int, index: int, size: int) -> tuple:
+    """The paper's images at scale 1 as a plain program: one draw after the other from image `index`'s stream."""
+    rng = np.random.default_rng(np.random.default_rng(seed).integers(1 << 62) + index)
+    span = size - 60
+    label = 1 if rng.random() < 0.5 else 0
+    length, width = int(rng.uniform(15, 30)), int(rng.uniform(2, 4))
+    ax, ay = span * rng.random(), span * rng.random()
+    r = 15 + 15 * rng.random()
+    cx = ax + 2 * r + (span - 4 * r) * rng.random()
+    cx -= span if cx > span else 0
+    cy = ay + 2 * r + (span - 4 * r) * rng.random()
+    cy -= span if cy > span else 0
+    d, straight, u = math.hypot(cx - ax, cy - ay), math.atan2(cy - ay, cx - ax), rng.random()
+    if label:
+        t = math.asin(r / (1.2 * d))
+        phi = straight - t + 2 * t * u
+    else:
+        t = math.asin(1.2 * r / d)
+        phi = straight + t + (2 * math.pi - 2 * t) * u
+    return label, length, width, ax + 30, ay + 30, r, cx + 30, cy + 30, phi
+
+
+@pytest.mark.parametrize("size", [192, 384])
+def test_stream_draws_in_the_papers_order(size):
+    base = base_seed(43)
+    for index in range(200):
+        ours = parameters(base, index, Canvas(size))
+        assert ours == pytest.approx(one_draw_at_a_time(43, index, size), rel=1e-12)
+        assert all(type(value) is int for value in ours[:3])
+
+
+@pytest.mark.parametrize("canvas", CANVASES)
+def test_sampler_has_the_distribution_of_the_stream(canvas):
+    base = base_seed(5)
+    stream = Arrow(*(np.array(v) for v in zip(*(parameters(base, i, canvas) for i in range(4000)), strict=True)))
+    sampled = sample_parameters(np.random.default_rng(1), 100_000, canvas)
+    assert abs(sampled.label.mean() - 0.5) < 0.008
+    for label in (0, 1):
+        for name in Arrow._fields[1:]:
+            one, other = (getattr(arrow, name)[arrow.label == label] for arrow in (stream, sampled))
+            assert stats.ks_2samp(one, other).pvalue > 1e-4, (label, name)
+
+
+@pytest.mark.parametrize("canvas", WITH_EXTENDED)
+def test_label_says_whether_the_ray_meets_the_circle(canvas):
+    arrow = sample_parameters(np.random.default_rng(2), 50_000, canvas)
+    dx, dy = arrow.cx - arrow.ax, arrow.cy - arrow.ay
+    ahead = dx * np.cos(arrow.phi) + dy * np.sin(arrow.phi)
+    beside = np.abs(dx * np.sin(arrow.phi) - dy * np.cos(arrow.phi))
+    at = arrow.label == 1
+    assert np.all(ahead[at] > 0) and np.all(beside[at] <= arrow.radius[at] / KAPPA + 1e-9)
+    assert np.all((ahead[~at] < 0) | (beside[~at] >= KAPPA * arrow.radius[~at] - 1e-9))
+
+
+@pytest.mark.parametrize("canvas", WITH_EXTENDED)
+def test_objects_fit_the_canvas_and_each_other(canvas):
+    arrow = sample_parameters(np.random.default_rng(3), 50_000, canvas)
+    reach = np.maximum(arrow.length // 2 + arrow.width, arrow.radius)
+    for centre in (arrow.ax, arrow.ay):
+        assert np.all((centre - arrow.length // 2 >= 0) & (centre + arrow.length // 2 <= canvas.size))
+    for centre in (arrow.cx, arrow.cy):
+        assert np.all((centre - arrow.radius >= -1e-9) & (centre + arrow.radius <= canvas.size + 1e-9))
+    assert np.all(np.hypot(arrow.cx - arrow.ax, arrow.cy - arrow.ay) > arrow.radius + reach * 0.5)
+
+
+def test_reduced_images_are_the_papers_scaled():
+    base = base_seed(43)
+    for index in range(100):
+        paper, reduced = (parameters(base, index, canvas) for canvas in (CANVASES[0], CANVASES[2]))
+        assert reduced.label == paper.label and reduced.phi == pytest.approx(paper.phi)
+        for name in ("ax", "ay", "radius", "cx", "cy"):
+            assert 4 * getattr(reduced, name) == pytest.approx(getattr(paper, name))
+        assert reduced.length == 12 and reduced.width == 2
+
+
+@pytest.mark.parametrize("canvas", CANVASES)
+def test_images_are_two_coloured_and_show_the_whole_arrow(canvas):
+    for index in range(50):
+        arrow = parameters(base_seed(7), index, canvas)
+        image = render(arrow, canvas)
+        assert image.shape == (canvas.size, canvas.size) and image.dtype == np.uint8
+        assert set(np.unique(image)) == {0, 255}
+        y, x = np.nonzero(render(arrow._replace(cx=-1e4), canvas) == 0)
+        assert np.hypot(np.ptp(x), np.ptp(y)) >= 2 * (arrow.length // 2) - 2
+        y, x = np.nonzero(render(arrow._replace(ax=-1e4), canvas) == 0)
+        for pixels, centre in ((x, arrow.cx), (y, arrow.cy)):
+            assert pixels.min() == int(centre - arrow.radius) and pixels.max() == int(centre + arrow.radius)
+
+
+@pytest.mark.parametrize(
+    "size, scale, key", [(179, 1.0, "size"), (44, 0.25, "size"), (192, 0.0, "scale"), (192, math.nan, "scale")]
+)
+def test_impossible_canvases_are_refused(size, scale, key):
+    with pytest.raises(UserError, match=f"data.{key}="):
+        Canvas(size, scale)
+
+
+def test_smallest_canvas_works():
+    render(parameters(base_seed(0), 0, Canvas(180)), Canvas(180))
+    assert Canvas(45, 0.25).extended() == Canvas(90, 0.25)

@@ -1,0 +1,59 @@
+"""Altered images: the geometry's label is the data's own, and each alteration changes what it says it does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from data.arrow_pointing.geometry import Arrow, Canvas, render, sample_parameters
+from data.arrow_pointing.probes import NO_LABEL, PROBES, true_label
+
+CANVAS = Canvas()
+
+
+@pytest.fixture(scope="module")
+def arrows() -> Arrow:
+    return sample_parameters(np.random.default_rng(0), 5_000, CANVAS)
+
+
+def one(arrows: Arrow, n: int) -> Arrow:
+    return Arrow(*(value[n].item() for value in arrows))
+
+
+@pytest.mark.parametrize("canvas", [CANVAS, CANVAS.extended(), Canvas(48, 0.25)])
+def test_the_label_of_the_data_is_the_geometry_s(canvas):
+    arrows = sample_parameters(np.random.default_rng(1), 20_000, canvas)
+    np.testing.assert_array_equal(true_label(arrows), arrows.label)
+
+
+def test_turning_an_arrow_that_points_at_the_circle_makes_it_point_past(arrows):
+    turned = PROBES["arrow reversed"](arrows, CANVAS)
+    assert (turned.label[arrows.label == 1] == 0).all()
+    assert 0 < (turned.label == 1).sum() < (arrows.label == 0).sum()
+    np.testing.assert_allclose(np.cos(turned.phi), -np.cos(arrows.phi), atol=1e-12)
+
+
+def test_a_mirrored_circle_has_the_label_of_the_reversed_arrow_where_it_stays_on_the_canvas(arrows):
+    mirrored, turned = (PROBES[name](arrows, CANVAS) for name in ("circle mirrored at the arrow", "arrow reversed"))
+    inside = mirrored.label != NO_LABEL
+    assert 0.02 < inside.mean() < 0.9
+    np.testing.assert_array_equal(mirrored.label[inside], turned.label[inside])
+    np.testing.assert_allclose((mirrored.cx + arrows.cx) / 2, arrows.ax)
+    np.testing.assert_allclose((mirrored.cy + arrows.cy) / 2, arrows.ay)
+
+
+def test_another_image_s_circle_takes_its_size_along(arrows):
+    exchanged = PROBES["circle of another image"](arrows, CANVAS)
+    np.testing.assert_array_equal(exchanged.radius[:-1], arrows.radius[1:])
+    np.testing.assert_array_equal(exchanged.phi, arrows.phi)
+    assert {-1, 0, 1} == set(exchanged.label.tolist())
+    assert (exchanged.label == 1).mean() < 0.2  # the arrow no longer knows
+
+
+def test_without_the_circle_only_the_arrow_is_drawn(arrows):
+    bare = PROBES["without the circle"](arrows, CANVAS)
+    np.testing.assert_array_equal(bare.label, arrows.label)
+    for n in range(5):
+        kept, whole = render(one(bare, n), CANVAS), render(one(arrows, n), CANVAS)
+        assert (kept == 0).sum() + 0.8 * np.pi * arrows.radius[n] ** 2 < (whole == 0).sum()
+        assert (whole[kept == 0] == 0).all()

@@ -1,0 +1,192 @@
+"""Reading graph sets in their text format: a small set that lies beside this test, damage, fetching, and the folds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.graphs import tudataset
+from data.graphs.tudataset import fingerprint, load_tudataset, make_folds, read_tudataset
+from plstm.errors import UserError
+
+HERE = Path(__file__).parents[1] / "tudataset"
+TOY = HERE / "TOY"  # 40 graphs of 3 to 9 nodes; class 1 has one or two cycles, class -1 is a tree
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the set that a test may damage."""
+    return shutil.copytree(TOY, tmp_path / "TOY")
+
+
+def lines(folder: Path, kind: str) -> list[str]:
+    return (folder / f"TOY_{kind}.txt").read_text().splitlines()
+
+
+def rewrite(folder: Path, kind: str, rows: list[str]) -> None:
+    (folder / f"TOY_{kind}.txt").write_text("".join(f"{row}\n" for row in rows))
+
+
+def test_what_is_read_is_what_the_files_say():
+    graphs = read_tudataset("TOY", TOY)
+    assert graphs.sizes[::2] == (40, ("-1", "1"))
+    owner = [int(row) - 1 for row in lines(TOY, "graph_indicator")]
+    assert graphs.labels.tolist() == [int(label == "1") for label in lines(TOY, "graph_labels")]
+    rows = zip(lines(TOY, "node_attributes"), lines(TOY, "node_labels"), strict=True)
+    expected = [[*map(float, a.split(",")), *(float(label == known) for known in "014")] for a, label in rows]
+    np.testing.assert_array_equal(graphs.features, np.array(expected, np.float32))
+
+    undirected = {tuple(sorted(int(node) - 1 for node in pair.split(","))) for pair in lines(TOY, "A")}
+    found = set()
+    for g in range(len(graphs)):
+        nodes, edges = graphs.graph(g)
+        assert nodes == owner.count(g)
+        assert (edges[:, 0] < edges[:, 1]).all() and edges.max() < nodes
+        first = owner.index(g)
+        found |= {(lower + first, higher + first) for lower, higher in edges.tolist()}
+        has_cycle = len(edges) >= nodes
+        assert has_cycle == graphs.labels[g]
+    assert found == undirected
+
+
+def test_order_spaces_doubles_and_loops_do_not_matter(folder):
+    rows = lines(folder, "A")
+    rewrite(folder, "A", [row.replace(" ", "") for row in [*reversed(rows), rows[0], "5, 5"]])
+    read, known = read_tudataset("TOY", folder), read_tudataset("TOY", TOY)
+    assert fingerprint(read) == fingerprint(known)
+    labels = lines(folder, "node_labels")
+    rewrite(folder, "node_labels", ["1" if labels[0] != "1" else "0", *labels[1:]])
+    assert fingerprint(read_tudataset("TOY", folder)) != fingerprint(known)
+
+
+def test_nodes_without_features_get_a_one(folder):
+    for kind in ("node_labels", "node_attributes"):
+        (folder / f"TOY_{kind}.txt").unlink()
+    graphs = read_tudataset("TOY", folder)
+    assert graphs.features.shape[1] == 1 and (graphs.features == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "why"),
+    [
+        ("A", lambda rows: [*rows, "1, x"], "damaged"),
+        ("A", lambda rows: [*rows, "1, 4000"], "node numbers from 1 to"),
+        ("A", lambda rows: ["1, 100", *rows[1:]], "line 1 joins nodes of two graphs"),
+        ("graph_indicator", lambda rows: rows[:-1] + ["41"], "from 1 to the 40 graphs"),
+        ("graph_indicator", lambda rows: ["3" if row == "2" else row for row in rows], "from 1 to the 40 graphs"),
+        ("graph_indicator", lambda rows: rows[1:], "TOY_A.txt|TOY_node"),
+        ("graph_labels", lambda rows: rows[:-1], "from 1 to the 39 graphs"),
+        ("graph_labels", lambda rows: ["1, 2"] * 40, "one number a line, not 2"),
+        ("node_labels", lambda rows: rows[:-1], "lines for .* nodes"),
+        ("node_attributes", lambda rows: ["1.0", *rows[1:]], "damaged"),
+    ],
+)
+def test_damaged_files_are_named(folder, kind, change, why):
+    rewrite(folder, kind, change(lines(folder, kind)))
+    with pytest.raises(UserError, match=why) as error:
+        read_tudataset("TOY", folder)
+    assert str(folder) in str(error.value) and "delete" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["A", "graph_indicator", "graph_labels"])
+def test_missing_files_are_named(folder, kind):
+    (folder / f"TOY_{kind}.txt").unlink()
+    with pytest.raises(UserError, match=f"TOY_{kind}.txt"):
+        read_tudataset("TOY", folder)
+
+
+@pytest.mark.parametrize("place", ["TOY", "TOY/raw", "tudataset/TOY"])
+def test_a_local_copy_is_found(tmp_path, place):
+    shutil.copytree(TOY, tmp_path / place)
+    assert len(load_tudataset("TOY", str(tmp_path), download=False)) == 40
+
+
+def test_a_copy_that_differs_from_the_known_set_is_refused(tmp_path, monkeypatch):
+    shutil.copytree(TOY, tmp_path / "TOY")
+    known = fingerprint(read_tudataset("TOY", TOY))
+    monkeypatch.setitem(tudataset.FINGERPRINTS, "TOY", known)
+    load_tudataset("TOY", str(tmp_path), download=False)
+    monkeypatch.setitem(tudataset.FINGERPRINTS, "TOY", "0" * 64)
+    with pytest.raises(UserError, match=f"{known}.*data.verify=false"):
+        load_tudataset("TOY", str(tmp_path), download=False)
+    load_tudataset("TOY", str(tmp_path), download=False, verify=False)
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A folder that stands for the web server; sets are fetched from there."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    monkeypatch.setattr(tudataset, "URL", f"file://{folder}/{{name}}.zip")
+    return folder
+
+
+def write_zip(path: Path, names=None) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in sorted(TOY.iterdir()):
+            if names is None or file.name in names:
+                archive.write(file, f"TOY/{file.name}")
+        archive.writestr("../outside.txt", "no part of the set")
+
+
+def test_a_missing_set_is_fetched_once(server, tmp_path, capsys):
+    write_zip(server / "TOY.zip")
+    root = tmp_path / "data"
+    root.mkdir()
+    assert fingerprint(load_tudataset("TOY", str(root))) == fingerprint(read_tudataset("TOY", TOY))
+    assert "fetching" in capsys.readouterr().err
+    (server / "TOY.zip").unlink()
+    assert len(load_tudataset("TOY", str(root))) == 40
+    assert {path.name for path in (root / "tudataset").iterdir()} == {"TOY", ".TOY.lock"}
+    assert not (tmp_path / "outside.txt").exists()
+
+
+def test_what_cannot_be_fetched_is_named(server, tmp_path):
+    root = tmp_path / "data"
+    root.mkdir()
+    with pytest.raises(UserError, match="TOY_A.txt .*data.download=true"):
+        load_tudataset("TOY", str(root), download=False)
+    with pytest.raises(UserError, match="data.name=TOY: cannot fetch .*TOY.zip"):
+        load_tudataset("TOY", str(root))
+    write_zip(server / "TOY.zip", names=["TOY_graph_labels.txt"])
+    with pytest.raises(UserError, match="has no TOY_A.txt in it"):
+        load_tudataset("TOY", str(root))
+    write_zip(server / "TOY.zip")
+    content = bytearray((server / "TOY.zip").read_bytes())
+    content[200] ^= 1
+    (server / "TOY.zip").write_bytes(content)
+    with pytest.raises(UserError, match="cannot fetch .*CRC"):
+        load_tudataset("TOY", str(root))
+    assert {path.name for path in (root / "tudataset").iterdir()} == {".TOY.lock"}
+
+
+PUBLISHED = json.loads((HERE / "folds.json").read_text())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_folds_are_those_of_scikit_learn(name):
+    """The hashes were made with scikit-learn 1.9.1; the labels are the sets' own."""
+    known = PUBLISHED[name]
+    bits = np.frombuffer(bytes.fromhex(known["labels"]), np.uint8)
+    folds = make_folds(np.unpackbits(bits)[: known["graphs"]].astype(np.int32))
+    parts = b"".join(np.ascontiguousarray(part, "<i8").tobytes() for fold in folds for part in fold)
+    assert hashlib.sha256(parts).hexdigest() == known["folds"]
+
+
+def test_folds_partition_and_stratify():
+    labels = np.random.default_rng(0).choice(3, size=211, p=[0.6, 0.3, 0.1]).astype(np.int32)
+    folds = make_folds(labels, 7)
+    assert sorted(np.concatenate([fold.test for fold in folds]).tolist()) == list(range(211))
+    for fold in folds:
+        assert sorted(np.concatenate(fold).tolist()) == list(range(211))
+        for part in fold:
+            share = np.bincount(labels[part], minlength=3) / len(part)
+            np.testing.assert_allclose(share, np.bincount(labels) / 211, atol=0.06)
+    with pytest.raises(UserError, match="data.folds=100: more than the"):
+        make_folds(labels, 100)

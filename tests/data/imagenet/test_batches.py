@@ -1,0 +1,313 @@
+"""Batches of photographs: which views, the same however they are read, and what becomes of corrupt images."""
+
+from __future__ import annotations
+
+import gc
+import io
+import itertools
+import math
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+import psutil
+import pytest
+from grain.multiprocessing import SharedMemoryArray
+from PIL import Image
+
+from data.augment import augment, evaluation_crop, view_rng
+from data.augment.recipes import AugmentConfig
+from data.imagenet import batches as images
+from data.imagenet.batches import ImageBatches, ImageSplit
+from plstm.errors import UserError
+from plstm.training.evaluation import evaluate
+
+ROOT = Path(__file__).resolve().parents[3]
+COUNT, SIZE, SEED = 23, 16, 5
+CONFIG = AugmentConfig(repeats=3, color_jitter=0.3)
+
+
+def photograph(number: int) -> bytes:
+    rng, file = np.random.default_rng(number), io.BytesIO()
+    pixels = rng.integers(0, 256, (rng.integers(18, 40), rng.integers(18, 40), 3), np.uint8)
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+FILES = [photograph(number) for number in range(COUNT)]
+
+
+class Source:
+    """Image n is labelled 100 + n; those in `corrupt` cannot be decoded. Picklable, for reading processes."""
+
+    def __init__(self, corrupt=(), count=COUNT):
+        self.corrupt, self.count = corrupt, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        content = b"damaged" if index in self.corrupt else FILES[index]
+        return {"image": content, "label": 100 + index, "file_name": f"n{index}.JPEG"}
+
+
+def batches(source=None, batch_size=10, config=CONFIG, seed=SEED, **options) -> ImageBatches:
+    return ImageBatches(source or Source(), batch_size, SIZE, config, seed, **options)
+
+
+def take(source: ImageBatches, steps: int, start: int = 0) -> list[dict]:
+    stream = source.from_step(start)
+    found = list(itertools.islice(stream, steps))
+    stream.close()
+    return found
+
+
+def assert_same(actual, expected):
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected, strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert type(one[name]) is np.ndarray and one[name].dtype == other[name].dtype
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+def view(epoch: int, index: int, number: int) -> np.ndarray:
+    picture = Image.open(io.BytesIO(FILES[index])).convert("RGB")
+    return augment(picture, SIZE, CONFIG, view_rng(SEED, epoch, index, number))
+
+
+def test_batches_are_the_views_of_each_epochs_order():
+    found = take(batches(), 4)  # two epochs of two batches of ten views: the seventh image has one view in each batch
+    for epoch in (0, 1):
+        order = np.random.RandomState((SEED, epoch)).permutation(COUNT)
+        expected = [(index, number) for index in order for number in range(3)][:20]
+        both = {name: np.concatenate([batch[name] for batch in found[2 * epoch :][:2]]) for name in ("image", "label")}
+        assert both["image"].dtype == np.uint8 and both["label"].dtype == np.int32
+        assert both["label"].tolist() == [100 + index for index, _ in expected]
+        np.testing.assert_array_equal(both["image"], [view(epoch, *which) for which in expected])
+
+
+def test_views_of_one_image_differ():
+    first = take(batches(), 1)[0]["image"]
+    assert not np.array_equal(first[0], first[1]) and not np.array_equal(first[1], first[2])
+
+
+def test_an_image_is_read_once_for_its_views():
+    read = []
+
+    class Counted(Source):
+        def __getitem__(self, index):
+            read.append(index)
+            return super().__getitem__(index)
+
+    labels = batches(Counted(), batch_size=12)._batches[0]["label"].tolist()
+    assert sorted(labels) == sorted(100 + index for index in read for _ in range(3))
+
+
+def test_an_epoch_without_repeats_has_no_image_twice():
+    found = take(batches(batch_size=5, config=AugmentConfig()), 8)
+    epochs = [sum((batch["label"].tolist() for batch in found[start : start + 4]), []) for start in (0, 4)]
+    assert all(len(set(labels)) == 20 for labels in epochs) and epochs[0] != epochs[1]
+    assert batches(batch_size=5).steps_per_epoch == 4
+
+
+@pytest.mark.parametrize("start", [1, 2, 5])
+def test_a_resumed_run_sees_what_it_would_have_seen(start):
+    assert_same(take(batches(), 7 - start, start), take(batches(), 7)[start:])
+
+
+def test_the_seed_decides_order_and_views():
+    one, other = take(batches(), 1)[0], take(batches(seed=6), 1)[0]
+    assert one["label"].tolist() != other["label"].tolist()
+
+
+def test_hosts_read_the_rows_of_one_batch():
+    whole = take(batches(), 3)
+    for count in (2, 5):
+        parts = [take(batches(process_index=index, process_count=count), 3) for index in range(count)]
+        joined = [{name: np.concatenate([part[name] for part in row]) for name in row[0]} for row in zip(*parts)]  # noqa: B905
+        assert_same(joined, whole)
+
+
+@pytest.mark.multiprocess
+def test_reading_processes_change_nothing_and_report_corrupt_images():
+    source = Source(corrupt=(3, 11))
+    with pytest.warns(UserWarning) as local:
+        expected = take(batches(source, max_corrupt=0.1), 12, 1)
+    with pytest.warns(UserWarning) as told:
+        assert_same(take(batches(source, max_corrupt=0.1, workers=2), 12, 1), expected)
+    messages = sorted(str(warning.message) for warning in local)
+    assert messages == sorted(str(warning.message) for warning in told)
+    assert [message.split(":")[0] for message in messages] == ["n11.JPEG", "n3.JPEG"]  # each once
+
+
+def test_arrays_are_put_where_told():
+    where = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
+    (batch,) = take(batches(put=lambda array: jax.device_put(array, where)), 1)
+    assert all(array.sharding == where for array in batch.values())
+
+
+def test_sizes_that_do_not_fit_are_named():
+    with pytest.raises(UserError, match="optim.batch_size=24: more than the 23 training images"):
+        batches(batch_size=24)
+    with pytest.raises(UserError, match="optim.batch_size=10: must be a multiple of the 3 processes"):
+        batches(process_count=3)
+    with pytest.raises(UserError, match=r"GiB free, but the batches of data.workers need .*--shm-size"):
+        next(batches(workers=2, beside=10**18).from_step(0))
+
+
+def split(source=None, **options) -> ImageSplit:
+    return ImageSplit(source or Source(), SIZE, 0.875, **options)
+
+
+def crop(index: int) -> np.ndarray:
+    return evaluation_crop(Image.open(io.BytesIO(FILES[index])).convert("RGB"), SIZE, 0.875)
+
+
+def assert_whole(found: list[dict], batch_size: int) -> None:
+    assert [len(batch["label"]) for batch in found] == [batch_size] * -(-COUNT // batch_size)
+    joined = {name: np.concatenate([batch[name] for batch in found]) for name in found[0]}
+    assert joined["mask"].tolist() == [True] * COUNT + [False] * (len(joined["mask"]) - COUNT)
+    assert joined["label"][:COUNT].tolist() == list(range(100, 100 + COUNT))
+    np.testing.assert_array_equal(joined["image"][:COUNT], [crop(index) for index in range(COUNT)])
+
+
+@pytest.mark.parametrize("batch_size", [1, 10, COUNT, 40])
+def test_evaluation_has_every_image_once(batch_size):
+    assert len(split()) == COUNT and split().size == SIZE
+    assert_whole(list(split().batches(batch_size)), batch_size)
+
+
+@pytest.mark.parametrize("batch_size", [8, 40])  # of 40, the second process has only padding
+def test_two_hosts_evaluate_every_image_once(batch_size):
+    parts = [list(split(process_index=index, process_count=2).batches(batch_size)) for index in (0, 1)]
+    assert len(parts[0]) == len(parts[1])
+    joined = [{name: np.concatenate([one[name], other[name]]) for name in one} for one, other in zip(*parts)]  # noqa: B905
+    assert_whole(joined, batch_size)
+
+
+def test_the_first_batch_alone_is_the_first():
+    expected = next(split().batches(10))
+    for workers in (0, 2):
+        assert_same([split(workers=workers).first(10)], [expected])
+    batch = 10 * SIZE**2 * 3
+    assert split().shared_bytes(10) == 0 and split(workers=2).shared_bytes(10) == 3 * batch
+    assert split(workers=2).shared_bytes(1) == 11 * batch // 10
+
+
+@pytest.mark.multiprocess
+def test_reading_processes_evaluate_the_same():
+    assert_whole(list(split(workers=2).batches(10)), 10)
+    assert not [one for one in gc.get_objects() if isinstance(one, SharedMemoryArray)]  # all of it given back
+
+
+def test_the_next_image_replaces_a_corrupt_one():
+    with pytest.warns(UserWarning, match=r"n22.JPEG: cannot be decoded \(\w+: .*\); the next image takes its place"):
+        found = take(batches(Source(corrupt=(22,)), max_corrupt=0.05), 20)
+    whole = take(batches(), 20)
+    for one, other in zip(found, whole, strict=True):
+        replaced = other["label"] == 122
+        assert one["label"].tolist() == np.where(replaced, 100, other["label"]).tolist()
+        np.testing.assert_array_equal(one["image"][~replaced], other["image"][~replaced])
+
+
+def test_too_many_corrupt_images_end_the_run():
+    source, seen = Source(corrupt=(2, 9, 17)), []
+    with pytest.warns(UserWarning) as told, pytest.raises(UserError, match="3 of 23 images.*data.max_corrupt=0.1"):
+        for batch in batches(source, max_corrupt=0.1).from_step(0):
+            seen.append(batch)
+    assert len({str(warning.message) for warning in told}) == 3 and len(seen) > 0
+
+
+def test_without_a_good_image_it_ends(monkeypatch):
+    monkeypatch.setattr(images, "TRIES", 4)
+    with pytest.raises(UserError, match="and the 3 images after it cannot be decoded"):
+        take(batches(Source(corrupt=range(COUNT)), max_corrupt=1), 1)
+
+
+def test_a_corrupt_image_counts_as_wrong():
+    source = split(Source(corrupt=(4,)), max_corrupt=0.05)
+    with pytest.warns(UserWarning, match="n4.JPEG: .* it counts as wrong"):
+        found = list(source.batches(10))
+    assert found[0]["label"][4] == -1 and found[0]["mask"].all() and (found[0]["image"][4] == images.GREY).all()
+
+    def always_right(params, batch):
+        return jax.nn.one_hot(np.maximum(batch["label"], 0), 200)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it was reported above
+        metrics = evaluate(always_right, None, source, 10)
+    assert metrics["count"] == COUNT and metrics["accuracy"] == pytest.approx((COUNT - 1) / COUNT)
+    right, guess = math.log(math.e + 199) - 1, math.log(200)
+    assert metrics["loss"] == pytest.approx(((COUNT - 1) * right + guess) / COUNT)
+    with pytest.warns(UserWarning), pytest.raises(UserError, match="1 of 23 images cannot be decoded.* n4.JPEG"):
+        list(split(Source(corrupt=(4,))).batches(10))
+
+
+READER = """
+import sys, time
+from data.augment.recipes import AugmentConfig
+from data.imagenet.batches import ImageBatches
+from data.imagenet.folders import folder_source
+if __name__ == "__main__":
+    stream = ImageBatches(folder_source(sys.argv[1]), 4, 16, AugmentConfig(), 0, workers=2).from_step(0)
+    for _ in range(40):
+        next(stream)
+        print("batch", flush=True)
+        time.sleep(0.1)
+    stream.close()
+"""
+
+
+@pytest.fixture
+def reader(tmp_path):
+    """A program that reads with two processes, once it has batches; and those processes."""
+    (tmp_path / "images/a").mkdir(parents=True)
+    for number, content in enumerate(FILES):
+        (tmp_path / f"images/a/{number}.png").write_bytes(content)
+    (tmp_path / "reader.py").write_text(READER)
+    command = [sys.executable, tmp_path / "reader.py", tmp_path / "images"]
+    options = {"env": os.environ | {"PYTHONPATH": str(ROOT)}, "text": True}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
+        for _ in range(2):  # one of each
+            assert process.stdout.readline() == "batch\n"
+        children = psutil.Process(process.pid).children()
+        workers = [child for child in children if "resource_tracker" not in "".join(child.cmdline())]
+        assert len(workers) == 2
+        yield process, workers
+        process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_reading_processes_outlive_signals_to_the_whole_job(reader, number):
+    process, workers = reader
+    for worker in workers:
+        worker.send_signal(number)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert out.count("batch") == 38
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_a_reading_process_that_is_killed_is_told(reader):
+    process, workers = reader
+    workers[0].kill()
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1 and "ReadError: a reading process ended" in err
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_reading_processes_end_with_a_killed_parent(reader):
+    process, workers = reader
+    process.kill()
+    _, alive = psutil.wait_procs(workers, timeout=120)
+    assert not alive

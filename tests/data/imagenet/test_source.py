@@ -1,0 +1,234 @@
+"""ImageNet on disk: small tars in the official layout through TFDS's own builder, read back; and the commands."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import pickle
+import resource
+import shutil
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+
+from data.augment.recipes import AugmentConfig
+from data.decoding import decode
+from data.imagenet.batches import ImageBatches, ImageSplit
+from data.imagenet.source import (
+    TRAIN_TAR,
+    VAL_TAR,
+    allow_many_files,
+    load_source,
+    prepare,
+    synsets,
+    validation_synsets,
+)
+from plstm.errors import UserError
+from scripts import make_photos, prepare_imagenet
+
+CLASSES, TRAIN, VAL = 4, 6, 3
+CMYK, PNG = "n01739381_1309.JPEG", "n02105855_2933.JPEG"  # as they are called in ImageNet
+CORRUPT = "n02077923_1.JPEG"
+
+
+def contents(tar_file: bytes) -> dict[str, bytes]:
+    """The files in a tar, and in the tars in it, by name."""
+    found = {}
+    with tarfile.open(fileobj=io.BytesIO(tar_file)) as tar:
+        for member in filter(tarfile.TarInfo.isfile, tar):
+            content = tar.extractfile(member).read()
+            found |= contents(content) if member.name.endswith(".tar") else {member.name: content}
+    return found
+
+
+@pytest.fixture(scope="module")
+def tars(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tars")
+    make_photos.make(folder, CLASSES, TRAIN, VAL)
+    picture = make_photos.draw(1, np.random.default_rng(1))
+    cmyk, png = io.BytesIO(), io.BytesIO()
+    picture.convert("CMYK").save(cmyk, "JPEG")
+    picture.save(png, "PNG")
+    added = {CMYK: cmyk.getvalue(), PNG: png.getvalue(), CORRUPT: cmyk.getvalue()[:999]}
+    with tarfile.open(folder / TRAIN_TAR, "a") as whole:
+        for name, content in added.items():
+            packed = io.BytesIO()
+            with tarfile.open(fileobj=packed, mode="w") as tar:
+                make_photos.add(tar, name, content)
+            make_photos.add(whole, f"{name.split('_')[0]}.tar", packed.getvalue())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def root(tars, tmp_path_factory):
+    from tensorflow_datasets.core import shuffle
+
+    folder = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shuffle, "MAX_MEM_BUFFER_SIZE", 100_000)  # so that it sorts on disk, as the real set does
+        prepare(tars, str(folder))
+    return folder
+
+
+def examples(root, split, **options) -> dict[str, dict]:
+    source = load_source(split, str(root), **options)
+    found = {example["file_name"]: example for example in source}
+    assert len(found) == len(source)
+    return found
+
+
+def test_training_images_keep_bytes_and_class(root, tars):
+    found = examples(root, "train") | examples(root, "val")
+    assert {name: example["image"] for name, example in found.items()} == contents((tars / TRAIN_TAR).read_bytes())
+    assert len(found) == CLASSES * TRAIN + 3
+    for name, example in found.items():
+        assert type(example["label"]) is int and synsets()[example["label"]] == name.split("_")[0]
+
+
+def test_validation_images_keep_bytes_and_have_the_official_classes(root, tars):
+    found = examples(root, "test")
+    assert {name: example["image"] for name, example in found.items()} == contents((tars / VAL_TAR).read_bytes())
+    official = validation_synsets()
+    labels = [example["label"] for example in found.values()]
+    assert sorted(labels) == sorted([0, 250, 500, 750] * VAL)  # four classes spread over the thousand
+    for name, example in found.items():
+        assert synsets()[example["label"]] == official[int(name[-13:-5]) - 1]
+
+
+def test_cmyk_and_png_are_decoded(root):
+    found = examples(root, "train") | examples(root, "val")
+    by_kind = {decode(found[name]["image"]).mode for name in (CMYK, PNG)}
+    assert by_kind == {"RGB"} and found[PNG]["image"].startswith(b"\x89PNG")
+    difference = np.subtract(*(np.asarray(decode(found[name]["image"]), int) for name in (CMYK, PNG)))
+    assert abs(difference).mean() < 6  # of one picture
+
+
+def test_it_runs_without_tensorflow(root):
+    examples(root, "test")
+    assert "tensorflow" not in sys.modules
+
+
+def test_val_is_held_out_of_train_by_a_fixed_permutation(root):
+    whole = list(examples(root, "train", held_out=0))
+    order = np.random.RandomState(2012).permutation(len(whole))
+    for held_out, count in ((3, 2), (1, 1), (10_000, 2)):  # at most a tenth of these 27
+        val = list(examples(root, "val", held_out=held_out))
+        assert val == [whole[place] for place in sorted(order[:count])]
+        assert list(examples(root, "train", held_out=held_out)) == [name for name in whole if name not in val]
+    assert np.random.RandomState(2012).permutation(1_281_167)[:3].tolist() == [1112327, 129412, 425277]
+
+
+def test_a_source_travels_to_reading_processes(root):
+    source = load_source("train", str(root))
+    assert pickle.loads(pickle.dumps(source))[3] == source[3]
+
+
+def test_wrong_splits_and_missing_data_are_named(root, tmp_path):
+    for message, split, folder, options in (
+        ("data.split=valid: no such split; choose from train, val, test", "valid", root, {}),
+        ("data.split=val: has no images with data.held_out=0", "val", root, {"held_out": 0}),
+        ("data.held_out=-1: must be 0 or more", "val", root, {"held_out": -1}),
+        (f"{tmp_path}/imagenet2012: no ImageNet there.*make data-imagenet .*DATA={tmp_path}", "test", tmp_path, {}),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_source(split, str(folder), **options)
+
+
+def test_a_damaged_file_is_named(root, tmp_path):
+    copy = shutil.copytree(root, tmp_path / "data")
+    (path,) = copy.glob("imagenet2012/*/*train.array_record*")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3 : -len(content) // 3] = bytes(len(content) // 3)
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"{copy}/imagenet2012.*cannot be read"):
+        list(load_source("train", str(copy)))
+
+
+@pytest.mark.multiprocess
+def test_two_epochs_of_training_and_an_evaluation(root):
+    source = load_source("train", str(root), held_out=0)
+
+    def train(steps, start=0, **options):
+        batches = ImageBatches(source, 12, 32, AugmentConfig(repeats=3), 1, max_corrupt=0.1, **options)
+        stream = batches.from_step(start)
+        found = [(batch["image"].copy(), batch["label"].tolist()) for batch in itertools.islice(stream, steps)]
+        stream.close()
+        return found
+
+    with pytest.warns(UserWarning, match=f"{CORRUPT}: cannot be decoded"):
+        whole = train(4)  # two epochs: 27 images are two batches of four images, three views each
+    assert [len(set(labels[:3])) for _, labels in whole] == [1] * 4
+    with pytest.warns(UserWarning, match=f"{CORRUPT}: cannot be decoded"):
+        streamed = train(4, workers=2)
+    for found, expected in ((streamed, whole), (train(1, 3), whole[3:])):
+        for (images, labels), (expected_images, expected_labels) in zip(found, expected, strict=True):
+            assert labels == expected_labels
+            np.testing.assert_array_equal(images, expected_images)
+
+    test = load_source("test", str(root))
+    for count in (1, 2):
+        parts = [ImageSplit(test, 32, 0.875, process_index=index, process_count=count) for index in range(count)]
+        seen = [labels for part in parts for batch in part.batches(8) for labels in batch["label"][batch["mask"]]]
+        assert sorted(seen) == sorted(example["label"] for example in test)
+
+
+def test_as_many_files_as_the_system_allows():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, limits[1]), limits[1]))
+        allow_many_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limits[1], limits[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def command(monkeypatch, *arguments) -> None:
+    monkeypatch.setattr(sys, "argv", ["prepare_imagenet.py", *map(str, arguments)])
+    prepare_imagenet.main()
+
+
+def test_the_command_prepares_once(tars, tmp_path, monkeypatch, capsys):
+    command(monkeypatch, "--manual", tars, "--data", tmp_path)
+    shown = capsys.readouterr()
+    assert "ready; images: train 25, val 2, test 12" in shown.out
+    assert "not the official 147,897,477,120: an incomplete download" in shown.err
+    monkeypatch.setattr(prepare_imagenet, "prepare", None)
+    command(monkeypatch, "--manual", tmp_path / "gone", "--data", tmp_path)
+    assert "ready" in capsys.readouterr().out
+
+
+def test_the_command_says_what_is_wrong_with_the_tars(tars, tmp_path, monkeypatch):
+    broken, text, data = tmp_path / "broken", tmp_path / "text", tmp_path / "data"
+    for folder in (broken, text, data):
+        folder.mkdir()
+    for name in (TRAIN_TAR, VAL_TAR):
+        (text / name).write_text("no tar" * 1000)
+        (broken / name).write_bytes((tars / name).read_bytes()[:30_000])
+    for message, *arguments in (
+        ("name the folder with the official tars", ""),
+        (rf"{TRAIN_TAR} \(137.7 GiB\) and {VAL_TAR} \(6.3 GiB\); download from https://image-net.org", tmp_path),
+        (f"{text}/{TRAIN_TAR}: is not a tar file", text),
+        (f"{broken}: cannot be prepared", broken),
+        (f"{tars}/{TRAIN_TAR}: its md5 is [0-9a-f]{{32}}, not 1d675b47d978889d74fa0da5fadfb00e", tars, "--verify"),
+    ):
+        with pytest.raises(UserError, match=message):
+            command(monkeypatch, "--data", data, "--manual", *arguments)
+    (data / "imagenet2012/incomplete.ABC_5.1.0").mkdir(parents=True)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(100, 100, 0))
+    with pytest.raises(UserError, match="0.0 GiB free, .*DATA=.*incomplete.ABC_5.1.0 is left from an interrupted"):
+        command(monkeypatch, "--data", data, "--manual", tars)
+
+
+def test_photographs_depend_on_the_arguments_alone(tars, tmp_path):
+    for folder, seed in (("same", 0), ("other", 1)):
+        make_photos.make(tmp_path / folder, CLASSES, 1, 1, seed)
+    same, other = (contents((tmp_path / folder / TRAIN_TAR).read_bytes()) for folder in ("same", "other"))
+    assert same.keys() == other.keys() == {f"{synsets()[place]}_0.JPEG" for place in (0, 250, 500, 750)}
+    assert same.items() <= contents((tars / TRAIN_TAR).read_bytes()).items()
+    assert all(same[name] != other[name] for name in same)
+    sizes = [side for content in same.values() for side in decode(content).size]
+    assert min(sizes) >= 120 and max(sizes) <= 500
+    with pytest.raises(UserError, match="--val 51: must be 1 to 50"):
+        make_photos.make(tmp_path, CLASSES, 1, 51)

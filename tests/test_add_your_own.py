@@ -1,0 +1,86 @@
+"""docs/add-your-own.md as it stands: its files are added to a copy of the project, whose entries then take them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "add-your-own.md").read_text(encoding="utf-8")
+BLOCKS = dict(re.findall(r"```(?:python|yaml)\n# ([^\n]+)\n(.*?)```", PAGE, re.DOTALL))
+IMPORTS = {
+    "plstm/models/__init__.py": "from plstm.models.running import RunningConfig, build_running\n",
+    "plstm/tasks/__init__.py": "from plstm.tasks.majority import MajorityTask\n",
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A copy of the project with the page's files and its two lines in registries."""
+    folder = tmp_path_factory.mktemp("project")
+    for part in ("plstm", "data", "configs", "scripts", "train.py", "eval.py"):
+        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+        copy(ROOT / part, folder / part)
+    for place, text in BLOCKS.items():
+        path, _, registry = place.partition(": in ")
+        target = folder / path
+        if registry:
+            source = target.read_text()
+            line = next(line for line in source.splitlines() if line.startswith(f"{registry}: "))
+            text = source.replace(line, f"{line}\n    {text.strip()}" if line.endswith("{") else _inserted(line, text))
+            text = text.replace("from plstm", IMPORTS[path] + "from plstm", 1)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    return folder
+
+
+def _inserted(line: str, entry: str) -> str:
+    return line.removesuffix("}") + ", " + entry.strip().removesuffix(",") + "}"
+
+
+def run(project: Path, *arguments: str) -> str:
+    """What a command prints; fails the test if it fails."""
+    done = subprocess.run([sys.executable, *arguments], cwd=project, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_toy_model_and_task_train_resume_evaluate_and_stand_in_a_table(project):
+    command = ["train.py", "experiment=majority/running", "seed=43", "logger.mode=disabled"]
+    with subprocess.Popen([sys.executable, *command], cwd=project, stdout=subprocess.PIPE, text=True) as started:
+        while not (list(project.glob("runs/*/checkpoints/32")) or started.poll() is not None):
+            time.sleep(0.01)
+        started.send_signal(signal.SIGTERM)
+        printed = started.communicate()[0]
+    assert "finished" not in printed and started.returncode == 128 + signal.SIGTERM, printed
+    printed = run(project, *command)
+    assert re.search(r"resumed at step \d+", printed) and "sequences/s" in printed
+    (line,) = (project / "results/runs/majority-running.jsonl").read_text().splitlines()
+    saved = json.loads(line)
+    record, curve = saved["record"], saved["curve"]
+    assert (record["unit"], record["task"], record["steps"]) == ("sequences", "majority", 128)
+    assert record["metrics"]["last"]["val"]["solved"] > 0.8 > 0.5 > record["metrics"]["best"]["val"]["loss"]
+    assert curve["step"][-1] == 128 and {"train.loss", "val.solved", "long.solved"} <= set(curve)
+    evaluated = run(project, "eval.py", f"run={record['id']}", "data.split=long")
+    assert f"solved {record['metrics']['last']['long']['solved']:.6f}" in evaluated and "(200 sequences)" in evaluated
+    assert "has finished" in run(project, *command)
+
+    run(project, "train.py", "-m", "experiment=majority/forgetful", "seed=43,44", "logger.mode=disabled")
+    run(project, "scripts/make_tables.py", "majority")
+    table = (project / "results/tables/majority.md").read_text()
+    assert f"{record['metrics']['last']['val']['solved']:.3f}" in table and "1 of 2 runs" in table
+
+
+def test_a_model_that_reads_other_inputs_is_refused_in_one_line(project):
+    command = [sys.executable, "train.py", "experiment=majority/running", "model=vit_t", "data.length=8"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "takes images" in done.stderr and "gives tokens" in done.stderr
