@@ -1,6 +1,6 @@
 """What a GPU is asked for in one call: times of the operator's forms and of training steps at full batches.
 
-Needs jax, flax, optax and numpy alone. `make test-gpu` checks the forms there. Failures leave their error in their place.
+Needs jax, flax, optax and numpy alone. What fails leaves its error in the record. `make test-gpu` checks the numbers.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from plstm.models import VisionConfig
-from plstm.ops.grid import by_matrix, plstm2d
+from plstm.ops.grid import FORMS, by_matrix, plstm2d
 from scripts.benchmarks.harness import Row, Subject, alternate, compile_step, option, ratio, timing
 from scripts.benchmarks.models import MODELS, TrainingStep
-from scripts.benchmarks.operators import FORMS, draw_operator_inputs, gradient_step
+from scripts.benchmarks.operators import draw_operator_inputs, gradient_step
 
 PAPER_IMAGES = 39_050 * 128  # of an arrow-pointing run
 # Operations a second of dense bfloat16 products, from the makers' data sheets.

@@ -9,6 +9,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+
 from plstm.ops.grid import FORMS, METHODS, STRUCTURES, GridGates, by_matrix, plstm2d
 from plstm.ops.grid.chunks import num_chunks
 from scripts.benchmarks import quadtree

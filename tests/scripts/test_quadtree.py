@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plstm.ops.grid import GridGates
-from plstm.ops.oracle import gating_matrix_oracle
+from plstm.ops.grid.oracle import gating_matrix_oracle
 from scripts.benchmarks.quadtree import gating_matrix
 
 
