@@ -202,7 +202,7 @@ def test_a_client_that_dies_or_stands_still_changes_nothing(undisturbed, start, 
     assert status == 0 and "<evaluate>" in output, output
     assert time.monotonic() - since < 200, "not much longer than the minute that the client is waited for at the end"
     said = [line for line in output.splitlines() if line.startswith("W&B: ")]
-    assert len(said) == 2 and said[-1].endswith("; going on") and "Traceback" not in output
+    assert len(said) == 2 and said[-1].endswith("; training continues") and "Traceback" not in output
     assert numbers(tmp_path) == numbers(undisturbed)
     for (name, found), (_, expected) in zip(state_of(tmp_path), state_of(undisturbed), strict=True):
         assert found.tobytes() == expected.tobytes(), name
