@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from absl import logging
 from flax import nnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -139,6 +140,7 @@ def main() -> None:
     parser.add_argument("--count", type=positive, default=10_240, help="images a canvas; the paper's test has as many")
     parser.add_argument("--out", type=Path, help="default: results/probes/<run>.json")
     options = parser.parse_args()
+    logging.set_verbosity(logging.ERROR)
     config, folder, answer = load_answer(options.run, options.runs)
     print(f"{'canvas':>6}{'images':>10}{'accuracy':>10}{'balanced':>10}{'says at':>10}{'is at':>10}  what")
     rows = []
