@@ -12,7 +12,7 @@
     python scripts/benchmark.py graphs              # epochs of the graph models; data sets in $PLSTM_DATA
     python scripts/benchmark.py run                 # whole runs of train.py, start and end included
     python scripts/benchmark.py checkpoints         # saving and restoring with checksums, against Orbax alone
-    python scripts/benchmark.py gpu                 # all that a GPU is asked for, in under ten minutes
+    python scripts/benchmark.py gpu                 # training steps at full batches on a GPU, in under ten minutes
 
 Prints a line a row and writes results/benchmarks/<subject>-<backend>.json: every single time next to the command, the
 settings, the commit, the versions and the machine. `<subject> --help` lists the options of a subject, and `--check`

@@ -65,5 +65,5 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
 
 
 SIZE = option(1032, "of the state: a model of 86 M parameters")
-WORK = option(None, "an existing folder to write in (default: the system's temporary one)", Path)
+WORK = option(None, "an existing folder to write in (default: the system's temporary one)", str)
 SUBJECTS = {"checkpoints": Subject(measure, {"--megabytes": SIZE, "--work": WORK})}
