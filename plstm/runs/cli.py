@@ -168,6 +168,11 @@ def explain(error: Exception, entry: type) -> str:
         options = _options(group, text)
         said = f"{group}={_printable(name)}: there is no such choice"
         return f"{said}{_nearest(name, options)}; {_listed(options, group)}"
+    if followed := re.search(r"Interpolation key '([^']+)' not found\s+full_key: (\S+)", text):
+        remedy = (
+            "; choose other data=... or model=..." if followed[1] in known_keys(entry) else "; there is no such key"
+        )
+        return f"{followed[2]}: follows {followed[1]}, which this run does not have{remedy}"
     if group := re.search(r"Merge error: (\w+) is not a subclass of (\w+)", text):
         key = next((key for key, kind in _group_types(entry) if kind == group[2]), group[2])
         return f"{key}: is a group of keys and cannot be a value ({group[1]}); set its keys, {key}.<key>=..."

@@ -15,7 +15,7 @@ import optax
 from flax import nnx
 from PIL import Image
 
-from data.augment.crops import evaluation_crop
+from data.augment import evaluation_crop
 from data.imagenet.batches import MAX_CORRUPT, ImageSplit
 from data.imagenet.folders import folder_source
 from data.loading import unpack

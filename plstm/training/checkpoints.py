@@ -127,8 +127,7 @@ class Checkpoints:
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         args = ocp.args.Composite(state=ocp.args.StandardRestore(target), info=ocp.args.JsonRestore())
         with self._reading(step) as path:
-            difference = _first_difference(_shapes(target), _shapes(self._manager.item_metadata(step)["state"]))
-            if difference:
+            if difference := _difference(target, self._manager.item_metadata(step)["state"]):
                 raise UserError(f"{path}: a checkpoint of another model or optimizer ({difference})")
             restored = self._manager.restore(step, args=args)
         return restored["state"], restored["info"]
@@ -243,13 +242,13 @@ def _without_closed_loops(unraisable) -> None:
         sys.__unraisablehook__(unraisable)
 
 
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    """The shape of every leaf by name; the same for a tree and for Orbax's description of its copy on disk."""
-    return {name.removesuffix(".value"): tuple(leaf.shape) for name, leaf in named_leaves(tree).items()}
-
-
-def _first_difference(wanted: dict[str, tuple], found: dict[str, tuple]) -> str | None:
-    for name in {**wanted, **found}:
-        if wanted.get(name) != found.get(name):
-            return f"{name} is {found.get(name, 'missing')} there and {wanted.get(name, 'missing')} here"
+def _difference(wanted: Any, found: Any) -> str | None:
+    """The first leaf whose shape differs between a tree and Orbax's description of one on disk."""
+    here, there = (
+        {name.removesuffix(".value"): tuple(leaf.shape) for name, leaf in named_leaves(tree).items()}
+        for tree in (wanted, found)
+    )
+    for name in here | there:
+        if here.get(name) != there.get(name):
+            return f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"
     return None

@@ -14,6 +14,8 @@ from flax import nnx
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.steps import Batch, Metrics, make_predict
 
+Measure = Callable[[Any, Batch], Metrics]  # of weights and a batch
+Place = Callable[[Batch], Batch]  # onto the devices
 BATCHES_IN_FLIGHT = 2  # how far the host may run ahead, as in training
 
 
@@ -33,21 +35,22 @@ class Split(Protocol):
         """The first of `batches`."""
 
 
-def make_ready(
-    model: nnx.Module, function: Callable[[nnx.Module, Batch], Metrics], batch_size: int
-) -> tuple[Callable[[Any, Batch], Metrics], Any, Callable[[Batch], Batch]]:
-    """`evaluate`'s arguments measure, weights and place for a model with a copy on every device."""
+def make_ready(model: nnx.Module, function: Callable, batch_size: int) -> tuple[Measure, Any, Place]:
+    """The arguments measure, weights and place of `evaluate` for a model, with a copy of it on every device.
+
+    function: (model, batch) -> metrics, a task's. batch_size: examples per batch.
+    """
     layout = Layout(make_mesh(batch_size))
     graphdef, weights = nnx.split(model)
     return make_predict(graphdef, function), layout.place_copies(weights), layout.place_rows
 
 
 def evaluate(
-    measure: Callable[[Any, Batch], Metrics],
+    measure: Measure,
     weights: Any,
     split: Split,
     batch_size: int,
-    place: Callable[[Batch], Batch] = lambda batch: batch,
+    place: Place = lambda batch: batch,
     each_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """The mean of each metric over every example of a split, each exactly once, and "count", the number of examples.

@@ -35,21 +35,18 @@ class Progress:
         self._console, self._clock = console or Console(), clock
         self._first: tuple[int, float] | None = None  # step and time of the first update; the rate is measured from it
         self._next_line = 0.0
-        self._bar = None
-        if _is_live(self._console):
-            name, values = (TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[text]"))
-            self._bar = RichProgress(name, BarColumn(), values, console=self._console)
-            text = f"step {start_step:,}/{total_steps:,}"
-            self._task = self._bar.add_task(description, total=total_steps, completed=start_step, text=text)
+        self._is_live = _is_live(self._console)
+        name, values = (TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[text]"))
+        self._bar = RichProgress(name, BarColumn(), values, console=self._console, disable=not self._is_live)
+        text = f"step {start_step:,}/{total_steps:,}"
+        self._task = self._bar.add_task(description, total=total_steps, completed=start_step, text=text)
 
     def __enter__(self) -> Progress:
-        if self._bar:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *exception) -> None:
-        if self._bar:
-            self._bar.stop()
+        self._bar.stop()
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Shows that `step` steps are done, and any values, "epoch" and "examples_per_second" among them."""
@@ -59,7 +56,7 @@ class Progress:
             self._first, self._next_line = (step, now), now
         parts = [self._format(name, value) for name, value in values.items()]
         text = "  ".join([f"step {step:,}/{self._total:,}", *parts, f"eta {self._time_left(step, now)}"])
-        if self._bar:
+        if self._is_live:
             self._bar.update(self._task, completed=step, text=text)
         elif now >= self._next_line or step >= self._total:
             self._next_line = now + self._every

@@ -157,7 +157,6 @@ class Tracker:
 
     def image(self, name: str, path: str | Path, step: int) -> None:
         """Logs a picture, a file."""
-
         self._call("log an image", lambda run: run.log({name: _client().Image(str(path))}, step=step))
 
     def summary(self, values: Mapping[str, object]) -> None:
@@ -188,7 +187,7 @@ class Tracker:
     def _give_up_waiting(self, when: str) -> None:
         if not self._failed.is_set():
             self._failed.set()
-            _say(f"no answer {when}; going on")
+            _say(f"no answer {when}; training continues")
         _kill_client()
 
     def _work(self, connect: Callable[[], Any]) -> None:
@@ -274,7 +273,7 @@ def _start_client(**arguments):
 
 
 def _give_up(what: str, error: Exception) -> None:
-    _say(f"{what} ({type(error).__name__}: {first_line(error)}); going on")
+    _say(f"{what} ({type(error).__name__}: {first_line(error)}); training continues")
     with contextlib.suppress(Exception):
         _client().teardown()  # a client left half alive holds the run's id and complains when the process ends
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import optax
+import numpy as np
 
 from data.loading import unpack
+from plstm.tasks.base import classification_metrics
 
 SIZE = 16  # pixels per side: a 4 x 4 grid of patches
 
@@ -23,10 +24,8 @@ def logits(model, batch) -> jax.Array:
 
 def metrics_of(found: jax.Array, batch) -> dict[str, tuple[jax.Array, jax.Array]]:
     """Sums and counts of the cross entropy and the accuracy, without padding."""
-    losses = optax.softmax_cross_entropy_with_integer_labels(found, batch["label"])
-    hits = found.argmax(-1) == batch["label"]
-    mask = jnp.asarray(batch.get("mask", jnp.ones(len(losses))), jnp.float32)
-    return {"loss": (jnp.sum(losses * mask), mask.sum()), "accuracy": (jnp.sum(hits * mask), mask.sum())}
+    mask = batch.get("mask", np.ones(len(found), bool))
+    return classification_metrics(found, batch["label"], mask)
 
 
 def loss(model, batch, key) -> tuple[jax.Array, dict]:

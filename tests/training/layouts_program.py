@@ -4,7 +4,7 @@
 
 Trains a tiny MODEL, "pLSTM" or "MLP", which compiles fast, for two steps from one start in each layout, evaluates it,
 and saves it in FOLDER/LAYOUT; then restores each of these checkpoints in the layout named after it, the last one in the
-first. the operator works in chunks. Process 0 writes the states to FOLDER/LAYOUT.npy, and prints one JSON
+first. The operator works in chunks. Process 0 writes the states to FOLDER/LAYOUT.npy, and prints one JSON
 object.
 """
 

@@ -1,4 +1,4 @@
-"""Erasing and mixing against numpy: images are made so that the result tells which pixels came from where."""
+"""Erasing and mixing against numpy: images are made so that the result shows where each pixel came from."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ HEIGHT, WIDTH = 24, 30
 
 @jax.jit
 @partial(jax.vmap, in_axes=(0, None, None, None))
-def _maps(key, *law):
-    return kept_weights(key, HEIGHT, WIDTH, *law)
+def _maps(key, *settings):
+    return kept_weights(key, HEIGHT, WIDTH, *settings)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_half_the_batches_get_mixup_with_its_beta(both):
     assert stats.kstest(mixup[:, 0, 0], stats.beta(0.8, 0.8).cdf).pvalue > 1e-3
 
 
-def test_cutmix_boxes_follow_the_law(both):
+def test_cutmix_boxes_have_the_oracle_s_distribution(both):
     maps, oracle = both[is_cutmix(both)], cutmix_oracle(20_000, 1.0)
     assert stats.ks_2samp(maps.mean(axis=(1, 2)), oracle.mean(axis=(1, 2))).pvalue > 1e-3
     np.testing.assert_allclose(maps.mean(axis=0), oracle.mean(axis=0), atol=5 * 0.5 / len(maps) ** 0.5)
@@ -71,7 +71,7 @@ def test_cutmix_boxes_follow_the_law(both):
         assert all(np.abs(np.diff(side.astype(int), prepend=0, append=0)).sum() in (0, 2) for side in (rows, columns))
 
 
-def test_other_laws():
+def test_mixup_alone_and_cutmix_alone():
     keys = jax.random.split(jax.random.key(2), MAPS)
     mixup = np.asarray(_maps(keys, 0.0, 2.0, 0.0))
     assert np.ptp(mixup, axis=(1, 2)).max() == 0
@@ -82,11 +82,11 @@ def test_other_laws():
 
 
 @pytest.mark.parametrize("mixup, cutmix, probability", [(0.8, 1.0, 0.5), (0.8, 0.0, 0.0), (0.0, 1.0, 1.0)])
-def test_which_law_the_alphas_mean(monkeypatch, mixup, cutmix, probability):
-    laws = []
-    monkeypatch.setattr(mixing, "kept_weights", lambda *law: laws.append(law[1:]) or jnp.full((4, 6), 0.25))
+def test_which_kinds_the_alphas_mean(monkeypatch, mixup, cutmix, probability):
+    drawn = []
+    monkeypatch.setattr(mixing, "kept_weights", lambda *given: drawn.append(given[1:]) or jnp.full((4, 6), 0.25))
     jax.eval_shape(lambda key: mix(jnp.zeros((2, 4, 6, 3)), jnp.eye(2), key, mixup, cutmix), jax.random.key(0))
-    assert laws == [(4, 6, probability, mixup, cutmix)]
+    assert drawn == [(4, 6, probability, mixup, cutmix)]
 
 
 @pytest.fixture(scope="module")
@@ -155,12 +155,12 @@ def erasing_oracle(height: int, width: int, draws: int) -> np.ndarray:
     return np.array(found)
 
 
-def test_erased_boxes_follow_the_law(erased):
+def test_erased_boxes_have_the_oracle_s_distribution(erased):
     boxes, oracle = boxes_of(erased), erasing_oracle(*erased.shape[1:3], 20_000)
     assert stats.binomtest(len(boxes), len(erased), 0.25).pvalue > 1e-3
     assert boxes[:, 0].min() == 0 and (boxes[:, 0] + boxes[:, 2]).max() == erased.shape[1]
-    for law in (lambda b: b[:, 2] * b[:, 3], lambda b: b[:, 2] / b[:, 3], lambda b: b[:, 0], lambda b: b[:, 1]):
-        assert stats.ks_2samp(law(boxes), law(oracle)).pvalue > 1e-3
+    for part in (lambda b: b[:, 2] * b[:, 3], lambda b: b[:, 2] / b[:, 3], lambda b: b[:, 0], lambda b: b[:, 1]):
+        assert stats.ks_2samp(part(boxes), part(oracle)).pvalue > 1e-3
 
 
 def test_erased_pixels_are_independent_normal_noise(erased):
