@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,30 +12,36 @@ import pandas as pd
 from plstm.results.definitions import Measure, Row, TableDefinition
 from plstm.results.intervals import Interval, t_interval
 from plstm.results.records import Record
-from plstm.results.sweeps import match_records, planned_runs
+from plstm.results.sweeps import match_records
 
 
 @dataclass(frozen=True)
 class Cell:
     """A row of the definition in one section with one value of `select.over`.
 
-    `means` and `deviations` have a line for each whole seed and a column for each measure, in the table's unit; a seed is
-    whole when all its runs over `average_over` have finished. `runs` are those of whole seeds; `finished` counts all.
+    `means` and `deviations` have a line for each whole seed and a column for each measure, in the table's unit; a seed
+    is whole when all its runs over `average_over` have finished. `runs` are those of whole seeds; `finished` and
+    `planned` count all, `keys` has the `PlannedRun.key` of each.
     """
 
     row: Row
     section: Any
     choice: Any
-    planned: int
+    keys: list[tuple]
     planned_seeds: int
     finished: int
     runs: list[Record]
     means: pd.DataFrame
     deviations: pd.DataFrame
 
-    def interval(self, measure: Measure) -> Interval | None:
-        """Over the seeds, None before the first is whole."""
-        return t_interval(self.means[measure.name].tolist()) if self.runs else None
+    @property
+    def planned(self) -> int:
+        """How many runs it has when all have finished."""
+        return len(self.keys)
+
+    def interval(self, measure: Measure) -> Interval:
+        """Over the seeds; of n = 0 without a mean before the first is whole."""
+        return t_interval(self.means[measure.name].tolist()) if self.runs else Interval(None, None, 0)
 
     def deviation(self, measure: Measure) -> float | None:
         """The sample deviation over `average_over`, the mean over the seeds."""
@@ -46,69 +52,68 @@ class Cell:
         return t_interval([getattr(run, field) for run in self.runs]).mean if self.runs else None
 
 
-def find_cells(table: TableDefinition, records: Sequence[Record]) -> tuple[list[Cell], dict[str, str]]:
-    """All cells by section, row and value, and why other records of the rows' experiments are left out (id -> reason)."""
+@dataclass(frozen=True)
+class Group:
+    """The cells of a row and section, one for each value of `select.over`; the table shows the chosen one.
+
+    Chosen is the highest mean of `select` over the seeds that all cells with whole seeds share, or over all seeds where
+    they share none. `needed` are the cells to run: with `choose_once`, the chosen one as soon as all share a seed.
+    """
+
+    cells: list[Cell]
+    chosen: Cell
+    shared_seeds: set[str]
+    needed: list[Cell]
+
+
+def find_groups(table: TableDefinition, records: Sequence[Record]) -> tuple[list[Group], dict[str, str]]:
+    """All cells by section and row, and why other records of the rows' experiments are left out (id -> reason)."""
     matched, left_out = match_records(table, records)
-    chosen = table.select.over if table.select else None
     measures = [*table.columns, *([table.select] if table.select else [])]
-    names = list(dict.fromkeys(measure.name for measure in measures))
-    seed_keys = [key for key in table.sweep if key not in (table.sections, chosen, *table.average_over)]
     lines = []
     for number, (run, record) in enumerate(matched):
         line = {"number": number, "row": table.rows.index(run.row), "done": record is not None}
-        for name, key in (("section", table.sections), ("choice", chosen)):
+        for name, key in (("section", table.sections), ("choice", table.chosen_key)):
             line[name] = table.sweep[key].index(run.values[key]) if key else 0
-        line["seed"] = " ".join(str(run.values[key]) for key in seed_keys)
+        line["seed"] = " ".join(str(run.values[key]) for key in table.seed_keys)
         lines.append(line | {m.name: table.scale * m.of(record) for m in measures if record})
+    names = list(dict.fromkeys(measure.name for measure in measures))
     frame = pd.DataFrame(lines).reindex(columns=["section", "row", "choice", "seed", "number", "done", *names])
-    cells = []
-    for (section, row, choice), group in frame.groupby(["section", "row", "choice"]):
-        whole = group[group.groupby("seed")["done"].transform("all")]
+    cells: dict[tuple, list[Cell]] = {}
+    for (section, row, choice), part in frame.groupby(["section", "row", "choice"]):
+        whole = part[part.groupby("seed")["done"].transform("all")].sort_values(["seed", "number"])
         seeds = whole.groupby("seed")[names]
-        runs = [matched[number][1] for number in whole.sort_values(["seed", "number"])["number"]]
-        place = table.rows[row], table.section_values[section], table.sweep[chosen][choice] if chosen else None
-        counts = len(group), group["seed"].nunique(), int(group["done"].sum())
-        cells.append(Cell(*place, *counts, runs, seeds.mean(), seeds.std()))
-    return cells, left_out
+        cell = Cell(
+            row=table.rows[row],
+            section=table.section_values[section],
+            choice=table.sweep[table.chosen_key][choice] if table.select else None,
+            keys=[matched[number][0].key for number in part["number"]],
+            planned_seeds=part["seed"].nunique(),
+            finished=int(part["done"].sum()),
+            runs=[matched[number][1] for number in whole["number"]],
+            means=seeds.mean(),
+            deviations=seeds.std(),
+        )
+        cells.setdefault((section, row), []).append(cell)
+    return [_choose(table, group) for group in cells.values()], left_out
 
 
-def groups(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """The cells of each row and section."""
-    found = itertools.groupby(cells, key=lambda cell: (cell.section, cell.row.experiment))
-    return [list(group) for _, group in found]
-
-
-def shared_seeds(group: Sequence[Cell]) -> set[str]:
-    """The whole seeds that all cells of a row and section have, but for cells without any."""
-    seeds = [set(cell.means.index) for cell in group if cell.runs]
-    return set.intersection(*seeds) if seeds else set()
-
-
-def choose(table: TableDefinition, group: Sequence[Cell]) -> Cell:
-    """The cell of a row and section that the table shows: the highest mean of `select` over the seeds that all share.
-
-    Over all seeds where there are no shared ones; the first of cells without a whole seed.
-    """
-    shared = shared_seeds(group)
+def _choose(table: TableDefinition, cells: list[Cell]) -> Group:
+    seeds = [set(cell.means.index) for cell in cells if cell.runs]
+    shared = set.intersection(*seeds) if seeds else set()
 
     def score(cell: Cell) -> float:
         scores = cell.means[table.select.name]
         return scores[scores.index.isin(shared)].mean() if shared else scores.mean()
 
-    return max((cell for cell in group if cell.runs), key=score, default=group[0]) if table.select else group[0]
+    candidates = [cell for cell in cells if cell.runs]
+    chosen = max(candidates, key=score) if candidates and table.select else cells[0]
+    is_settled = table.choose_once and shared and len(candidates) == len(cells)
+    return Group(cells, chosen, shared, [chosen] if is_settled else cells)
 
 
 def superfluous_runs(table: TableDefinition, records: Sequence[Record]) -> set[tuple]:
     """The `PlannedRun.key` of the runs that `choose_once` saves: those of values not chosen, where one is."""
-    if not table.choose_once:
-        return set()
-    rejected = set()
-    for group in groups(find_cells(table, records)[0]):
-        if all(cell.runs for cell in group) and shared_seeds(group):
-            chosen = choose(table, group)
-            rejected |= {(c.row.experiment, c.section, c.choice) for c in group if c is not chosen}
-
-    def is_rejected(values: dict, experiment: str) -> bool:
-        return (experiment, values.get(table.sections), values[table.select.over]) in rejected
-
-    return {run.key for run in planned_runs(table) if is_rejected(run.values, run.row.experiment)}
+    found = find_groups(table, records)[0] if table.choose_once else []
+    rejected = (cell for group in found for cell in group.cells if not any(cell is other for other in group.needed))
+    return set(itertools.chain.from_iterable(cell.keys for cell in rejected))

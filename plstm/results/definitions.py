@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -10,13 +9,13 @@ from typing import Any, Literal
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from plstm.errors import UserError
 from plstm.results.records import PRIMARY_METRIC, Record, Strict, first_problem
 
 FREE = ("loop", "model.method")  # keys by which a row's runs may differ from its experiment, beside the swept ones
-COSTS = ("parameters", "flops")
+COSTS = ("parameters", "flops")  # of which the paper's words are shown
 
 
 class Measure(Strict):
@@ -49,55 +48,54 @@ class Select(Measure):
     over: str
 
 
-class Row(Strict):
-    """A model of the table and the experiment that trains it.
+class Reference(Strict):
+    """A model of which the table has published numbers only.
 
-    `paper` has the published numbers, each alone or as [mean, +-]: {column's name: ...}, or with sections {section: ...}
-    for the first column; also the paper's best value under the last part of `select.over`, and with the table's `costs`
-    its words under "parameters" and "flops". `init_from` is the experiment of an earlier row, whose run of the same swept
-    values this row fine-tunes. `require` adds to the table's; `sweep` replaces the table's values of the keys it names.
+    `paper` maps column names, or with sections the sections (then for the first column), to a number or [mean, +-]. It may
+    have the paper's best value under the last part of `select.over`; with the table's `costs` its words under
+    "parameters" and "flops".
     """
 
     name: str
+    paper: dict[str, Any] = {}
+    epochs: str | None = None  # with `costs`, as the paper prints them
+
+
+class Row(Reference):
+    """A model of the table and the experiment that trains it.
+
+    `init_from` is the experiment of an earlier row, whose run of the same swept values this row fine-tunes. `require` adds
+    to the table's; `sweep` replaces the table's values of the keys it names by some of them.
+    """
+
     experiment: str
-    paper: dict[str, Any] | None = None
     init_from: str | None = None
     require: dict[str, Any] = {}
     sweep: dict[str, list[Any]] = {}
-
-
-class Reference(Strict):
-    """Another model's figures, as the paper prints them; `paper` maps column names to its numbers."""
-
-    name: str
-    epochs: str
-    parameters: str
-    flops: str
-    paper: dict[str, float]
+    epochs: None = None
 
 
 class Figure(Strict):
     """Which figures are drawn.
 
-    `panels` maps splits to titles of training curves of `metric`, with one entry of the baseline file and the paper's mean
-    curves (a CSV with the columns row, split, epoch, value). `dots` draws the table's columns beside the paper's numbers.
+    `panels` maps splits to titles of training curves of `metric`, with the entry `baseline` of the baseline file. `dots`
+    draws the table's columns beside the paper's numbers.
     """
 
     dots: bool = False
     panels: dict[str, str] = {}
     metric: str = PRIMARY_METRIC
     baseline: str | None = None
-    paper_curves: str | None = None
 
 
 class TableDefinition(Strict):
     """A file of `configs/tables`.
 
-    `sweep` maps config keys to the values run for every row; `sections` is the swept key that has a part of the table for
-    each value, `average_over` those that a seed is averaged over. With `choose_once` other seeds run only the chosen value
-    of `select.over`, once one seed has all. `require` maps config keys to the value that every run must have. `baselines`
-    and `figure.paper_curves` are paths below the results folder. `percent` shows 100 times the metrics. `costs` adds what
-    a row's experiment says of itself: pixels, epochs, parameters and multiply-adds.
+    `sweep` maps config keys to the values run for every row; `sections` is the swept key that has a part of the table
+    for each value, `average_over` those that a seed is averaged over. With `choose_once` other seeds run only the chosen
+    value of `select.over`, once one seed has all. `require` maps config keys to the value that every run must have.
+    `baselines` is a path below the results folder. `percent` shows 100 times the metrics. `costs` adds what a row's
+    experiment says of itself: pixels, epochs, parameters and multiply-adds.
     """
 
     name: str
@@ -105,6 +103,7 @@ class TableDefinition(Strict):
     caption: str
     columns: list[Column]
     rows: list[Row]
+    references: list[Reference] = []
     sweep: dict[str, list[Any]]
     sections: str | None = None
     section_titles: dict[str, str] = {}
@@ -119,12 +118,21 @@ class TableDefinition(Strict):
     percent: bool = False
     digits: int = 3
     costs: bool = False
-    references: list[Reference] = []
 
     @property
-    def swept_name(self) -> str | None:
-        """The short name of the chosen key, such as `peak_lr`, or None where nothing is chosen."""
+    def chosen_key(self) -> str | None:
+        """The key of `select`, or None where nothing is chosen."""
+        return self.select.over if self.select else None
+
+    @property
+    def chosen_name(self) -> str | None:
+        """Its short name, such as `peak_lr`."""
         return self.select.over.rpartition(".")[2] if self.select else None
+
+    @property
+    def seed_keys(self) -> list[str]:
+        """The swept keys that tell the seeds of a cell apart."""
+        return [key for key in self.sweep if key not in (self.sections, self.chosen_key, *self.average_over)]
 
     @property
     def scale(self) -> int:
@@ -137,67 +145,67 @@ class TableDefinition(Strict):
         return self.sweep[self.sections] if self.sections else [None]
 
     def section_title(self, section: Any) -> str:
-        """As the table shows it."""
-        return self.section_titles.get(str(section), str(section))
+        """As the table shows it; nothing without sections."""
+        return self.section_titles.get(str(section), str(section)) if self.sections else ""
 
-    def paper(self, row: Row, column: Column, section: Any) -> list[float] | None:
-        """The published [mean] or [mean, +-]."""
-        key = column.name if self.sections is None else str(section) if column is self.columns[0] else None
-        published = (row.paper or {}).get(key)
-        return published if isinstance(published, list | None) else [published]
+    def paper(self, model: Reference, column: Column, section: Any) -> list[float]:
+        """The published [mean, +-], [mean] or nothing."""
+        if self.sections and column is not self.columns[0]:
+            return []
+        published = model.paper.get(str(section) if self.sections else column.name, [])
+        return published if isinstance(published, list) else [published]
 
     @model_validator(mode="after")
     def _check(self) -> TableDefinition:
         for problem in (*self._wrong_keys(), *self._wrong_rows()):
-            raise ValueError(problem)
+            raise ValueError(f"key {problem}")
         return self
 
     def _wrong_keys(self) -> Iterator[str]:
-        swept = {"select.over": self.select and self.select.over, "sections": self.sections}
-        swept |= {f"average_over[{n}]": key for n, key in enumerate(self.average_over)}
-        for where, key in swept.items():
-            if key is not None and key not in self.sweep:
-                yield f"key {where} is {key!r}, which sweep does not list"
-        if unknown := self.section_titles.keys() - set(map(str, self.section_values)):
-            yield f"key section_titles: no section {min(unknown)}"
+        keys = {"select.over": self.chosen_key, "sections": self.sections}
+        keys |= {f"average_over[{n}]": key for n, key in enumerate(self.average_over)}
+        for where, key in keys.items():
+            if key not in {None, *self.sweep}:
+                yield f"{where} is {key!r}, which sweep does not list"
         names = [column.name for column in self.columns]
-        if not names or len(set(names)) < len(names):
-            yield "key columns must name at least one metric, and none twice"
-        if self.choose_once and self.select is None:
-            yield "key choose_once needs select"
-        if self.figure.baseline and self.baselines is None:
-            yield "key figure.baseline needs baselines"
-        if self.sections and (self.costs or self.figure.panels):
-            yield "key costs and key figure.panels are not for a table with sections"
-        for index, model in enumerate(self.references):
-            if not self.costs or set(model.paper) != set(names):
-                yield f"key references[{index}] needs the table's costs, and a number for every column"
+        for where, is_wrong, words in (
+            ("columns", not names or len(set(names)) < len(names), "must name at least one metric, and none twice"),
+            ("choose_once", self.choose_once and not self.select, "needs select"),
+            ("figure.baseline", self.figure.baseline and not self.baselines, "needs baselines"),
+            ("costs", self.costs and self.sections, "is not for a table with sections"),
+            ("figure.panels", self.figure.panels and self.sections, "is not for a table with sections"),
+            ("section_titles", self.section_titles.keys() - set(map(str, self.section_values)), "must name sections"),
+        ):
+            if is_wrong:
+                yield f"{where} {words}"
 
     def _wrong_rows(self) -> Iterator[str]:
         for key in ("name", "experiment"):
-            values = [getattr(row, key) for row in self.rows]
-            if not values or len(set(values)) < len(values):
-                yield f"key rows: there must be some, and no two with the same {key}"
-        published = list(map(str, self.section_values)) if self.sections else [column.name for column in self.columns]
+            if len({getattr(row, key) for row in self.rows}) < max(len(self.rows), 1):
+                yield f"rows must have some, and no two with the same {key}"
+        for kind in ("rows", "references"):
+            for index, model in enumerate(getattr(self, kind)):
+                where = f"{kind}[{index}]"
+                for key, value in model.paper.items():
+                    if not self._is_published(key, value):
+                        yield f"{where}.paper.{key} must be a number or [mean, +-] for one of the columns or sections"
+                if model.epochs and not self.costs:
+                    yield f"{where}.epochs needs the table's costs"
         for index, row in enumerate(self.rows):
-            where = f"key rows[{index}]"
             if row.init_from not in {None, *(earlier.experiment for earlier in self.rows[:index])}:
-                yield f"{where}.init_from: no earlier row has experiment {row.init_from!r}"
-            if unknown := row.sweep.keys() - self.sweep.keys():
-                yield f"{where}.sweep: the table does not sweep {min(unknown)}"
-            for key, value in row.sweep.items():
-                if not set(map(str, value)) <= set(map(str, self.sweep[key])):
-                    yield f"{where}.sweep.{key} must be some of the table's values"
-            for key, value in (row.paper or {}).items():
-                words = self.costs and key in COSTS and isinstance(value, str)
-                number = key in published and _is_published(value)
-                if not (words or number or (key == self.swept_name and value in self.sweep[self.select.over])):
-                    yield f"{where}.paper.{key} must be a number or [mean, +-] for one of {', '.join(published)}"
+                yield f"rows[{index}].init_from: no earlier row has experiment {row.init_from!r}"
+            for key, values in row.sweep.items():
+                if any(value not in self.sweep.get(key, ()) for value in values):
+                    yield f"rows[{index}].sweep: the table does not sweep {key} over {values}"
 
-
-def _is_published(value: Any) -> bool:
-    numbers = value if isinstance(value, list) and len(value) == 2 else [value]
-    return all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
+    def _is_published(self, key: str, value: Any) -> bool:
+        if key in COSTS:
+            return self.costs and isinstance(value, str)
+        if key == self.chosen_name:
+            return value in self.sweep[self.chosen_key]
+        numbers = value if isinstance(value, list) and len(value) == 2 else [value]
+        known = map(str, self.section_values) if self.sections else (column.name for column in self.columns)
+        return key in known and all(type(number) in (int, float) for number in numbers)
 
 
 def load_table(path: Path) -> TableDefinition:
@@ -206,7 +214,7 @@ def load_table(path: Path) -> TableDefinition:
         known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
         raise UserError(f"{path}: no such table; there are: {known}")
     try:
-        table = TableDefinition.model_validate(OmegaConf.to_container(OmegaConf.load(path), resolve=False))
+        table = TableDefinition.model_validate(OmegaConf.to_container(OmegaConf.load(path)))
     except ValidationError as error:
         raise UserError(f"{path}: {first_problem(error, 'key')}") from error
     except (yaml.YAMLError, OmegaConfBaseException, OSError) as error:
@@ -218,12 +226,21 @@ def load_table(path: Path) -> TableDefinition:
 
 def load_tables(folder: Path, names: Sequence[str] = ()) -> list[TableDefinition]:
     """The tables of a folder by name, all of them where no name is given, in alphabetical order."""
-    paths = [folder / f"{name}.yaml" for name in names] or sorted(folder.glob("*.yaml"))
-    return [load_table(path) for path in paths]
+    return [load_table(path) for path in [folder / f"{name}.yaml" for name in names] or sorted(folder.glob("*.yaml"))]
+
+
+class _Baseline(BaseModel):
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    __pydantic_extra__: dict[str, float]
+    name: str
+
+
+class _Baselines(BaseModel):
+    baselines: list[_Baseline]
 
 
 def read_baselines(table: TableDefinition, results_dir: Path) -> list[dict[str, Any]]:
-    """Entries {"name", split or section: value, ...}: chance, then those under "baselines" in the table's baseline file.
+    """Entries {"name", split or section: value, ...}: chance, then those of the table's baseline file.
 
     A file not made yet gives one entry without values; a file of another form raises UserError.
     """
@@ -235,14 +252,9 @@ def read_baselines(table: TableDefinition, results_dir: Path) -> list[dict[str, 
     if not path.is_file():
         return [*chance, {"name": f"baselines ({table.baselines}, not measured yet)"}]
     try:
-        measured = json.loads(path.read_text(encoding="utf-8"))["baselines"]
-        for entry in measured:
-            if not all(_is_published(value) or (key, type(value)) == ("name", str) for key, value in entry.items()):
-                raise ValueError(f"values of {entry.get('name')!r} must be numbers")
-            entry["name"] = str(entry["name"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path}: field baselines must be a list of {{name, split: number}} ({error})") from error
-    return chance + measured
+        return chance + [entry.model_dump() for entry in _Baselines.model_validate_json(path.read_bytes()).baselines]
+    except ValidationError as error:
+        raise UserError(f"{path}: {first_problem(error)}; make it again") from error
 
 
 def check_overrides(table: TableDefinition, overrides: Sequence[str], outside_id: Collection[str]) -> None:
@@ -250,23 +262,16 @@ def check_overrides(table: TableDefinition, overrides: Sequence[str], outside_id
 
     outside_id: the keys that do not change a run's numbers.
     """
+    own = {"experiment", "init_from", *table.sweep, *table.require, *(key for row in table.rows for key in row.require)}
     for override in overrides:
         key, equals, _ = override.partition("=")
         if not equals:
             raise UserError(f"override {override!r} must be key=value")
-        if key in {
-            "experiment",
-            "init_from",
-            *table.sweep,
-            *table.require,
-            *(k for r in table.rows for k in r.require),
-        }:
+        if key in own:
             raise UserError(f"override {override!r}: table {table.name} sets {key} itself; leave it out")
         if not is_part(key, (*outside_id, *FREE)):
-            raise UserError(
-                f"override {override!r}: table {table.name} is for its experiments as they are; leave it out, or start "
-                "python train.py by hand"
-            )
+            why = f"table {table.name} is for its experiments as they are"
+            raise UserError(f"override {override!r}: {why}; leave it out, or start python train.py by hand")
 
 
 def is_part(key: str, of: Sequence[str]) -> bool:

@@ -19,8 +19,15 @@ from typing import Any
 
 from plstm.errors import UserError
 
-OPENING = r"<!--(?:= (?P<file>\S+) (?P<place>[^>]*?)(?:\*(?P<factor>[\d.e+-]+))?:(?P<form>[^:>]*)| begin: table (?P<table>\S+)) -->"
-MARKERS = re.compile(rf"(?<!`)(?:{OPENING}|(?P<close><!--/-->|<!-- end -->)|(?P<bad><!--\s*(?:=|/|begin\b|end\b)))")
+MARKERS = re.compile(
+    r"""(?<!`)(?:
+        <!--=[ ](?P<file>\S+)[ ](?P<place>[^>]*?)(?:\*(?P<factor>[\d.e+-]+))?:(?P<form>[^:>]*)[ ]-->
+        |<!--[ ]begin:[ ]table[ ](?P<table>\S+)[ ]-->
+        |(?P<close><!--/-->|<!--[ ]end[ ]-->)
+        |(?P<bad><!--\s*(?:=|/|begin\b|end\b))
+    )""",
+    re.VERBOSE,
+)
 
 
 def document_paths(root: Path) -> list[Path]:
@@ -33,19 +40,20 @@ def fill_document(path: Path, root: Path) -> str:
     text = path.read_text(encoding="utf-8")
     parts, done, opening = [], 0, None
     for marker in MARKERS.finditer(text):
-        where = f"{path}, line {text.count(chr(10), 0, marker.start()) + 1}"
         closes = {None: None, "<!--/-->": "file", "<!-- end -->": "table"}[marker["close"]]
         if marker["bad"] or (opening is None) != (closes is None) or (closes and not opening[closes]):
-            raise UserError(f"{where}: a damaged or unpaired marker; see plstm/results/documents.py for their form")
-        if closes:
-            parts.append(_contents(opening, path, root, where))
-            done = marker.start()
-        opening = None if closes else marker
-        parts.append(text[done : marker.end()])
-        done = marker.end()
+            form = "see plstm/results/documents.py for their form"
+            raise UserError(f"{_where(path, text, marker)}: a damaged or unpaired marker; {form}")
+        before = _contents(opening, path, root, _where(path, text, opening)) if closes else text[done : marker.start()]
+        parts += [before, marker[0]]
+        done, opening = marker.end(), None if closes else marker
     if opening is not None:
-        raise UserError(f"{path}, line {text.count(chr(10), 0, opening.start()) + 1}: this marker is never closed")
+        raise UserError(f"{_where(path, text, opening)}: this marker is never closed")
     return "".join(parts) + text[done:]
+
+
+def _where(path: Path, text: str, marker: re.Match) -> str:
+    return f"{path}, line {text.count(chr(10), 0, marker.start()) + 1}"
 
 
 def _contents(opening: re.Match, path: Path, root: Path, where: str) -> str:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from plstm.drawing import legend_below, new_figure, save, style
-from plstm.errors import UserError
-from plstm.results.cells import Cell, choose, find_cells, groups
+from plstm.results.cells import Cell, find_groups
 from plstm.results.definitions import TableDefinition, read_baselines
 from plstm.results.intervals import t_interval
 from plstm.results.records import Record, read_curve
@@ -42,8 +41,7 @@ def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: P
         `figures/<name>-curves` and `figures/<name>-dots`, .png and .svg each; none without a whole seed. Raises UserError
         for a run without its curve.
     """
-    shown = [choose(table, group) for group in groups(find_cells(table, records)[0])]
-    cells = [cell for cell in shown if cell.runs]
+    cells = [group.chosen for group in find_groups(table, records)[0] if group.chosen.runs]
     paths = draw_curves(table, cells, results_dir) if cells and table.figure.panels else []
     return paths + (draw_dots(table, cells, results_dir) if cells and table.figure.dots else [])
 
@@ -56,7 +54,6 @@ def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path
     """
     wanted, styles = table.figure, _row_styles(table)
     curves = {cell.row.name: _mean_curves(cell.runs, wanted.metric, results_dir) for cell in cells}
-    paper = _paper_curves(results_dir / wanted.paper_curves) if wanted.paper_curves else {}
     baseline = next((entry for entry in read_baselines(table, results_dir) if entry["name"] == wanted.baseline), {})
     with style():
         figure = new_figure(3.4 * len(wanted.panels), 3.5)
@@ -65,7 +62,6 @@ def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path
             for cell in cells:
                 colour, line = styles[cell.row.experiment]
                 _draw_line(axis, curves[cell.row.name][split], f"{cell.row.name} (n={len(cell.runs)})", colour, line)
-                axis.plot(*paper.get((cell.row.name, split), ([], [])), color=colour, lw=0.7, alpha=0.7, zorder=1)
             if table.chance is not None:
                 axis.axhline(table.chance, color="0.45", lw=1, ls=":", label="chance", zorder=0)
             if split in baseline:
@@ -74,8 +70,6 @@ def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path
             axis.grid(axis="y", color="0.92", lw=0.7)
             axis.set_xlim(left=0)
         axes[0].set_ylabel(wanted.metric.capitalize())
-        if paper:
-            axes[0].plot([], [], color="0.5", lw=0.7, label="thin: the paper's mean")
         legend_below(figure, axes)
         return save(figure, results_dir / "figures" / f"{table.name}-curves")
 
@@ -107,20 +101,6 @@ def _draw_line(axis: Axes, curve: pd.DataFrame, label: str, colour: str, line: o
     if curve["half_width"].notna().any():
         low, high = ((curve["mean"] + sign * curve["half_width"]).clip(0, 1) for sign in (-1, 1))
         axis.fill_between(curve["epoch"], low, high, color=colour, alpha=0.18, lw=0, zorder=2)
-
-
-def _paper_curves(path: Path) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
-    """(row, split) -> epochs and mean values."""
-    if not path.is_file():
-        raise UserError(f"{path}: the table's key figure.paper_curves names this file; restore it or remove the key")
-    try:
-        lines = pd.read_csv(path).astype({"epoch": float, "value": float})
-        groups_of = lines.groupby(["row", "split"])
-    except (KeyError, ValueError) as error:
-        raise UserError(
-            f"{path}: must have the columns row,split,epoch,value, the last two numbers ({error})"
-        ) from error
-    return {key: (group["epoch"].tolist(), group["value"].tolist()) for key, group in groups_of}
 
 
 def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:

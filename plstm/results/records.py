@@ -1,17 +1,15 @@
 """Records of finished runs, the only source of tables and figures: `results/runs/<experiment>.jsonl`, a run a line.
 
-A line is {"record": {...}, "curve": {"step": [...], "val.accuracy": [...], ...}}, with null where a curve has no value at a
-step. Reading is strict: a line that breaks the schema stops the reader, which names the file, the line and the field.
+A line is {"record": {...}, "curve": {"step": [...], "val.accuracy": [...], ...}}, with null where a curve has no value.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired
@@ -33,10 +31,8 @@ def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
 
 def _with_step(best: Any, check: Callable[[Any], dict]) -> dict:
     """The step, beside the metrics of the splits."""
-    if not isinstance(best, dict):
-        return check(best)
-    if type(best.get("step")) is not int:
-        raise ValueError("step should be an integer")
+    if not isinstance(best, dict) or type(best.get("step")) is not int:
+        raise ValueError("should be an object with an integer step")
     return {"step": best["step"]} | check({split: metrics for split, metrics in best.items() if split != "step"})
 
 
@@ -48,6 +44,7 @@ def _is_time(text: str) -> str:
 Number = Annotated[float, WrapValidator(_as_written)]  # an integer stays one
 Time = Annotated[str, AfterValidator(_is_time)]
 Metrics = dict[str, dict[str, Number]]  # split -> metric -> value
+Points = Iterable[tuple[int, float, str, str, float]]  # as CurvePoint
 
 
 class Strict(BaseModel):
@@ -95,24 +92,18 @@ class CurvePoint(NamedTuple):
 
 
 class Record(Strict):
-    """A finished run.
-
-    `id` is a hash of the resolved `config`. `commit` and `dirty` are None where git did not know them. `wall_seconds` adds
-    up all sessions; `flops_per_example` counts one forward pass; `unit` is the plural of an example, such as images.
-    `commit`, `dirty`, `versions`, `hardware` and `xla_flags` are those of the last session, `earlier` has those before.
-    `converted` says that a script converted the record from another format, and how.
-    """
+    """A finished run; `commit`, `dirty`, `versions`, `hardware` and `xla_flags` are those of its last session."""
 
     format: Literal[2] = 2
-    id: Annotated[str, StringConstraints(pattern="^[0-9a-f]{12}$")]
+    id: Annotated[str, StringConstraints(pattern="^[0-9a-f]{12}$")]  # a hash of `config`
     name: str
     experiment: str
     task: str
     seed: int
     command: str
     overrides: list[str]
-    config: dict[str, Any]
-    commit: str | None
+    config: dict[str, Any]  # resolved
+    commit: str | None  # None where git did not know
     dirty: bool | None
     versions: dict[str, str | None]
     hardware: Hardware
@@ -120,15 +111,15 @@ class Record(Strict):
     earlier: list[Session] = []
     started: Time
     finished: Time
-    wall_seconds: Number
+    wall_seconds: Number  # of all sessions
     steps: int
     epochs: Number
-    unit: str
+    unit: str  # plural of an example, such as images
     examples_per_second: Number
     parameters: int
-    flops_per_example: Number | None
+    flops_per_example: Number | None  # of one forward pass
     metrics: FinalMetrics
-    converted: str | None = None
+    converted: str | None = None  # how a script converted the record from another format
 
     def metric(self, split: str, metric: str = PRIMARY_METRIC, at: str = "last") -> float:
         """A metric at the last or the best step; UserError if the run was not evaluated on that split then."""
@@ -154,12 +145,11 @@ def value_at(config: Any, key: str, default: Any = None) -> Any:
 
 
 def first_problem(error: ValidationError, what: str = "field") -> str:
-    """The first line of a validation error: "field metrics.last: Input should be a valid dictionary, not []"."""
+    """The first of a validation's errors in one line: "field metrics.last: Input should be a valid dictionary"."""
     problem = error.errors()[0]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
-    shown = "" if isinstance(problem["input"], dict | bytes) else f", not {problem['input']!r}"
     message = problem["msg"].removeprefix("Value error, ")
-    return f"{what} {place}: {message}{shown}" if place else message
+    return f"{what} {place}: {message}" if place else message
 
 
 def commits_of(records: Sequence[Record], digits: int = 7) -> list[str]:
@@ -169,58 +159,41 @@ def commits_of(records: Sequence[Record], digits: int = 7) -> list[str]:
     return sorted({(commit or "unknown")[:digits] + ("" if dirty is False else "*") for commit, dirty in sessions})
 
 
-def mark(records: Sequence[Record]) -> str:
-    """A star where the code of a session may differ from its commit."""
-    return "*" if any(commit.endswith("*") for commit in commits_of(records)) else ""
-
-
 def record_path(experiment: str, results_dir: str | Path) -> Path:
     """The file of an experiment's runs."""
     return Path(results_dir, "runs", f"{experiment.replace('/', '-')}.jsonl")
 
 
-def write_record(record: Record, points: Iterable[tuple[int, float, str, str, float]], results_dir: str | Path) -> Path:
-    """Add a run to its experiment's file, in place of one with the same id; processes that write take turns.
+def write_record(record: Record, points: Points, results_dir: str | Path) -> Path:
+    """Add a run to its experiment's file, in place of one with the same id, and return the path.
 
-    Args:
-        record: the finished run.
-        points: (step, epoch, split, metric, value) of its curve; values are rounded to 6 significant digits.
-        results_dir: the folder of `runs/`, which is made where missing.
-
-    Returns:
-        The path of the file.
+    points: its curve, (step, epoch, split, metric, value); values are rounded to 6 significant digits.
     """
     path = record_path(record.experiment, results_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = {"record": dict(record), "curve": _columns(points)}
-    with _locked(path.parent):
+    new = {"record": dict(record), "curve": _columns(list(points))}
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # processes that write at the same time take turns
         for left in path.parent.glob(f".{path.name}.*.tmp"):  # by a process that was killed while it wrote
             left.unlink()
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         lines = [line for line in lines if json.loads(line)["record"]["id"] != record.id]
         lines.append(json.dumps(new, separators=(",", ":"), allow_nan=False, ensure_ascii=False))
         write_file(path, ("\n".join(lines) + "\n").encode())
+    finally:
+        os.close(folder)
     return path
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _columns(points: Iterable[tuple[int, float, str, str, float]]) -> dict[str, list[float | None]]:
+def _columns(points: list[tuple[int, float, str, str, float]]) -> dict[str, list[float | None]]:
     """A curve by columns; epochs follow from the steps."""
-    points = list(points)
     steps = sorted({step for step, *_ in points})
+    places = {step: n for n, step in enumerate(steps)}
     columns: dict[str, list[float | None]] = {"step": list(steps)}
     for step, _, split, metric, value in points:
         column = columns.setdefault(f"{split}.{metric}", [None] * len(steps))
-        column[steps.index(step)] = float(f"{value:.{CURVE_DIGITS}g}")
+        column[places[step]] = float(f"{value:.{CURVE_DIGITS}g}")
     return columns
 
 
@@ -255,10 +228,9 @@ def read_curve(record: Record, results_dir: str | Path) -> list[CurvePoint]:
     curve = next((line.curve for line in _read_lines(path) if line.record.id == record.id), None)
     if curve is None:
         raise UserError(f"{path}: has no run {record.id}; restore it")
-    epochs = record.epochs / record.steps  # of a step
     return [
-        CurvePoint(int(step), step * epochs, *name.split(".", 1), values[n])
-        for n, step in enumerate(curve.get("step", []))
+        CurvePoint(int(step), step * record.epochs / record.steps, *name.split(".", 1), values[n])
+        for n, step in enumerate(curve["step"])
         for name, values in curve.items()
         if name != "step" and values[n] is not None
     ]
@@ -283,7 +255,7 @@ def _lines_of(path: Path, *_changes: int) -> list[_Line]:
             raise UserError(f"{where}: {first_problem(error)}; restore the line or remove it") from error
         if record_path(line.record.experiment, "").name != path.name:
             raise UserError(f"{where}: is a run of experiment {line.record.experiment}; move it to that one's file")
-        if len({len(column) for column in line.curve.values()}) > 1 or (line.curve and "step" not in line.curve):
+        if {len(column) for column in line.curve.values()} != {len(line.curve.get("step", ()))}:
             raise UserError(f"{where}: field curve: must have a column step, and all columns its length")
         found.append(line)
     return found

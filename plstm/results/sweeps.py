@@ -65,18 +65,24 @@ def planned_runs(table: TableDefinition) -> list[PlannedRun]:
     `choose_once` a seed's values of `select.over` stay together. In a table with sections, rows without published numbers
     come last.
     """
-    chosen = table.select.over if table.select else None
-    others = [key for key in table.sweep if key not in (table.sections, chosen, *table.average_over)]
+    chosen = table.chosen_key
 
     def order(run: PlannedRun) -> tuple:
         def place(*keys: str | None) -> list[int]:
             return [table.sweep[key].index(run.values[key]) for key in keys if key]
 
-        preferred = (run.row.paper or {}).get(table.swept_name, table.sweep[chosen][0] if chosen else None)
+        preferred = run.row.paper.get(table.chosen_name, table.sweep[chosen][0] if chosen else None)
         late = chosen is not None and not table.choose_once and run.values[chosen] != preferred
-        unpublished = table.sections is not None and run.row.paper is None
+        unpublished = table.sections is not None and not run.row.paper
         row = table.rows.index(run.row)
-        return unpublished, place(table.sections), late, place(*others), row, place(chosen, *table.average_over)
+        return (
+            unpublished,
+            place(table.sections),
+            late,
+            place(*table.seed_keys),
+            row,
+            place(chosen, *table.average_over),
+        )
 
     return sorted((run for row in table.rows for run in _runs_of(table, row)), key=order)
 
@@ -160,7 +166,7 @@ def expected_seconds(table: TableDefinition, run: PlannedRun, matched: Matches, 
     `select.over` where there are such; None where there are none.
     """
     alike = [(o, r) for o, r in matched if r and o.row is run.row and r.hardware == hardware]
-    for key in (table.sections, table.select.over if table.select else None):
+    for key in (table.sections, table.chosen_key):
         same = [(o, r) for o, r in alike if key is None or o.values[key] == run.values[key]]
         alike = same if same or key == table.sections else alike
     return sum(record.wall_seconds for _, record in alike) / len(alike) if alike else None

@@ -1,7 +1,7 @@
-"""Example records: finished runs of the arrow table with made-up accuracies."""
+"""Example records: finished runs of the tables here with made-up accuracies."""
 
-import dataclasses
 import hashlib
+import json
 import math
 import subprocess
 import sys
@@ -9,85 +9,68 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from plstm.results.definitions import load_table
-from plstm.results.records import RunRecord, write_record
-from plstm.runs.cli import register
+from plstm.results.records import Record, record_path, write_record
+from plstm.results.sweeps import planned_runs
 
 ROOT = Path(__file__).resolve().parents[2]
+TABLES = ROOT / "configs/tables"
 HARDWARE = {"platform": "gpu", "device_kind": "H100", "device_count": 1, "cpu_model": "Xeon", "cpu_cores": 8}
 
 
 def example_record(
-    experiment="arrow/plstm",
-    row="pLSTM",
-    seed=43,
-    lr=1e-4,
-    val=0.97,
-    test=0.97,
-    test_ext=0.78,
-    table="arrow",
-    init_from=None,
-    **changes,
+    experiment="arrow/plstm", seed=43, lr=1e-4, table="arrow", best=None, init_from=None, values=None, **changes
 ):
-    """A record as its table asks for it, of the paper's size without one; `changes` replace whole fields."""
-    config = {"experiment": experiment, "seed": seed, "optim": {"peak_lr": lr}, "init_from": init_from}
-    config = OmegaConf.create(config)
-    definition = load_table(ROOT / "configs/tables" / f"{table or 'arrow'}.yaml")
-    for key, value in definition.require.items():
+    """A record as its table asks for it; `val`, `test` and `test_ext` are last accuracies, others replace whole fields."""
+    definition = load_table(TABLES / f"{table}.yaml")
+    swept = {"seed": seed} | ({"optim.peak_lr": lr} if "optim.peak_lr" in definition.sweep else {}) | (values or {})
+    config = OmegaConf.create({"experiment": experiment, "init_from": init_from})
+    for key, value in (definition.require | swept).items():
         OmegaConf.update(config, key, value)
-    overrides = [f"experiment={experiment}", f"seed={seed}"]
-    overrides += [f"optim.peak_lr={lr}"] if "optim.peak_lr" in definition.sweep else []
-    splits = {"val": val, "val_ext": 0.77, "test": test, "test_ext": test_ext}
-    record = RunRecord(
-        id=hashlib.sha256(f"{experiment} {seed} {lr}".encode()).hexdigest()[:12],
-        name=f"{experiment.replace('/', '-')}-s{seed}",
-        experiment=experiment,
-        command=" ".join(["python train.py", *overrides]),
-        overrides=overrides,
-        config=OmegaConf.to_container(config),
-        table=table,
-        row=row,
-        seed=seed,
-        commit="0123456789abcdef0123456789abcdef01234567",
-        dirty=False,
-        versions={"python": "3.11.9", "jax": "0.10.2", "pillow": None},
-        hardware=HARDWARE,
-        started="2025-06-01T10:00:00+00:00",
-        finished="2025-06-01T11:00:00+00:00",
-        wall_seconds=3600.0,
-        steps=39_050,
-        epochs=50.0,
-        images_per_second=1500.0,
-        parameters=5_500_000,
-        flops_per_image=None,
-        metrics={
-            "last": {split: {"loss": 0.1, "accuracy": value, "count": 5120} for split, value in splits.items()},
-            "best": {"step": 38_000, "val": {"accuracy": val}},
+    overrides = [f"experiment={experiment}", *(f"{key}={value}" for key, value in swept.items())]
+    last = {"val": 0.97, "val_ext": 0.77, "test": 0.97, "test_ext": 0.78}
+    last |= {split: changes.pop(split) for split in ("val", "test", "test_ext") if split in changes}
+    fields = {
+        "id": hashlib.sha256(f"{experiment} {swept}".encode()).hexdigest()[:12],
+        "name": f"{experiment.replace('/', '-')}-s{seed}",
+        "experiment": experiment,
+        "task": "arrow",
+        "command": " ".join(["python train.py", *overrides]),
+        "overrides": overrides,
+        "config": OmegaConf.to_container(config),
+        "seed": seed,
+        "commit": "0123456789abcdef0123456789abcdef01234567",
+        "dirty": False,
+        "versions": {"python": "3.11.9", "jax": "0.10.2", "pillow": None},
+        "hardware": HARDWARE,
+        "started": "2025-06-01T10:00:00+00:00",
+        "finished": "2025-06-01T11:00:00+00:00",
+        "wall_seconds": 3600.0,
+        "steps": 40_000,
+        "epochs": 50.0,
+        "unit": "images",
+        "examples_per_second": 1500.0,
+        "parameters": 5_500_000,
+        "flops_per_example": None,
+        "metrics": {
+            "last": {split: {"loss": 0.1, "accuracy": value, "count": 5120} for split, value in last.items()},
+            "best": {"step": 38_000, **{split: {"accuracy": value} for split, value in (best or last).items()}},
         },
-    )
-    return dataclasses.replace(record, **changes)
+    }
+    return Record(**fields | changes)
 
 
 def example_curve(final, shift=0):
     """Accuracies that stay at chance and then rise to `final`, at 20 evaluations over 50 epochs."""
-    rows = []
+    points = []
     for step in range(2000, 40_001, 2000):
         rise = 1 / (1 + math.exp(-(step - 14_000 - shift) / 2000))
         for split, top in (("train", min(1, final + 0.02)), ("val", final), ("val_ext", final - 0.2)):
-            rows.append((step, step / 781, split, "accuracy", 0.5 + (top - 0.5) * rise))
-        rows.append((step, step / 781, "train", "loss", 0.7 * (1 - rise)))
-    return rows
-
-
-@pytest.fixture(scope="module")
-def composed():
-    """Function of command-line arguments: the config node that train.py gets."""
-    register()
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        yield lambda *arguments: compose("train", overrides=list(arguments))
+            points.append((step, step / 800, split, "accuracy", float(f"{0.5 + (top - 0.5) * rise:.6g}")))
+        points.append((step, step / 800, "train", "loss", float(f"{0.7 * (1 - rise):.6g}")))
+    return points
 
 
 @pytest.fixture
@@ -96,17 +79,69 @@ def add(tmp_path):
 
     def write(**fields):
         record = example_record(**fields)
-        write_record(
-            record, example_curve(record.metrics["last"]["val"]["accuracy"], 400 * (record.seed - 45)), tmp_path
-        )
+        accuracy = record.metrics["last"]["val"]["accuracy"]
+        write_record(record, example_curve(accuracy, 400 * (record.seed - 45)), tmp_path)
         return record
 
     return write
 
 
-def run_table(*arguments):
-    """`scripts/run_table.py` with these arguments, run to its end."""
-    command = [sys.executable, "scripts/run_table.py", *map(str, arguments)]
+@pytest.fixture(scope="session")
+def graphs():
+    return load_table(TABLES / "graphs.yaml")
+
+
+def folds_of(table, experiment, name="MUTAG", depth=4, seed=43):
+    """The planned runs of one seed of a cell of the graph table."""
+    wanted = {"data.name": name, "model.depth": depth, "seed": seed}
+    runs = [run for run in planned_runs(table) if run.row.experiment == experiment]
+    return [run for run in runs if all(run.values[key] == value for key, value in wanted.items())]
+
+
+def fold_records(runs, val=0.8, best=0.7, last=0.75, **changes):
+    """Records of planned folds, the n-th with n / 100 more on the test set."""
+    changes = {"parameters": 1234, "wall_seconds": 20.0, "steps": 300, "epochs": 100.0, "unit": "graphs"} | changes
+    return [
+        example_record(
+            *(run.row.experiment, run.values["seed"]),
+            table="graphs",
+            values=run.values,
+            best={"val": val, "test": best + n / 100},
+            val=0.5,
+            test=last + n / 100,
+            **changes,
+        )
+        for n, run in enumerate(runs)
+    ]
+
+
+@pytest.fixture
+def add_folds(graphs, tmp_path):
+    """Write the first `count` folds of a cell into `tmp_path`."""
+
+    def write(*cell, count=10, **accuracies):
+        for record in fold_records(folds_of(graphs, *cell)[:count], **accuracies):
+            write_record(record, [(3, 1.0, "val", "accuracy", 0.1234567), (6, 2.0, "val", "accuracy", 0.5)], tmp_path)
+
+    return write
+
+
+def edit_line(path, edit, number=0):
+    """Change the record of a line in its file."""
+    lines = path.read_text().splitlines()
+    line = json.loads(lines[number])
+    edit(line["record"])
+    lines[number] = json.dumps(line)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def path_of(record, folder):
+    return record_path(record.experiment, folder)
+
+
+def run_script(name, *arguments):
+    """A script with these arguments, run to its end."""
+    command = [sys.executable, f"scripts/{name}.py", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 

@@ -1,116 +1,142 @@
-import dataclasses
 import json
+from multiprocessing import get_context
 
 import pytest
+from pydantic import ValidationError
 
 from plstm.errors import UserError
-from plstm.results.records import CurvePoint, curve_path, read_curve, read_records, write_file, write_record
+from plstm.results.records import (
+    CurvePoint,
+    commits_of,
+    find_record,
+    read_curve,
+    read_records,
+    value_at,
+    write_file,
+    write_record,
+)
 
-from .conftest import example_curve, example_record
-
-
-def corrupt(path, edit):
-    fields = json.loads(path.read_text())
-    edit(fields)
-    path.write_text(json.dumps(fields))
+from .conftest import edit_line, example_curve, example_record, path_of
 
 
 def test_round_trip(tmp_path):
-    records = [example_record(seed=seed) for seed in (43, 44)]
+    records = [example_record(seed=seed) for seed in (43, 44)] + [example_record("arrow/vit")]
     for record in records:
         write_record(record, example_curve(0.9), tmp_path)
     assert read_records(tmp_path) == sorted(records, key=lambda record: record.id)
     assert read_curve(records[0], tmp_path) == [CurvePoint(*row) for row in example_curve(0.9)]
-    names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert names == {f"{record.id}.{kind}" for record in records for kind in ("json", "csv")}
+    files = {path.name: len(path.read_text().splitlines()) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {"arrow-plstm.jsonl": 2, "arrow-vit.jsonl": 1}
+    assert find_record(records[1].id, "arrow/plstm", tmp_path) == records[1]
+    assert find_record(records[1].id, "arrow/vit", tmp_path) is None is find_record("0" * 12, "arrow/none", tmp_path)
 
 
-def test_a_run_outside_every_table_outside_git(tmp_path):
-    metrics = {**example_record().metrics, "best": None}
-    record = example_record(table=None, row=None, commit=None, dirty=None, metrics=metrics)
-    write_record(record, [], tmp_path)
-    assert read_records(tmp_path) == [record]
+def test_a_rerun_takes_the_place_of_its_line_and_integers_stay_integers(tmp_path):
+    for wall in (1.0, 2):
+        for seed in (43, 44):
+            path = write_record(
+                example_record(seed=seed, wall_seconds=wall), [(1, 0.1, "val", "loss", 1 / 3)], tmp_path
+            )
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["record"]["seed"], line["record"]["wall_seconds"]) for line in lines] == [(43, 2), (44, 2)]
+    assert '"wall_seconds":2,' in path.read_text() and lines[0]["record"]["metrics"]["last"]["val"]["count"] == 5120
+    assert lines[0]["curve"] == {"step": [1], "val.loss": [0.333333]}
+    points = [(1, 0.1, "val", "top.5", 0.5), (2, 0.2, "train", "loss", 1e-9)]
+    write_record(example_record(seed=43), points, tmp_path)
+    assert [point[2:] for point in read_curve(example_record(seed=43), tmp_path)] == [point[2:] for point in points]
 
 
-@pytest.mark.parametrize("younger", [{"xla_flags"}, {"xla_flags", "earlier"}])
-def test_records_of_older_versions_are_read(tmp_path, younger):
-    made = {key: getattr(example_record(), key) for key in ("commit", "dirty", "versions", "hardware")}
-    record = example_record(earlier=[] if "earlier" in younger else [{"until": 5, **made}])
-    path = write_record(record, [], tmp_path)
-    corrupt(path, lambda fields: [fields.pop(key) for key in younger])
-    assert read_records(tmp_path) == [record]
+def _write(seed, folder):
+    write_record(example_record(seed=seed), example_curve(0.9), folder)
 
 
-def test_no_folder_no_records(tmp_path):
+def test_processes_that_write_at_the_same_time_take_turns(tmp_path):
+    (tmp_path / "runs").mkdir()
+    left = tmp_path / "runs/.arrow-plstm.jsonl.123.tmp"
+    left.write_text("of a killed process")
+    processes = [get_context("fork").Process(target=_write, args=(seed, tmp_path)) for seed in range(8)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert sorted(record.seed for record in read_records(tmp_path)) == list(range(8)) and not left.exists()
+
+
+def test_a_run_outside_git_without_a_best_step_and_one_resumed(tmp_path):
+    record = example_record(commit=None, dirty=None, metrics={**example_record().metrics, "best": None})
+    made = {key: getattr(record, key) for key in ("commit", "dirty", "versions", "hardware")}
+    resumed = example_record(seed=44, earlier=[{"until": 5, **made}], xla_flags="--x", converted="by a script")
+    for run in (record, resumed):
+        write_record(run, [], tmp_path)
+    assert {run.id: run for run in read_records(tmp_path)} == {run.id: run for run in (record, resumed)}
+    assert commits_of([resumed]) == ["0123456", "unknown*"] and commits_of([record]) == ["unknown*"]
     assert read_records(tmp_path / "absent") == []
 
 
 @pytest.mark.parametrize(
     ("edit", "field"),
     [
-        (lambda f: f.update(acuracy=1), "field acuracy is unknown"),
-        (lambda f: f.pop("seed"), "field seed is missing"),
-        (lambda f: f.update(seed="43"), "field seed must be of type int"),
-        (lambda f: f.update(seed=True), "field seed must be of type int"),
-        (lambda f: f.update(wall_seconds="an hour"), "field wall_seconds must be a finite number"),
-        (lambda f: f.update(wall_seconds=float("nan")), "field wall_seconds must be a finite number"),
-        (lambda f: f.update(row=7), "field row must be of type str"),
-        (lambda f: f.update(overrides="seed=43"), "field overrides must be a list"),
-        (lambda f: f["overrides"].append(43), "field overrides.3 must be of type str"),
-        (lambda f: f["hardware"].pop("cpu_cores"), "field hardware.cpu_cores is missing"),
-        (lambda f: f.update(earlier=[{"until": 5}]), "field earlier.0.commit is missing"),
-        (lambda f: f["hardware"].update(host="gpu7"), "field hardware.host is unknown"),
-        (lambda f: f["metrics"].update(last=[]), "field metrics.last must be a dict"),
-        (lambda f: f["metrics"]["last"]["val"].pop("count"), "field metrics.last.val.count is missing"),
-        (lambda f: f["metrics"]["last"]["val"].update(accuracy=97.2), "field metrics.last.val.accuracy is 97.2"),
-        (lambda f: f["metrics"]["best"].pop("step"), "field metrics.best.step must be of type int"),
-        (lambda f: f["metrics"]["best"].update(val=0.9), "field metrics.best.val must be a dict"),
-        (lambda f: f.update(finished="yesterday"), "field finished is 'yesterday'"),
-        (lambda f: f.update(id="0123456789ab"), "field id is '0123456789ab'"),
+        (lambda f: f.update(acuracy=1), "field record.acuracy: Extra inputs are not permitted"),
+        (lambda f: f.pop("seed"), "field record.seed: Field required"),
+        (lambda f: f.update(seed="43"), "field record.seed: Input should be a valid integer"),
+        (lambda f: f.update(seed=True), "field record.seed: Input should be a valid integer"),
+        (lambda f: f.update(format=1), "field record.format: Input should be 2"),
+        (lambda f: f.update(wall_seconds="an hour"), "field record.wall_seconds: Input should be a valid number"),
+        (lambda f: f.update(wall_seconds=float("nan")), "field record.wall_seconds: Input should be a finite number"),
+        (lambda f: f.update(overrides="seed=43"), "field record.overrides: Input should be a valid array"),
+        (lambda f: f["overrides"].append(43), "field record.overrides[3]: Input should be a valid string"),
+        (lambda f: f["hardware"].pop("cpu_cores"), "field record.hardware.cpu_cores: Field required"),
+        (lambda f: f.update(earlier=[{"until": 5}]), "field record.earlier[0].commit: Field required"),
+        (lambda f: f["hardware"].update(host="gpu7"), "field record.hardware.host: Extra inputs"),
+        (lambda f: f["metrics"].update(last=[]), "field record.metrics.last: Input should be an object"),
+        (
+            lambda f: f["metrics"]["last"]["val"].update(accuracy="high"),
+            "field record.metrics.last.val.accuracy: Input",
+        ),
+        (
+            lambda f: f["metrics"]["best"].pop("step"),
+            "field record.metrics.best: should be an object with an integer step",
+        ),
+        (lambda f: f["metrics"]["best"].update(val=0.9), "field record.metrics.best.val: Input should be"),
+        (lambda f: f.update(finished="yesterday"), "field record.finished: Invalid isoformat string: 'yesterday'"),
+        (lambda f: f.update(id="arrow"), "field record.id: String should match pattern"),
+        (lambda f: f.update(experiment="arrow/vit"), "is a run of experiment arrow/vit; move it"),
     ],
 )
 def test_a_corrupted_record_is_named_with_its_field(tmp_path, edit, field):
-    path = write_record(example_record(), [], tmp_path)
-    corrupt(path, edit)
+    for seed in (43, 44):
+        path = write_record(example_record(seed=seed), [], tmp_path)
+    edit_line(path, edit, number=1)
     with pytest.raises(UserError) as error:
         read_records(tmp_path)
-    assert str(path) in str(error.value)
-    assert field in str(error.value)
-    assert "\n" not in str(error.value)
+    assert f"{path}, line 2: " in str(error.value) and field in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_truncated_record_is_named(tmp_path):
-    path = write_record(example_record(), [], tmp_path)
-    path.write_text(path.read_text()[:100])
-    with pytest.raises(UserError, match=f"{path}: not a JSON file"):
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text[:100], "Invalid JSON"),
+        (lambda text: text.replace('"curve":{"step"', '"kurve":{"step"'), "field curve: Field required"),
+        (lambda text: text.replace('"step":[2000,', '"step":['), "field curve: must have a column step"),
+        (lambda text: text.replace('"curve":{"step"', '"curve":{"steps"'), "field curve: must have a column step"),
+        (lambda text: text.replace('"val.accuracy":[', '"val.accuracy":["x",'), "field curve.val.accuracy"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, change, words):
+    path = write_record(example_record(), example_curve(0.9), tmp_path)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(UserError, match=f"{path}, line 1: .*{words}"):
         read_records(tmp_path)
 
 
-def test_a_bad_record_is_not_written(tmp_path):
-    with pytest.raises(UserError, match="field steps must be of type int"):
-        write_record(dataclasses.replace(example_record(), steps=10.5), [], tmp_path)
-    with pytest.raises(UserError, match="field id"):
-        write_record(dataclasses.replace(example_record(), id="arrow"), [], tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_curve_errors_name_the_file(tmp_path):
-    record = example_record()
-    write_record(record, example_curve(0.9), tmp_path)
-    path = curve_path(record, tmp_path)
-    text = path.read_text()
-    path.write_text(text + "2000,2.56,val,accuracy,high\n")
-    with pytest.raises(UserError, match=f"{path}, line 82"):
-        read_curve(record, tmp_path)
-    path.write_text(text + "2000,2.56,val\n")
-    with pytest.raises(UserError, match=f"{path}, line 82"):
-        read_curve(record, tmp_path)
-    path.write_text(text.replace("epoch", "time"))
-    with pytest.raises(UserError, match="the first line must be step,epoch,split,metric,value"):
-        read_curve(record, tmp_path)
-    path.unlink()
-    with pytest.raises(UserError, match=f"{path}: this curve is missing"):
-        read_curve(record, tmp_path)
+def test_a_bad_record_is_not_made_and_a_missing_run_is_named(tmp_path):
+    for change in ({"steps": 10.5}, {"id": "arrow"}):
+        with pytest.raises(ValidationError):
+            example_record(**change)
+    path = write_record(example_record(), [], tmp_path)
+    other = example_record(seed=44)
+    with pytest.raises(UserError, match=f"{path}: has no run {other.id}"):
+        read_curve(other, tmp_path)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
@@ -126,11 +152,12 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("table.md", b"old")]
 
 
-def test_values_by_dotted_key():
-    record = example_record(lr=3e-4)
-    assert record.config_value("optim.peak_lr") == 3e-4
-    assert record.metric("test_ext") == 0.78
-    with pytest.raises(UserError, match=rf"runs/{record.id}.json: field config has no key 'optim.peak.lr'"):
-        record.config_value("optim.peak.lr")
-    with pytest.raises(UserError, match="has no split 'test2'"):
-        record.metric("test2")
+def test_values_by_dotted_key(tmp_path):
+    record = example_record(lr=3e-4, best={"val": 0.5})
+    assert value_at(record.config, "optim.peak_lr") == 3e-4 and value_at(record.config, "optim.peak.lr", 7) == 7
+    assert record.metric("test_ext") == 0.78 and record.metric("val", at="best") == 0.5
+    for arguments in (("test2",), ("val", "top5"), ("test", "accuracy", "best")):
+        with pytest.raises(
+            UserError, match=f"{path_of(record, '')}, run {record.id}: field metrics.* evaluate the run"
+        ):
+            record.metric(*arguments)

@@ -6,22 +6,23 @@ import sys
 import time
 
 import pytest
+import yaml
 
 from plstm.errors import UserError
 from plstm.results import execution, sweeps
 from plstm.results.definitions import load_table, load_tables
 from plstm.results.sweeps import planned_runs
 from plstm.runs.cost import experiment_cost
+from plstm.training.environment import describe_environment
+from scripts import run_table
 
-from .conftest import HARDWARE, ROOT, example_record, run_table
-
-TABLES = ROOT / "configs/tables"
+from .conftest import HARDWARE, ROOT, TABLES, example_record, fold_records, folds_of, run_script
 
 
 def test_every_table_loads_and_names_a_figure():
     tables = load_tables(TABLES)
     assert {"arrow", "arrow-demo", "arrow-reduced"} <= {table.name for table in tables}
-    assert all(table.figure for table in tables if table.name.startswith("arrow"))
+    assert all(table.figure.panels for table in tables if table.name.startswith("arrow"))
 
 
 def test_arrow_has_the_figures_of_table_3():
@@ -33,237 +34,8 @@ def test_arrow_has_the_figures_of_table_3():
         "arrow/plstm_d_mode": {"peak_lr": 1e-4, "test": [0.957, 0.002], "test_ext": [0.828, 0.028]},
         "arrow/plstm_stm_bias": {"peak_lr": 1e-4, "test": [0.975, 0.003], "test_ext": [0.784, 0.020]},
         "arrow/vit": {"peak_lr": 3e-4, "test": [0.915, 0.019], "test_ext": [0.707, 0.014]},
-        "arrow/plstm_printed": None,
+        "arrow/plstm_printed": {},
     }
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (("chance: 0.5", "chanse: 0.5"), "chanse"),
-        (("chance: 0.5", "chance: half"), "chance"),
-        (("title: Arrow-pointing extrapolation\n", ""), "title"),
-        (("    experiment: arrow/vit", "    experimnt: arrow/vit"), "experimnt"),
-        (("    experiment: arrow/vit", "    experiment: arrow/plstm"), "same experiment"),
-        (("over: optim.peak_lr}", "over: optim.lr}"), "select.over"),
-        (("over: optim.peak_lr}", "over: optim.peak_lr, best: max}"), "best"),
-        (("test: [0.972, 0.003]", "test: 0.972"), "rows[0].paper.test"),
-        (("test: [0.972, 0.003]", "tset: [0.972, 0.003]"), "rows[0].paper.tset"),
-        (("name: arrow\n", "name: bow\n"), "name"),
-        (("columns:", "columns: ["), "not a YAML file"),
-    ],
-)
-def test_a_wrong_definition_names_file_and_key(tmp_path, change, words):
-    text = (TABLES / "arrow.yaml").read_text()
-    assert text.count(change[0]) >= 1
-    path = tmp_path / "arrow.yaml"
-    path.write_text(text.replace(*change, 1))
-    with pytest.raises(UserError) as error:
-        load_table(path)
-    assert str(path) in str(error.value) and words in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (("init_from: imagenet/plstm_t\n", "init_from: imagenet/vit_t\n"), "rows[1].init_from"),
-        (("test: 75.2}", "test: [75.2, 0.1]}"), "rows[1].paper.test must be a percentage"),
-        (("flops: 1.4G", "flop: 1.4G"), "rows[1].paper.flop"),
-        (("accuracy: {test: 77.1}", "accuracy: {val: 77.1}"), "references[0]"),
-        (("costs: true", "costs: false"), "rows[1].paper.parameters"),
-    ],
-)
-def test_a_wrong_table_of_percentages_names_file_and_key(tmp_path, change, words):
-    text = (TABLES / "imagenet.yaml").read_text()
-    path = tmp_path / "imagenet.yaml"
-    assert change[0] in text
-    path.write_text(text.replace(*change, 1))
-    with pytest.raises(UserError) as error:
-        load_table(path)
-    assert str(path) in str(error.value) and words in str(error.value) and "\n" not in str(error.value)
-
-
-def test_order_fills_every_row_at_the_papers_best_value_first():
-    table = load_table(TABLES / "arrow.yaml")
-    runs = planned_runs(table)
-    assert len(runs) == len({run.key for run in runs}) == 7 * 15
-    best = {row.experiment: (row.paper or {"peak_lr": 1e-4})["peak_lr"] for row in table.rows}
-    for seed, start in zip(range(43, 48), range(0, 35, 7), strict=True):
-        assert {run.key for run in runs[start : start + 7]} == {(name, seed, lr) for name, lr in best.items()}
-    assert [run.values["seed"] for run in runs[35:49]] == [43] * 14
-    assert runs[0].overrides == ["experiment=arrow/plstm", "seed=43", "optim.peak_lr=0.0001"]
-
-
-def test_cost_comes_from_the_same_experiment_table_and_hardware():
-    table = load_table(TABLES / "arrow.yaml")
-    run = planned_runs(table)[0]
-    records = [
-        example_record(seed=44, wall_seconds=100.0),
-        example_record(seed=45, wall_seconds=300.0),
-        example_record(seed=46, wall_seconds=9e9, hardware={**HARDWARE, "device_kind": "A100"}),
-        example_record(experiment="arrow/vit", row="ViT", wall_seconds=9e9),
-        example_record(table="arrow-reduced", wall_seconds=9e9),
-    ]
-    assert sweeps.expected_seconds(run, records, table, HARDWARE) == 200
-    assert sweeps.expected_seconds(run, records[2:], table, HARDWARE) is None
-
-
-def test_dry_run_lists_every_run(add, tmp_path):
-    add(wall_seconds=7200.0)
-    folder = tmp_path / "runs-open/abc"
-    for name in (".hydra", "checkpoints/2000"):
-        (folder / name).mkdir(parents=True)
-    (folder / ".hydra/config.yaml").write_text(
-        "experiment: arrow/vit\nseed: 43\noptim: {peak_lr: 0.0003}\nreport: {table: arrow}\n"
-    )
-    done = run_table("arrow", "--dry-run", "--results", tmp_path, "--runs", tmp_path / "runs-open", "loop.log_every=7")
-    assert done.returncode == 0, done.stderr
-    *lines, total = done.stdout.splitlines()
-    tail = f"loop.log_every=7 paths.results={tmp_path} paths.runs={tmp_path}/runs-open"
-    commands = [line.partition("python train.py ")[2] for line in lines]
-    assert len(lines) == len(set(commands)) == 105 and all(command.endswith(tail) for command in commands)
-    assert re.fullmatch(
-        rf"finished +2\.00 h +python train\.py experiment=arrow/plstm seed=43 \S+=0\.0001 {tail}", lines[0]
-    )
-    partial = [line for line in lines if line.startswith("partial")]
-    assert len(partial) == 1 and "experiment=arrow/vit seed=43 optim.peak_lr=0.0003" in partial[0]
-    assert total == "105 runs: 1 finished, 104 to run, 104 of unknown cost (no finished run to measure from)"
-
-
-def test_dry_run_measures_cost_on_this_machine(add, tmp_path):
-    add(wall_seconds=7200.0, hardware=execution.query_hardware(ROOT))
-    done = run_table("arrow", "--dry-run", "--results", tmp_path)
-    assert (
-        "104 to run, about 28.00 h for 14 of them on this hardware, 90 of unknown cost" in done.stdout.splitlines()[-1]
-    )
-
-
-@pytest.mark.parametrize(
-    "options",
-    [("arrow", "--columns", "val"), ("graphs", "--columns", "MUTAG,PTC"), ("graphs", "--measure", "64")]
-    + [("graphs", "--images-per-second", "10")],
-)
-def test_options_that_the_table_has_no_use_for_are_refused(tmp_path, options):
-    done = run_table(*options, "--dry-run", "--results", tmp_path)
-    assert done.returncode == 2 and options[1] in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("override", ["seed=1", "data.size=48", "report.table=null", "fast", "model.dtype=float32"])
-def test_overrides_that_the_table_sets_are_refused(tmp_path, override):
-    done = run_table("arrow", "--dry-run", "--results", tmp_path, override)
-    assert done.returncode == 2 and override in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-def fake_project(folder, body):
-    """A copy of the script and the definitions beside a `train.py` that has `body`."""
-    (folder / "scripts").mkdir()
-    (folder / "scripts/run_table.py").write_text((ROOT / "scripts/run_table.py").read_text())
-    (folder / "configs").symlink_to(ROOT / "configs")
-    (folder / "train.py").write_text(body)
-    return {
-        "args": [sys.executable, "scripts/run_table.py", "arrow-demo"],
-        "cwd": folder,
-        "env": {**os.environ, "PYTHONPATH": str(ROOT)},
-        "text": True,
-    }
-
-
-WRITE_RECORD = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {root!r})
-from tests.experiments.conftest import example_curve, example_record
-from plstm.results.records import write_record
-experiment = sys.argv[1].partition("=")[2]
-print("training", *sys.argv[1:])
-if "fails" in Path("state").read_text() and experiment == "demo/plstm":
-    sys.exit(3)
-row = {{"demo/plstm": "pLSTM", "demo/vit": "ViT"}}[experiment]
-write_record(example_record(experiment, row, table="arrow-demo"), example_curve(0.9), "results")
-"""
-
-
-def test_runs_what_is_missing_and_goes_on_after_a_failure(tmp_path):
-    project = fake_project(tmp_path, WRITE_RECORD.format(root=str(ROOT)))
-    (tmp_path / "state").write_text("fails")
-    done = subprocess.run(**project, capture_output=True)
-    assert done.returncode == 1, done.stderr
-    assert "training experiment=demo/plstm seed=43" in done.stdout and "training experiment=demo/vit" in done.stdout
-    assert done.stdout.splitlines()[-2:] == ["1 runs failed:", "experiment=demo/plstm seed=43: exit status 3"]
-    assert "ViT" in (tmp_path / "results/tables/arrow-demo.md").read_text()
-    assert (tmp_path / "results/figures/arrow-demo-curves.png").is_file()
-    (tmp_path / "state").write_text("works")
-    done = subprocess.run(**project, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    assert "training experiment=demo/plstm" in done.stdout and "training experiment=demo/vit" not in done.stdout
-    done = subprocess.run(**project, capture_output=True)
-    assert (done.returncode, "training experiment=" in done.stdout) == (0, False)
-
-
-WRITE_BOTH_STAGES = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {root!r})
-from tests.experiments.conftest import example_curve, example_record
-from plstm.results.records import write_record
-from plstm.results.definitions import load_table
-given = dict(argument.split("=", 1) for argument in sys.argv[1:])
-print("training", *sys.argv[1:])
-if given["experiment"] == "reduced/imagenet_vit":
-    sys.exit(3)
-rows = load_table(Path("configs/tables/imagenet-reduced.yaml")).rows
-row = next(row.name for row in rows if row.experiment == given["experiment"])
-start = given.get("init_from", "").strip('"') or None
-record = example_record(given["experiment"], row, table="imagenet-reduced", init_from=start)
-write_record(record, example_curve(0.9), "results")
-"""
-
-
-def test_fine_tuning_starts_from_the_table_s_pretraining(tmp_path):
-    project = fake_project(tmp_path, WRITE_BOTH_STAGES.format(root=str(ROOT)))
-    project["args"][2:] = ["imagenet-reduced"]
-    done = subprocess.run(**project, capture_output=True)
-    assert done.returncode == 1, done.stderr
-    first, second = "reduced/imagenet_plstm", "reduced/imagenet_plstm_finetune"
-    start = example_record(first).id
-    assert [line for line in done.stdout.splitlines() if line.startswith("training")] == [
-        f"training experiment={first} seed=43",
-        f'training experiment={second} seed=43 init_from="{start}"',
-        "training experiment=reduced/imagenet_vit seed=43",
-    ]
-    assert done.stdout.splitlines()[-2:] == [
-        "experiment=reduced/imagenet_vit seed=43: exit status 3",
-        "experiment=reduced/imagenet_vit_finetune seed=43: fine-tunes reduced/imagenet_vit, which has not finished",
-    ]
-
-
-def test_dry_run_of_two_stages_at_a_given_throughput(tmp_path):
-    done = run_table("imagenet-reduced", "--dry-run", "--results", tmp_path, "--images-per-second", "10")
-    *lines, total = done.stdout.splitlines()
-    seconds = [3600 * float(line.split()[2]) for line in lines]
-    views = [64 * 1_120, 64 * 140] * 2
-    flops = [experiment_cost(row.experiment).flops for row in load_table(TABLES / "imagenet-reduced.yaml").rows]
-    assert seconds == pytest.approx([n / 10 * own / flops[0] for n, own in zip(views, flops, strict=True)], abs=20)
-    assert [line.partition(f" paths.results={tmp_path}")[0].partition("train.py ")[2] for line in lines[:2]] == [
-        "experiment=reduced/imagenet_plstm seed=43",
-        "experiment=reduced/imagenet_plstm_finetune seed=43 init_from=ID",
-    ]
-    assert total.startswith("4 runs: 0 finished, 4 to run, about ")
-    assert total.endswith("at 10 images/s of the first row's model")
-
-
-@pytest.mark.slow
-def test_dry_run_measures_the_throughput_it_estimates_by(tmp_path):
-    done = run_table("imagenet-reduced", "--dry-run", "--results", tmp_path, "--measure", "2")
-    first, *_, total = done.stdout.splitlines()
-    rate = float(re.fullmatch(r"measured: (\S+) images/s of reduced/imagenet_plstm, data not counted", first)[1])
-    assert rate > 0 and float(total.split(" images/s of the first row")[0].split()[-1]) == pytest.approx(rate, abs=0.1)
-    assert "4 runs: 0 finished, 4 to run, about " in total
-
-
-def test_measuring_is_refused_before_a_run(tmp_path):
-    done = run_table("imagenet-reduced", "--results", tmp_path, "--measure", "2")
-    assert done.returncode == 2 and "--measure goes with --dry-run" in done.stderr
 
 
 def test_imagenet_has_the_figures_of_tables_4_and_5():
@@ -281,8 +53,239 @@ def test_imagenet_has_the_figures_of_tables_4_and_5():
     for pretraining, finetuning in zip(table.rows[::2], table.rows[1::2], strict=True):
         assert (pretraining.init_from, finetuning.init_from) == (None, pretraining.experiment)
     assert len(table.references) == 22
-    ablation = [row.paper and row.paper["test"] for row in load_table(TABLES / "ablation.yaml").rows]
+    ablation = [row.paper.get("test") for row in load_table(TABLES / "ablation.yaml").rows]
     assert ablation == [75.51, 75.22, 74.86, 75.13, 75.10, 74.66, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "words"),
+    [
+        ("arrow", "chance: 0.5", "chanse: 0.5", "key chanse: Extra inputs are not permitted"),
+        ("arrow", "chance: 0.5", "chance: half", "key chance: Input should be a valid number"),
+        ("arrow", "title: Arrow-pointing extrapolation\n", "", "key title: Field required"),
+        ("arrow", "    experiment: arrow/vit", "    experimnt: arrow/vit", "key rows[5].experiment: Field required"),
+        ("arrow", "    experiment: arrow/vit", "    experiment: arrow/plstm", "same experiment"),
+        (
+            "arrow",
+            "over: optim.peak_lr,",
+            "over: optim.lr,",
+            "key select.over is 'optim.lr', which sweep does not list",
+        ),
+        ("arrow", "split: val}", "split: val, best: max}", "key select.best: Extra inputs"),
+        ("arrow", "test: [0.972, 0.003]", "test: [0.972]", "rows[0].paper.test must be a number or [mean, +-]"),
+        ("arrow", "test: [0.972, 0.003]", "test: high", "rows[0].paper.test must be a number or [mean, +-]"),
+        ("arrow", "test: [0.972, 0.003]", "tset: [0.972, 0.003]", "rows[0].paper.tset"),
+        ("arrow", "{peak_lr: 1e-4,", "{peak_lr: 2e-4,", "rows[0].paper.peak_lr"),
+        ("arrow", "split: test}", "split: test_ext}", "key columns must name at least one metric, and none twice"),
+        ("arrow", "name: arrow\n", "name: bow\n", "key name is 'bow'; it must be the file's name"),
+        ("arrow", "columns:", "columns: [", "not a YAML file"),
+        ("arrow", "baselines: baselines/arrow-192.json", "digits: 3", "key figure.baseline needs baselines"),
+        (
+            "imagenet",
+            "init_from: imagenet/plstm_t\n",
+            "init_from: imagenet/vit_t\n",
+            "rows[1].init_from: no earlier row",
+        ),
+        ("imagenet", "flops: 1.4G", "flop: 1.4G", "rows[1].paper.flop"),
+        ("imagenet", "test: 77.1}", "val: 77.1}", "references[0].paper.val"),
+        ("imagenet", "costs: true", "costs: false", "rows[1].paper.parameters"),
+        (
+            "graphs",
+            "average_over: [data.fold]",
+            "average_over: [data.part]",
+            "average_over[0] is 'data.part', which sweep",
+        ),
+        ("graphs", "{PTC_FM: PTC-FM}", "{PTC: PTC-FM}", "key section_titles must name sections"),
+        ("graphs", "sweep: {model.depth: [4]}\n", "sweep: {model.deepth: [4]}\n", "does not sweep model.deepth"),
+        ("graphs", "sweep: {model.depth: [4]}\n", "sweep: {model.depth: [5]}\n", "does not sweep model.depth over [5]"),
+        ("graphs", "figure: {dots: true}", "figure: {panels: {val: Val}}", "key figure.panels is not for a table with"),
+        ("graphs", "choose_once: true", "costs: true", "key costs is not for a table with sections"),
+    ],
+)
+def test_a_wrong_definition_names_file_and_key(tmp_path, name, old, new, words):
+    text = (TABLES / f"{name}.yaml").read_text()
+    assert old in text
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(UserError) as error:
+        load_table(path)
+    assert str(path) in str(error.value) and words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_order_fills_every_row_at_the_papers_best_value_first():
+    table = load_table(TABLES / "arrow.yaml")
+    runs = planned_runs(table)
+    assert len(runs) == len({run.key for run in runs}) == 7 * 15
+    best = {row.experiment: row.paper.get("peak_lr", 1e-4) for row in table.rows}
+    for seed, start in zip(range(43, 48), range(0, 35, 7), strict=True):
+        assert {run.key for run in runs[start : start + 7]} == {(name, seed, lr) for name, lr in best.items()}
+    assert [run.values["seed"] for run in runs[35:49]] == [43] * 14
+    assert runs[0].overrides == ["experiment=arrow/plstm", "seed=43", "optim.peak_lr=0.0001"]
+
+
+def test_whole_cells_are_planned_section_by_section_and_seed_by_seed(graphs):
+    runs = planned_runs(graphs)
+    jobs = sweeps.jobs(graphs, runs)
+    assert {len(job.runs) for job in jobs} == {10} and sum(len(job.runs) for job in jobs) == len(runs)
+    assert len({run.key for run in runs}) == len(runs)
+    first = [job.overrides for job in jobs[:11]]
+    swept = ["data.name=MUTAG", "seed=43", "model.depth=4", "data.fold=0,1,2,3,4,5,6,7,8,9"]
+    assert first[0] == ["experiment=graphs/gat", *swept]
+    assert all({"data.name=MUTAG", "seed=43"} <= set(overrides) for overrides in first)
+    assert [o[0] for o in first[-2:]] == ["experiment=graphs/mpnn", "experiment=graphs/plstm"]
+    assert {"seed=44", "data.name=MUTAG"} <= set(jobs[11].overrides)
+    published = [bool(job.runs[0].row.paper) for job in jobs]
+    assert published == sorted(published, reverse=True)  # variants come last
+    assert sweeps.jobs(graphs, runs[3:5])[0].overrides[-1] == "data.fold=3,4"
+
+
+def test_cost_comes_from_the_same_experiment_and_hardware():
+    table = load_table(TABLES / "arrow.yaml")
+    run = planned_runs(table)[0]
+    records = [
+        example_record(seed=44, wall_seconds=100.0),
+        example_record(seed=45, wall_seconds=300.0),
+        example_record(seed=46, wall_seconds=9e9, hardware={**HARDWARE, "device_kind": "A100"}),
+        example_record(experiment="arrow/vit", wall_seconds=9e9),
+        example_record(seed=47, values={"data.size": 48}, wall_seconds=9e9),
+    ]
+
+    def expected(records):
+        return sweeps.expected_seconds(table, run, sweeps.match_records(table, records)[0], HARDWARE)
+
+    assert expected(records) == 200 and expected(records[2:]) is None
+    assert expected([example_record(lr=3e-4, wall_seconds=50)]) == 50
+
+
+def test_cost_comes_from_the_same_section_and_depth(graphs):
+    run = folds_of(graphs, "graphs/gin")[0]
+    alike = fold_records(folds_of(graphs, "graphs/gin", "MUTAG", 4, 44))
+    others = fold_records(folds_of(graphs, "graphs/gin", "NCI1", 4, 44), wall_seconds=9e9)
+    deeper = fold_records(folds_of(graphs, "graphs/gin", "MUTAG", 8, 44), wall_seconds=9e9)
+
+    def expected(records):
+        return sweeps.expected_seconds(graphs, run, sweeps.match_records(graphs, records)[0], HARDWARE)
+
+    assert expected(alike + others + deeper) == 20 and expected(others) is None
+
+
+def test_dry_run_lists_every_run(add, tmp_path):
+    add(wall_seconds=7200.0)
+    for number, rate in enumerate((0.0003, [1])):
+        folder = tmp_path / f"runs-open/{number}"
+        for name in (".hydra", "checkpoints/2000"):
+            (folder / name).mkdir(parents=True)
+        config = {"experiment": "arrow/vit", "seed": 43, "optim": {"peak_lr": rate}}
+        (folder / ".hydra/config.yaml").write_text(yaml.safe_dump(config))
+    options = ["--results", tmp_path, "--runs", tmp_path / "runs-open", "loop.log_every=7"]
+    done = run_script("run_table", "arrow", "--dry-run", *options)
+    assert done.returncode == 0, done.stderr
+    *lines, total = done.stdout.splitlines()
+    tail = f"loop.log_every=7 paths.results={tmp_path} paths.runs={tmp_path}/runs-open"
+    commands = [line.partition("python train.py ")[2] for line in lines]
+    assert len(lines) == len(set(commands)) == 105 and all(command.endswith(tail) for command in commands)
+    first = rf"finished +2\.00 h +python train\.py experiment=arrow/plstm seed=43 \S+=0\.0001 {tail}"
+    assert re.fullmatch(first, lines[0])
+    partial = [line for line in lines if line.startswith("partial")]
+    assert len(partial) == 1 and "experiment=arrow/vit seed=43 optim.peak_lr=0.0003" in partial[0]
+    assert total == "105 runs: 1 finished, 104 to run, 104 of unknown cost (no finished run to measure from)"
+    add(wall_seconds=7200.0, hardware=describe_environment(ROOT)["hardware"])
+    total = run_script("run_table", "arrow", "--dry-run", "--results", tmp_path).stdout.splitlines()[-1]
+    assert "104 to run, about 28.00 h for 14 of them on this hardware, 90 of unknown cost" in total
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("arrow", "--sections", "val"), ("graphs", "--sections", "MUTAG,PTC"), ("graphs", "--examples-per-second", "10")]
+    + [("arrow", override) for override in ("seed=1", "data.size=48", "fast", "model.dtype=float32")],
+)
+def test_options_and_overrides_that_are_not_for_the_table_are_refused(tmp_path, monkeypatch, options):
+    monkeypatch.setattr("sys.argv", ["run_table.py", *options, "--dry-run", "--results", str(tmp_path)])
+    with pytest.raises(UserError) as error:
+        run_table.main()
+    assert options[1] in str(error.value) and "\n" not in str(error.value)
+
+
+def fake_project(folder, body):
+    """A copy of the script and the definitions beside a `train.py` that has `body`."""
+    (folder / "scripts").mkdir()
+    (folder / "scripts/run_table.py").write_text((ROOT / "scripts/run_table.py").read_text())
+    (folder / "configs").symlink_to(ROOT / "configs")
+    (folder / "train.py").write_text(body)
+    return {
+        "args": [sys.executable, "scripts/run_table.py", "arrow-demo"],
+        "cwd": folder,
+        "env": {**os.environ, "PYTHONPATH": str(ROOT)},
+        "text": True,
+    }
+
+
+TRAIN = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tests.results.conftest import example_curve, example_record
+from plstm.results.records import write_record
+given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+print("training", *sys.argv[1:])
+if given["experiment"] in Path("fails").read_text():
+    sys.exit(3)
+start = given.get("init_from", "").strip('"') or None
+write_record(example_record(given["experiment"], table={table!r}, init_from=start), example_curve(0.9), "results")
+"""
+
+
+def test_runs_what_is_missing_and_goes_on_after_a_failure(tmp_path):
+    project = fake_project(tmp_path, TRAIN.format(root=str(ROOT), table="arrow-demo"))
+    (tmp_path / "fails").write_text("demo/plstm")
+    done = subprocess.run(**project, capture_output=True)
+    assert done.returncode == 1, done.stderr
+    assert "training experiment=demo/plstm seed=43" in done.stdout and "training experiment=demo/vit" in done.stdout
+    assert done.stdout.splitlines()[-2:] == ["1 runs failed:", "experiment=demo/plstm seed=43: exit status 3"]
+    assert "ViT" in (tmp_path / "results/tables/arrow-demo.md").read_text()
+    assert (tmp_path / "results/figures/arrow-demo-curves.png").is_file()
+    (tmp_path / "fails").write_text("")
+    done = subprocess.run(**project, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert "training experiment=demo/plstm" in done.stdout and "training experiment=demo/vit" not in done.stdout
+    done = subprocess.run(**project, capture_output=True)
+    assert (done.returncode, "training experiment=" in done.stdout) == (0, False)
+
+
+def test_fine_tuning_starts_from_the_table_s_pretraining(tmp_path):
+    project = fake_project(tmp_path, TRAIN.format(root=str(ROOT), table="imagenet-reduced"))
+    (tmp_path / "fails").write_text("reduced/imagenet_vit")
+    project["args"][2:] = ["imagenet-reduced"]
+    done = subprocess.run(**project, capture_output=True)
+    assert done.returncode == 1, done.stderr
+    first, second = "reduced/imagenet_plstm", "reduced/imagenet_plstm_finetune"
+    start = example_record(first, table="imagenet-reduced").id
+    assert [line for line in done.stdout.splitlines() if line.startswith("training")] == [
+        f"training experiment={first} seed=43",
+        f'training experiment={second} seed=43 init_from="{start}"',
+        "training experiment=reduced/imagenet_vit seed=43",
+    ]
+    assert done.stdout.splitlines()[-2:] == [
+        "experiment=reduced/imagenet_vit seed=43: exit status 3",
+        "experiment=reduced/imagenet_vit_finetune seed=43: fine-tunes reduced/imagenet_vit, which has not finished",
+    ]
+
+
+def test_dry_run_of_two_stages_at_a_given_throughput(tmp_path):
+    done = run_script(
+        *["run_table", "imagenet-reduced", "--dry-run", "--examples-per-second", "10", "--results"], tmp_path
+    )
+    *lines, total = done.stdout.splitlines()
+    seconds = [3600 * float(line.split()[2]) for line in lines]
+    views = [64 * 1_120, 64 * 140] * 2
+    flops = [experiment_cost(row.experiment).flops for row in load_table(TABLES / "imagenet-reduced.yaml").rows]
+    assert seconds == pytest.approx([n / 10 * own / flops[0] for n, own in zip(views, flops, strict=True)], abs=20)
+    assert [line.partition(f" paths.results={tmp_path}")[0].partition("train.py ")[2] for line in lines[:2]] == [
+        "experiment=reduced/imagenet_plstm seed=43",
+        "experiment=reduced/imagenet_plstm_finetune seed=43 init_from=ID",
+    ]
+    assert total.startswith("4 runs: 0 finished, 4 to run, about ")
+    assert total.endswith("at 10 examples/s of the first row's model")
 
 
 def test_a_run_without_a_record_is_a_failure(tmp_path):
@@ -290,7 +293,7 @@ def test_a_run_without_a_record_is_a_failure(tmp_path):
     project["args"] += ["--max-runs", "1"]
     done = subprocess.run(**project, capture_output=True)
     assert done.returncode == 1
-    assert "finished without a record for table arrow-demo" in done.stdout.splitlines()[-1]
+    assert "finished without a record that fits table arrow-demo" in done.stdout.splitlines()[-1]
     assert done.stdout.count("run 1/1") == 1
 
 
@@ -314,5 +317,40 @@ time.sleep(30)
     os.killpg(process.pid, number)
     rest = process.stdout.read()
     assert process.wait() == 130 and time.monotonic() - started < 10
-    assert rest == "stopped; the same command goes on from here\n"
+    assert rest == "stopped; the same command resumes from here\n"
     assert (tmp_path / "saved").read_text() == "x"
+
+
+WAIT_FOR_EACH_OTHER = """
+import os, sys, time
+name = next(a.partition("=")[2] for a in sys.argv if a.startswith("experiment=")).replace("/", "-")
+if name == "graphs-gcn":
+    sys.exit(3)
+open(name, "w").write(os.environ["NPROC"])
+other = {"graphs-gat": "graphs-gin", "graphs-gin": "graphs-gat"}[name]
+end = time.monotonic() + 60
+while not os.path.exists(other) and time.monotonic() < end:
+    time.sleep(0.01)
+sys.exit(0 if os.path.exists(other) else 4)
+"""
+
+
+def test_jobs_run_side_by_side_a_thread_each(graphs, tmp_path):
+    (tmp_path / "train.py").write_text(WAIT_FOR_EACH_OTHER)
+    runs = [run for name in ("gat", "gcn", "gin") for run in folds_of(graphs, f"graphs/{name}")[:2]]
+    done = []
+    failures = execution.execute(sweeps.jobs(graphs, runs), lambda job: [], tmp_path, done.append, processes=2)
+    assert failures == ["experiment=graphs/gcn data.name=MUTAG seed=43 model.depth=4 data.fold=0,1: exit status 3"]
+    assert sorted(job.runs[0].row.name for job in done) == ["GAT", "GIN"]
+    assert (tmp_path / "graphs-gat").read_text() == "1"
+
+
+def test_a_job_that_is_no_longer_needed_is_left_out(graphs, tmp_path, capsys):
+    (tmp_path / "train.py").write_text("import sys; open('started', 'a').write(sys.argv[1] + ' ')")
+    runs = [folds_of(graphs, f"graphs/{name}")[0] for name in ("gat", "gcn", "gin")]
+    done = []
+    rejects_gcn = lambda job: "gat" not in str(done) or job.runs[0].row.name != "GCN"  # noqa: E731
+    work = sweeps.jobs(graphs, runs)
+    assert execution.execute(work, lambda job: [], tmp_path, done.append, is_needed=rejects_gcn) == []
+    assert (tmp_path / "started").read_text() == "experiment=graphs/gat experiment=graphs/gin "
+    assert "run 2/3: no longer needed: experiment=graphs/gcn" in capsys.readouterr().out

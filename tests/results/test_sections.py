@@ -1,0 +1,139 @@
+"""The graph table: how folds and seeds are counted in its sections, and what the table then says."""
+
+import csv
+import io
+import statistics
+
+import numpy as np
+import pytest
+
+from plstm.results.cells import find_groups, superfluous_runs
+from plstm.results.definitions import load_table
+from plstm.results.intervals import t_interval
+from plstm.results.records import read_records
+from plstm.results.tables import render_table, stale_files, write_table
+from scripts.majority_baselines import majority_accuracy
+
+from .conftest import TABLES, folds_of, run_script
+
+
+def chosen(table, folder, section="MUTAG"):
+    groups, left_out = find_groups(table, read_records(folder))
+    assert not left_out
+    return {group.chosen.row.name: group.chosen for group in groups if group.chosen.section == section}
+
+
+def test_the_figures_of_table_1(graphs):
+    names = ("MUTAG", "NCI1", "PROTEINS", "PTC_FM")
+    assert {row.name: [row.paper[name][0] for name in names] for row in graphs.rows if row.paper} == {
+        "GAT": [0.7822, 0.7968, 0.7215, 0.6105],
+        "GCN": [0.7234, 0.7852, 0.7395, 0.6162],
+        "GIN": [0.8251, 0.8175, 0.7350, 0.6097],
+        "LSTM GNN": [0.7450, 0.7951, 0.7503, 0.6076],
+        "MPNN": [0.7450, 0.8012, 0.7350, 0.5786],
+        "pLSTM": [0.8512, 0.7324, 0.7502, 0.6133],
+    }
+
+
+def test_a_cell_is_a_mean_over_folds_then_seeds(graphs, add_folds, tmp_path):
+    add_folds("graphs/gin")
+    add_folds("graphs/gin", "MUTAG", 4, 44, best=0.6)
+    add_folds("graphs/gin", "MUTAG", 4, 45, count=7, best=0.1)
+    cell = chosen(graphs, tmp_path)["GIN"]
+    counts = (cell.choice, list(cell.means.index), cell.planned_seeds, cell.finished, len(cell.runs))
+    assert counts == (4, ["43", "44"], 3, 27, 20)
+    folds = [[start + n / 100 for n in range(10)] for start in (0.7, 0.6)]
+    best, last = graphs.columns
+    assert cell.interval(best) == pytest.approx(t_interval([statistics.fmean(seed) for seed in folds]))
+    assert cell.deviation(best) == pytest.approx(statistics.stdev(folds[0]))
+    assert cell.interval(last).mean == pytest.approx(0.795)
+
+
+def test_layers_are_chosen_by_validation_and_not_by_test(graphs, add_folds, tmp_path):
+    add_folds("graphs/gin", val=0.81, best=0.5)
+    add_folds("graphs/gin", "MUTAG", 8, val=0.80, best=0.9)
+    add_folds("graphs/gat", "MUTAG", 8)
+    add_folds("graphs/gcn", "MUTAG", 4, count=3)
+    found = chosen(graphs, tmp_path)
+    assert [found[name].choice for name in ("GIN", "GAT", "GCN")] == [4, 8, 4]
+    assert not found["GCN"].runs and found["GCN"].finished == 3
+
+
+def test_layers_are_compared_on_the_seeds_that_both_have(graphs, add_folds, tmp_path):
+    add_folds("graphs/gin", val=0.80)
+    add_folds("graphs/gin", "MUTAG", 4, 44, val=0.9)
+    add_folds("graphs/gin", "MUTAG", 8, 43, val=0.81, best=0.9)
+    add_folds("graphs/gat", "MUTAG", 4, 43)
+    add_folds("graphs/gat", "MUTAG", 8, 44, val=0.81)
+    add_folds("graphs/gcn", "MUTAG", 4, 43, val=0.81)
+    add_folds("graphs/gcn", "MUTAG", 4, 44, val=0.81)
+    add_folds("graphs/gcn", "MUTAG", 8, 43)
+    found = chosen(graphs, tmp_path)
+    assert [found[name].choice for name in ("GIN", "GAT", "GCN")] == [8, 8, 4]
+    text = write_table(graphs, read_records(tmp_path), tmp_path)[0].read_text()
+    (note,) = [line for line in text.splitlines() if "fewer seeds" in line]
+    assert note.endswith("those that all values have: GAT, MUTAG, depth 8: 0 of 1; GCN, MUTAG, depth 4: 1 of 2.")
+
+
+def test_one_seed_chooses_the_layers_that_the_others_run(graphs, add_folds, tmp_path):
+    add_folds("graphs/gin", val=0.80)
+    add_folds("graphs/gin", "MUTAG", 8, 43, val=0.81, count=9)
+    add_folds("graphs/gat", "MUTAG", 4, 43)
+    add_folds("graphs/gat", "MUTAG", 8, 44)
+    assert superfluous_runs(graphs, read_records(tmp_path)) == set()
+    add_folds("graphs/gin", "MUTAG", 8, 43, val=0.81)
+    cells = [folds_of(graphs, "graphs/gin", "MUTAG", 4, seed) for seed in (43, 44, 45)]
+    assert superfluous_runs(graphs, read_records(tmp_path)) == {run.key for cell in cells for run in cell}
+    every = graphs.model_copy(update={"choose_once": False})
+    assert superfluous_runs(every, read_records(tmp_path)) == set()
+    assert superfluous_runs(load_table(TABLES / "arrow.yaml"), []) == set()
+    done = run_script(
+        "run_table", *["graphs", "--dry-run", "--sections", "MUTAG", "--results"], tmp_path, "--runs", tmp_path
+    )
+    *lines, total = done.stdout.splitlines()
+    rejected = [line.split()[7:9] for line in lines if line.startswith("rejected")]
+    assert rejected == [["seed=44", "model.depth=4"], ["seed=45", "model.depth=4"]], done
+    assert total.startswith("480 runs: 40 finished, 20 not needed, 420 to run, 420 of unknown cost")
+
+
+def test_the_table_says_what_is_there_and_what_is_not(graphs, add_folds, tmp_path):
+    add_folds("graphs/gin", val=0.81)
+    add_folds("graphs/gin", "MUTAG", 8)
+    add_folds("graphs/gat", "MUTAG", 8, count=2)
+    for name in graphs.section_values:
+        add_folds("graphs/plstm", name)
+    (tmp_path / "baselines").mkdir()
+    (tmp_path / "baselines/graphs.json").write_text('{"baselines": [{"name": "majority class", "MUTAG": 0.665}]}')
+    paths = write_table(graphs, read_records(tmp_path), tmp_path)
+    text = paths[0].read_text()
+    gin, *_ = [line for line in text.splitlines() if line.startswith("| [GIN]")]
+    source = "([n=1](../runs/graphs-gin.jsonl))"
+    assert [cell.strip() for cell in gin.strip("|").split(" | ")] == [
+        "[GIN](../../configs/experiment/graphs/gin.yaml) (20 of 40 runs)",
+        *["4", f"0.745 {source}", "0.030", "0.825 ± 0.100", "-0.080", f"0.795 {source}", "0.030"],
+        *["100", "1,234", "1500", "0.0056", "1 × H100", "0123456"],
+    ]
+    gat = "| [GAT](../../configs/experiment/graphs/gat.yaml) (2 of 60 runs) | – | – | – | 0.782 ± 0.090 | – | – | – |"
+    assert gat in text and "not counted: GAT, MUTAG, depth 8: 2." in text
+    assert "| Model | MUTAG | PTC-FM | PROTEINS | NCI1 | AVG |" in text
+    assert "| pLSTM | 0.745 (0.851) | 0.745 (0.613) | 0.745 (0.750) | 0.745 (0.732) | 0.745 (0.737) |" in text
+    assert "| GIN | 0.745 (0.825) | – (0.610) | – (0.735) | – (0.818) | – (0.747) |" in text
+    assert "| majority class | – | 0.665 | – | – | – | 0.665 |" in text
+    lines = [line for line in csv.DictReader(io.StringIO(paths[1].read_text())) if line["experiment"]]
+    found = {(line["section"], line["model"], line["depth"]): line for line in lines}
+    assert len(found) == len(lines) == 4 * 11 + 2 * 5
+    assert found["MUTAG", "GIN", "4"]["chosen"] == "1" and found["MUTAG", "GIN", "8"]["chosen"] == "0"
+    assert float(found["MUTAG", "GIN", "4"]["test_best"]) == pytest.approx(0.745)
+    assert (
+        found["NCI1", "GIN", "4"]["test_best"] == "" and float(found["NCI1", "GIN", "4"]["test_best_paper"]) == 0.8175
+    )
+    assert r"\multicolumn{14}{l}{PTC-FM}" in paths[2].read_text()
+    assert stale_files(graphs, read_records(tmp_path), tmp_path) == []
+    files = render_table(graphs, list(reversed(read_records(tmp_path))), tmp_path)
+    assert all(path.read_bytes() == data for path, data in files.items())
+
+
+def test_the_majority_of_each_fold_s_training_graphs():
+    labels = np.repeat([0, 1], [60, 40])
+    assert majority_accuracy(labels, 10, 42) == pytest.approx(0.6)
+    assert majority_accuracy(1 - labels, 10, 42) == pytest.approx(0.6)
