@@ -55,7 +55,7 @@ class Info:
     step: int
     class_names: tuple[str, ...]
     preprocessing: Preprocessing | None
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, int] = field(hash=False)  # nnx.jit needs the rest to be hashable
     config: Config = field(compare=False, repr=False)
 
 
