@@ -23,7 +23,7 @@ HARDWARE = {"platform": "gpu", "device_kind": "H100", "device_count": 1, "cpu_mo
 def example_record(
     experiment="arrow/plstm", seed=43, lr=1e-4, table="arrow", best=None, init_from=None, values=None, **changes
 ):
-    """A record as its table asks for it; `val`, `test` and `test_ext` are last accuracies, others replace whole fields."""
+    """A record as its table asks for it; `val`, `test`, `test_ext` are last accuracies, others replace whole fields."""
     definition = load_table(TABLES / f"{table}.yaml")
     swept = {"seed": seed} | ({"optim.peak_lr": lr} if "optim.peak_lr" in definition.sweep else {}) | (values or {})
     config = OmegaConf.create({"experiment": experiment, "init_from": init_from})

@@ -79,7 +79,7 @@ def test_imagenet_has_the_figures_of_tables_4_and_5():
         ("arrow", "split: test}", "split: test_ext}", "key columns must name at least one metric, and none twice"),
         ("arrow", "name: arrow\n", "name: bow\n", "key name is 'bow'; it must be the file's name"),
         ("arrow", "columns:", "columns: [", "not a YAML file"),
-        ("arrow", "baselines: baselines/arrow-192.json", "digits: 3", "key figure.baseline needs baselines"),
+        ("arrow", "baselines: baselines/arrow-192.json", "digits: 3", "key figure.baseline needs baselines and panels"),
         (
             "imagenet",
             "init_from: imagenet/plstm_t\n",
