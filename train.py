@@ -19,14 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from plstm.config import (
-    Config,
-    portable_overrides,
-    run_id,
-    run_name,
-    shared_config,
-    to_config,
-)
+from plstm.config import Config, portable_overrides, run_id, run_name, shared_config, to_config
 from plstm.errors import ReadError
 from plstm.results.finished import finished_record
 from plstm.results.records import Record, curve_points, find_record, record_path, write_record
@@ -111,7 +104,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     probe = splits[loop.eval_splits[0]].first(PROBE * jax.process_count())
 
     # ------------------------------------------------------------ model and optimizer
-    programs = compile_programs(shared_config(config), plan)
+    programs = compile_programs(shared_config(config), plan.steps, plan.steps_per_epoch, plan.warmup_steps)
     init_key, _, step_key = (jax.random.fold_in(jax.random.key(config.seed), n) for n in range(3))
     _, state = init_state(task.build_model(init_key), programs.optimizer)
     state = layout.place_state(state)
@@ -136,8 +129,6 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     # ------------------------------------------------------------ logging
     metrics = MetricsWriter(folder / "metrics.jsonl", enabled=is_main())
     metrics.truncate_after(step, info["evaluated"])
-    if is_main():
-        write_config(folder, config, overrides)
     console, name = Console(quiet=not is_main()), run_name(config)
     banner(name, describe_run(task, plan, layout.mesh, state, folder, origin), console)
     progress = Progress(plan.steps, step, name, unit=task.unit, console=console)
@@ -188,6 +179,9 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         averager.restart_clock()
 
     try:
+        if is_main():  # from here on nothing refuses the run
+            write_config(folder, config, overrides)
+
         # -------------------------------------------------------- loop
         with progress:
             try:

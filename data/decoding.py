@@ -27,8 +27,8 @@ class CorruptImage(Exception):
 def decode(content: bytes) -> Image.Image:
     """The picture in a file of one of `FORMATS`, as RGB, its rotation tag ignored.
 
-    Colour JPEGs may go through simplejpeg; grey ones, CMYK and all else through Pillow's `convert("RGB")`, and so does
-    whatever simplejpeg finds fault with, so that one decoder decides what is corrupt. Raises CorruptImage.
+    Colour JPEGs may go through simplejpeg; all else, and what simplejpeg finds fault with, through Pillow's
+    `convert("RGB")`, so that one decoder decides what is corrupt. Raises CorruptImage.
     """
     if simplejpeg is not None and content.startswith(b"\xff\xd8"):
         try:

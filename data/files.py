@@ -58,23 +58,3 @@ def write_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> Non
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-
-
-@contextlib.contextmanager
-def quiet_tfds() -> Iterator[None]:
-    """TFDS without notes on standard output, hints, and progress bars where no terminal shows them."""
-    import io
-    import sys
-
-    import tensorflow_datasets as tfds
-    from absl import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    if not sys.stderr.isatty():
-        tfds.disable_progress_bar()
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        logging.set_verbosity(verbosity)

@@ -115,7 +115,12 @@ def _gather(bits, labels, order, n):
 
 
 class StreamedBatches:
-    """Batches read by grain from a random-access source as training goes, for sets that do not fit on the device."""
+    """Batches read by grain from a random-access source as training goes, for sets that do not fit on the device.
+
+    source: `source[i]` has "image" uint8 [S, S, 1] of 0 and 255, and "label". batch_size: over all processes, which
+    must divide it; this one reads its rows only, the process_index-th part. seed: of the order. workers: processes that
+    read (0: threads of this one). put: places an array of this process's rows on the device or devices.
+    """
 
     def __init__(
         self,
@@ -127,14 +132,6 @@ class StreamedBatches:
         process_index: int = 0,
         process_count: int = 1,
     ):
-        """Nothing is read yet.
-
-        Args:
-          source: `source[i]` has "image" uint8 [S, S, 1] of 0 and 255, and "label".
-          batch_size: over all processes, which must divide it; this one reads its rows only, the process_index-th part.
-          seed: of the order. workers: processes that read (0: this one).
-          put: places an array of this process's rows on the device or devices.
-        """
         self._ordered = _OrderedSource(source, batch_size, seed, process_index, process_count)
         self._workers, self._put = workers, put
 

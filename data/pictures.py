@@ -37,7 +37,7 @@ def contact_sheet(panels: Sequence[tuple[np.ndarray, str]], title: str, columns:
     letter = font.getlength(LETTERS) / len(LETTERS)
     title = textwrap.fill(title, int((width - 2 * MARGIN) / letter))
     top = LINE * (title.count("\n") + 1) + 2 * MARGIN
-    sheet = Image.new("RGB", (width, top + -(-len(panels) // columns) * cell_height), "white")
+    sheet = Image.new("RGB", (width, top + -(-len(panels) // columns) * cell_height), "#e8e8e8")
     draw = ImageDraw.Draw(sheet)
     draw.text((MARGIN, MARGIN), title, "black", font)
     for n, (pixels, caption) in enumerate(panels):

@@ -34,23 +34,17 @@ def read(dataset: grain.MapDataset, workers: int, threads: int) -> Iterator[Any]
         elements = elements.mp_prefetch(grain.MultiprocessingOptions(workers), worker_init_fn=_start_worker)
     iterator = iter(elements)
     try:
-        while (element := _next(iterator)) is not None:
+        while (element := next(iterator, None)) is not None:
             yield element
             del element
+    except RuntimeError as error:
+        why = str(error).splitlines()[0] if str(error) else "no message"
+        raise ReadError(f"a reading process ended ({why}); where memory ran out, take fewer data.workers") from error
     finally:
         iterator.close()
         if workers:
             del iterator
             gc.collect()  # grain's threads leave their last batches in reference cycles
-
-
-def _next(iterator: Iterator[Any]) -> Any:
-    """The next element, None at the end."""
-    try:
-        return next(iterator, None)
-    except RuntimeError as error:
-        why = str(error).splitlines()[0] if str(error) else "no message"
-        raise ReadError(f"a reading process ended ({why}); where memory ran out, take fewer data.workers") from error
 
 
 def _start_worker(worker: int, workers: int) -> None:

@@ -252,8 +252,8 @@ def to_config(node: DictConfig) -> Config:
 def from_file(plain: dict[str, Any]) -> Config:
     """The checked config of a run that was read from a file, which may be anybody's.
 
-    Only references to other keys, such as ${data.size}, are filled in; a resolver such as ${oc.env:NAME} would read
-    this machine. Keys of `OUTSIDE_ID`, which are of the run's machine, are left out; others raise UserError.
+    Only references to other keys, such as ${data.size}, are filled in. A resolver such as ${oc.env:NAME} would read
+    this machine: a key of `OUTSIDE_ID` that has one is left out, any other raises UserError.
     """
     kept = copy.deepcopy(plain)
     for key, value in list(_leaves(kept)):
@@ -323,10 +323,12 @@ def identity(config: Config) -> dict[str, Any]:
 
 
 def _differences(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Nested keys whose values differ; groups in which none does are left out."""
     found = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            found[key] = _differences(value, defaults[key])
+            value = _differences(value, defaults[key])
+            found |= {key: value} if value else {}
         elif value != defaults[key]:
             found[key] = value
     return found
@@ -344,7 +346,9 @@ def portable_overrides(overrides: list[str], init_from: str | None = None) -> li
     numbers.
     """
     kept = [override for override in overrides if not override.lstrip("+").startswith(OUTSIDE_ID)]
-    return [f'init_from="{init_from}"' if override.startswith("init_from=") else override for override in kept]
+    return [
+        f'init_from="{init_from}"' if override.lstrip("+").startswith("init_from=") else override for override in kept
+    ]
 
 
 def run_name(config: Config) -> str:

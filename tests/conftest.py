@@ -13,6 +13,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from plstm.runs.cli import register
+from tests.commands import SMALLEST, paths
+from tests.fork_server import ForkServer
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -56,3 +58,30 @@ def composed():
     register()
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         yield lambda *arguments: compose("train", overrides=list(arguments))
+
+
+@pytest.fixture(scope="session")
+def fork_server():
+    server = ForkServer({"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"})  # all but the first start compile nothing
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def start(fork_server):
+    """Function of (folder, plan, overrides): trains SMALLEST there to its end; returns exit status and output."""
+
+    def start(folder: Path, plan: dict | None = None, *overrides: str) -> tuple[int, str]:
+        folder.mkdir(exist_ok=True)
+        return fork_server.run([*SMALLEST, *overrides, *paths(folder)], folder / "output", plan)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def undisturbed(start, tmp_path_factory) -> Path:
+    """The folder of a run of SMALLEST that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    status, output = start(folder)
+    assert status == 0, output
+    return folder

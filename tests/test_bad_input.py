@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import os
-import shutil
 import sys
-from pathlib import Path
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from plstm.config import Config, EvalConfig
 from plstm.runs.cli import run_entry
+from plstm.runs.folders import lock_folder
+from tests.commands import ROOT, files, paths
 
-ROOT = Path(__file__).resolve().parents[1]
 TINY = ["debug=smoke", "experiment=arrow/plstm", "model.dim=16", "model.heads=2", "optim.epochs=1"]
 
 
@@ -67,24 +65,32 @@ def entry(tmp_path, monkeypatch, capsys):
         ([*TINY, "optim.batch_size=512"], ["optim.batch_size=512", "data.train_images=256"]),
     ],
 )
-def test_train_names_the_key(entry, tmp_path, arguments, parts):
+def test_train_names_the_key_and_leaves_nothing_but_an_empty_run_folder(entry, tmp_path, arguments, parts):
     arguments = ["data.root=/nowhere/at/all", *arguments]  # nothing must get as far as training
-    status, message = entry("train", *arguments, f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results")
+    status, message = entry("train", *arguments, *paths(tmp_path))
     assert status == 2
     assert message.startswith("error: ")
     assert message.count("\n") == 1
     for part in parts:
         assert part in message
-    assert not (tmp_path / "results").exists()
-    assert not list(tmp_path.glob("runs/*/metrics.jsonl"))
+    assert {path.rpartition("/")[2] for path in files(tmp_path)} <= {".lock"}
 
 
 def test_train_says_that_the_runs_folder_cannot_be_written(entry, tmp_path):
     (tmp_path / "runs").write_text("a file where a folder should be")
-    status, message = entry("train", *TINY, f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results")
+    status, message = entry("train", *TINY, *paths(tmp_path))
     assert status == 2
     assert f"{tmp_path}/runs" in message
     assert "paths.runs" in message
+
+
+def test_an_unknown_mode_of_the_tracker_leaves_nothing_but_an_empty_run_folder(entry, tmp_path, monkeypatch):
+    """It is in the environment, so that only the start of the tracker sees it."""
+    monkeypatch.setenv("WANDB_MODE", "loud")
+    status, message = entry("train", *TINY, "logger.mode=auto", *paths(tmp_path))
+    assert status == 2
+    assert "WANDB_MODE" in message and "loud" in message
+    assert {path.rpartition("/")[2] for path in files(tmp_path)} <= {".lock"}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +108,7 @@ def test_eval_names_the_key(entry, tmp_path, arguments, parts):
         config = tmp_path / "runs" / "abc" / ".hydra" / "config.yaml"
         config.parent.mkdir(parents=True)
         config.write_text("data: {train_seed: 43}\nmodel: {classes: 2}\n")
-    status, message = entry("eval", *arguments, f"paths.runs={tmp_path}/runs")
+    status, message = entry("eval", *arguments, *paths(tmp_path))
     assert status == 2
     assert message.count("\n") == 1
     for part in parts:
@@ -110,41 +116,10 @@ def test_eval_names_the_key(entry, tmp_path, arguments, parts):
 
 
 def test_a_second_start_of_a_run_is_refused(entry, tmp_path):
-    from plstm.runs.folders import lock_folder
-
-    folders = [f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results"]
-    status, message = entry("train", *TINY, *folders, "data.root=/nowhere/at/all")
+    status, message = entry("train", *TINY, *paths(tmp_path), "data.root=/nowhere/at/all")
     (folder,) = (tmp_path / "runs").iterdir()
     with lock_folder(folder):
-        status, message = entry("train", *TINY, *folders)
+        status, message = entry("train", *TINY, *paths(tmp_path))
     assert status == 2
     assert str(folder) in message
     assert "another process" in message
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounts a small file system, as root")
-def test_a_full_disk_is_named_and_leaves_no_half_written_file(tmp_path):
-    import subprocess
-
-    small = tmp_path / "small"
-    small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(small)], capture_output=True).returncode:
-        pytest.skip("this machine does not let tests mount")
-    try:
-        command = [
-            sys.executable,
-            str(ROOT / "train.py"),
-            *TINY,
-            f"paths.runs={small}/runs",
-            f"paths.results={small}/r",
-        ]
-        command += ["model.dim=128", "model.depth=4"]
-        ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-        assert ended.returncode == 2, ended.stderr
-        made = "arrow pointing: "  # what a machine's first run prepares
-        (error,) = [line for line in ended.stderr.splitlines() if not line.startswith(made)]
-        assert error.startswith("error: cannot write the checkpoint") and str(small) in error
-        assert not list(small.glob("r/runs/*"))
-    finally:
-        subprocess.run(["umount", str(small)], check=True)

@@ -16,43 +16,32 @@ import psutil
 import pytest
 
 from plstm.training.tracking import read_metrics
-from tests.test_kills import (  # noqa: F401 (fixtures)
-    TINY,
+from tests.commands import (
+    ROOT,
+    SMALLEST,
     assert_same,
+    assert_same_numbers,
+    begin,
+    biggest,
+    call,
+    end,
+    flip,
     numbers,
+    one_error,
+    paths,
     run_folder,
-    start,
-    state_of,
-    undisturbed,
-    zygote,
+    steps_of,
 )
-from tests.zygote import ROOT, wait_for
+from tests.fork_server import wait_for
 
 pytestmark = pytest.mark.slow
 
 
-def one_error(output: str) -> str:
-    """The one line that tells of it."""
-    (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
-    assert "Traceback" not in output
-    return line
-
-
-def killed(start, folder: Path) -> Path:  # noqa: F811
+def killed(start, folder: Path) -> Path:
     """A run that was killed at its third checkpoint, of step 12, so that those of 4 and 8 are there; returns them."""
     status, output = start(folder, {"event": "complete", "count": 3, "delay": 0.0})
     assert status == -signal.SIGKILL, output
     return run_folder(folder) / "checkpoints"
-
-
-def biggest(folder: Path) -> Path:
-    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 DAMAGES = {
@@ -67,9 +56,9 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_set_aside_and_the_run_ends_as_if_undisturbed(undisturbed, start, tmp_path, damage):  # noqa: F811
+def test_a_damaged_checkpoint_is_set_aside_and_the_run_ends_as_if_undisturbed(undisturbed, start, tmp_path, damage):
     checkpoints = killed(start, tmp_path)
-    last = max(int(path.name) for path in checkpoints.iterdir() if path.name.isdigit())
+    last = steps_of(checkpoints)[-1]
     DAMAGES[damage](checkpoints / str(last))
     status, output = start(tmp_path)
     assert status == 0, output
@@ -82,11 +71,11 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_run_ends_as_if_undisturbed(un
     assert_same(tmp_path, undisturbed)
 
 
-def test_all_checkpoints_damaged_is_a_start_anew(undisturbed, start, tmp_path):  # noqa: F811
+def test_all_checkpoints_damaged_is_a_new_start(undisturbed, start, tmp_path):
     checkpoints = killed(start, tmp_path)
-    steps = [path for path in checkpoints.iterdir() if path.name.isdigit()]
+    steps = steps_of(checkpoints)
     for step in steps:
-        flip(biggest(step))
+        flip(biggest(checkpoints / str(step)))
     status, output = start(tmp_path)
     assert status == 0 and output.count(" is damaged: ") == len(steps) and "resumed" not in output
     shutil.rmtree(checkpoints / "damaged")
@@ -94,22 +83,20 @@ def test_all_checkpoints_damaged_is_a_start_anew(undisturbed, start, tmp_path): 
 
 
 @pytest.mark.parametrize("program", ["eval.py run={run}", "scripts/export.py {run} {folder}/model.safetensors"])
-def test_programs_that_read_a_damaged_checkpoint_name_it(undisturbed, tmp_path, program):  # noqa: F811
+def test_programs_that_read_a_damaged_checkpoint_name_it(undisturbed, tmp_path, program):
     run = shutil.copytree(run_folder(undisturbed), tmp_path / run_folder(undisturbed).name)
     damaged = biggest(run / "checkpoints" / "24")
     flip(damaged)
-    arguments = [argument.format(run=run, folder=tmp_path) for argument in program.split()]
-    ended = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 2
+    output = call(*(argument.format(run=run, folder=tmp_path) for argument in program.split()), status=2)
     name = damaged.relative_to(run / "checkpoints" / "24")
     told = f"{run}/checkpoints/24: a damaged checkpoint, {name} has changed since it was written; move it away"
-    assert told in one_error(ended.stderr)
+    assert told in one_error(output)
     assert not (tmp_path / "model.safetensors").exists()
     assert damaged.exists(), "they only read"
 
 
 @pytest.mark.parametrize("metric", ["loss", "gradient"])
-def test_a_number_that_is_not_finite_stops_the_run(start, tmp_path, metric):  # noqa: F811
+def test_a_number_that_is_not_finite_stops_the_run(start, tmp_path, metric):
     status, output = start(tmp_path, {"not_finite": metric, "step": 6})
     assert status == 2
     name = {"loss": "loss", "gradient": "gradient_norm"}[metric]
@@ -123,10 +110,9 @@ def test_a_number_that_is_not_finite_stops_the_run(start, tmp_path, metric):  # 
 
 def test_a_host_or_device_without_memory_names_the_batch_size(tmp_path):
     """A real failure of XLA, on the CPU: the step wants 150 GB, the process may have 10."""
-    command = [sys.executable, "train.py", "debug=smoke", "experiment=arrow/vit", "model.dim=384", "model.heads=2"]
+    command = ["train.py", "debug=smoke", "experiment=arrow/vit", "model.dim=384", "model.heads=2", *paths(tmp_path)]
     command += ["model.patch_size=2", "data.train_images=2048", "optim.batch_size=2048", "loop.eval_splits=[val]"]
-    command += [f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results"]
-    limited = ["bash", "-c", f'ulimit -v {10 * 1024**2}; exec "$@"', "bash", *command]
+    limited = ["bash", "-c", f'ulimit -v {10 * 1024**2}; exec "$@"', "bash", sys.executable, *command]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     ended = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert ended.returncode == 2
@@ -154,12 +140,12 @@ def small_disk(tmp_path):
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_disk_that_gets_full_loses_nothing(undisturbed, zygote, start, small_disk):  # noqa: F811
+def test_a_disk_that_gets_full_loses_nothing(undisturbed, fork_server, start, small_disk):
     """It is filled in the third evaluation, and cleared after the run has stopped."""
     folder = small_disk("64m")
-    paths = [f"paths.runs={folder}/runs", f"paths.results={folder}/results"]
     output, filler = folder.parent / "output", folder / "filler"
-    child = zygote.start([*TINY, *paths], output, {"event": "evaluate", "count": 3, "signal": int(signal.SIGSTOP)})
+    plan = {"event": "evaluate", "count": 3, "signal": int(signal.SIGSTOP)}
+    child = fork_server.start([*SMALLEST, *paths(folder)], output, plan)
     wait_for(lambda: output.exists() and "<evaluate>" in output.read_text())
     try:
         assert (run_folder(folder) / "checkpoints" / "4").is_dir(), "complete before that of step 8 is begun"
@@ -168,7 +154,7 @@ def test_a_disk_that_gets_full_loses_nothing(undisturbed, zygote, start, small_d
                 file.write(bytes(4096))
     finally:
         os.kill(child, signal.SIGCONT)
-    assert zygote.wait() == 2
+    assert fork_server.wait() == 2
     line = one_error(output.read_text())
     assert str(folder) in line and "No space left on device" in line
     filler.unlink()
@@ -177,16 +163,21 @@ def test_a_disk_that_gets_full_loses_nothing(undisturbed, zygote, start, small_d
     assert_same(folder, undisturbed)
 
 
-def test_a_folder_that_can_only_be_read_is_named(undisturbed, start, small_disk):  # noqa: F811
+def test_a_disk_too_small_for_a_checkpoint_is_named_and_keeps_no_record(small_disk):
+    folder = small_disk("3m")
+    larger = ["model.dim=128", "model.depth=4", "logger.mode=disabled"]
+    output = call("train.py", *SMALLEST, *larger, *paths(folder), status=2)
+    line = one_error(output)
+    assert line.startswith("error: cannot write the checkpoint") and str(folder) in line
+    assert not list(folder.glob("results/runs/*"))
+
+
+def test_a_folder_that_can_only_be_read_is_named(undisturbed, small_disk):
     folder = small_disk("64m")
     shutil.copytree(run_folder(undisturbed), folder / "runs" / run_folder(undisturbed).name)
     subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
-    paths = [f"paths.runs={folder}/runs", f"paths.results={folder}/results"]
     for more in ([], ["seed=44"]):
-        command = [sys.executable, "train.py", *TINY, *paths, *more]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert ended.returncode == 2
-        line = one_error(ended.stderr)
+        line = one_error(call("train.py", *SMALLEST, *paths(folder), *more, status=2))
         assert str(folder) in line and "Read-only file system" in line and "paths.runs" in line
 
 
@@ -196,27 +187,21 @@ def children(process: int, word: str) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_client_that_dies_or_stands_still_changes_nothing(undisturbed, start, tmp_path, number):  # noqa: F811
+def test_a_client_that_dies_or_stands_still_changes_nothing(undisturbed, start, tmp_path, number):
     since = time.monotonic()
     status, output = start(tmp_path, {"event": "evaluate", "count": 2, "signal": int(number), "to_client": True})
     assert status == 0 and "<evaluate>" in output, output
     assert time.monotonic() - since < 200, "not much longer than the minute that the client is waited for at the end"
     said = [line for line in output.splitlines() if line.startswith("W&B: ")]
     assert len(said) == 2 and said[-1].endswith("; training continues") and "Traceback" not in output
-    assert numbers(tmp_path) == numbers(undisturbed)
-    for (name, found), (_, expected) in zip(state_of(tmp_path), state_of(undisturbed), strict=True):
-        assert found.tobytes() == expected.tobytes(), name
+    assert_same_numbers(tmp_path, undisturbed)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, None], ids=str)
 def test_where_the_reading_processes_end_first_the_run_saves(tmp_path, number):
-    """Killed while the training waits for a batch, after a signal to it, or for want of memory."""
-    paths = [f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results"]
-    command = [sys.executable, "-u", "train.py", *TINY, *paths, "optim.epochs=1000", "logger.mode=disabled"]
-    command += ["data.placement=stream", "data.workers=1"]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    """Killed while the training waits for a batch: after a signal to it, or by a system without memory."""
+    command = ["train.py", *SMALLEST, *paths(tmp_path), "optim.epochs=1000", "logger.mode=disabled"]
+    process = begin(*command, "data.placement=stream", "data.workers=1", start_new_session=True)
     wait_for(lambda: list(tmp_path.glob("runs/*/checkpoints/8")))
     readers = children(process.pid, "spawn_main")
     for reader in readers:
@@ -230,35 +215,29 @@ def test_where_the_reading_processes_end_first_the_run_saves(tmp_path, number):
     for reader in readers:
         reader.kill()
     since = time.monotonic()
-    output, errors = process.communicate(timeout=120)
+    output = end(process, 128 + number if number else 2, seconds=120).replace(",", "")
     assert time.monotonic() - since < 30
     if number:
-        assert process.returncode == 128 + number, errors
-        assert f"stopped by signal {number} at step {steps[-1]} saved" in output.replace(",", "")
+        assert f"stopped by signal {number} at step {steps[-1]} saved" in output
     else:
-        assert process.returncode == 2 and "a reading process ended" in one_error(errors)
-        assert f"saved at step {steps[-1]};" in output.replace(",", "")
+        assert "a reading process ended" in one_error(output) and f"saved at step {steps[-1]};" in output
     assert (run_folder(tmp_path) / "checkpoints" / str(steps[-1])).is_dir()
 
 
-def test_a_server_that_accepts_and_never_answers_does_not_hold_up_the_training(undisturbed, start, tmp_path):  # noqa: F811
+def test_a_server_that_accepts_and_never_answers_does_not_hold_up_the_training(undisturbed, tmp_path):
     """The client waits for it for half a minute; the training is through before."""
-    with socket.socket() as server, pytest.MonkeyPatch.context() as patch:
+    with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(64)
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
-        for name, value in {"WANDB_BASE_URL": address, "WANDB_API_KEY": "0" * 40}.items():
-            patch.setenv(name, value)
-        patch.delenv("WANDB_MODE", raising=False)
-        paths = [f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results"]
-        command = [sys.executable, "train.py", *TINY, "logger.mode=online", *paths]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        environment = {name: value for name, value in os.environ.items() if name != "WANDB_MODE"}
+        environment |= {"WANDB_BASE_URL": address, "WANDB_API_KEY": "0" * 40}
+        process = begin("train.py", *SMALLEST, "logger.mode=online", *paths(tmp_path), environment=environment)
         wait_for(lambda: list((tmp_path / "runs").glob("*/metrics.jsonl")))
         since = time.monotonic()
         wait_for(lambda: any(line["split"] == "test" for line in read_metrics(run_folder(tmp_path) / "metrics.jsonl")))
         training = time.monotonic() - since
-        _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0
-    assert "W&B: could not start online" in errors and "Traceback" not in errors
+        output = end(process, seconds=300)
+    assert "W&B: could not start online" in output and "Traceback" not in output
     assert training < 30, "it waited for the client"
     assert numbers(tmp_path) == numbers(undisturbed)

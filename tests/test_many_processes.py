@@ -6,41 +6,23 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from plstm.results.records import read_records
-from plstm.training.tracking import read_metrics
+from tests.commands import begin, biggest, end, flip, numbers, paths, record_of, run_folder, steps_of
+from tests.fork_server import wait_for
 
-ROOT = Path(__file__).resolve().parents[1]
 TINY = ["debug=smoke", "experiment=arrow/vit", "model.dim=64", "model.heads=2", "optim.epochs=2"]
 TINY += ["loop.eval_splits=[val]", "loop.eval_every=4", "loop.log_every=1"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 
-def start(
-    folder: Path, count: int, *overrides: str, variables=lambda number, count, port: {}
-) -> list[subprocess.Popen]:
-    """The processes of one run; `variables` are the environment of each."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    paths = [f"paths.runs={folder}/runs", f"paths.results={folder}/results"]
-    return [
-        subprocess.Popen(
-            [sys.executable, "-u", str(ROOT / "train.py"), *TINY, *overrides, *paths],
-            cwd=ROOT,
-            env=os.environ | {"JAX_PLATFORMS": "cpu"} | variables(number, count, port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(count)
-    ]
+        return free.getsockname()[1]
 
 
 def by_variables(number: int, count: int, port: int) -> dict[str, str]:
@@ -60,39 +42,46 @@ def as_slurm_step(number: int, count: int, port: int) -> dict[str, str]:
     }
 
 
-def wait(processes: list[subprocess.Popen], status: int = 0) -> list[str]:
-    """What each printed to its standard output."""
-    outputs = [process.communicate(timeout=900) for process in processes]
-    assert [process.returncode for process in processes] == [status] * len(processes), outputs
-    return [output for output, _ in outputs]
+def start_one(folder: Path, *overrides: str, **variables: str) -> subprocess.Popen:
+    return begin(
+        "train.py", *TINY, *overrides, *paths(folder), environment={**os.environ, "JAX_PLATFORMS": "cpu", **variables}
+    )
 
 
-def last_metrics(folder: Path) -> dict:
-    (record,) = read_records(folder / "results")
-    return record.metrics["last"]
+def start_two(folder: Path, *overrides: str, variables=by_variables) -> list[subprocess.Popen]:
+    """The processes of one run; `variables` are the environment of each."""
+    port = free_port()
+    return [start_one(folder, *overrides, **variables(number, 2, port)) for number in range(2)]
 
 
-def metrics_file(folder: Path) -> Path:
-    (run,) = (folder / "runs").iterdir()
-    return run / "metrics.jsonl"
+def end_two(processes: list[subprocess.Popen], status: int = 0) -> list[str]:
+    return [end(process, status) for process in processes]
 
 
-def numbers(folder: Path) -> list[dict]:
-    return [{k: v for k, v in line.items() if k != "images_per_second"} for line in read_metrics(metrics_file(folder))]
+def wait_for_checkpoint(folder: Path, step: int, processes: list[subprocess.Popen]) -> None:
+    def is_there() -> bool:
+        assert all(process.poll() is None for process in processes)
+        return bool(list(folder.glob(f"runs/*/checkpoints/{step}")))
+
+    wait_for(is_there, 600)
 
 
-def assert_close(found: list[dict], expected: list[dict]) -> None:
+def assert_close(folder: Path, other: Path) -> None:
+    """The numbers of two runs whose sums have another order."""
+    found, expected = numbers(folder), numbers(other)
     assert len(found) == len(expected)
-    for line, other in zip(found, expected, strict=True):
-        assert line.keys() == other.keys() and line["split"] == other["split"]
-        for name in other.keys() - {"split"}:
-            assert line[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name
+    for line, wanted in zip(found, expected, strict=True):
+        assert line.keys() == wanted.keys() and line["split"] == wanted["split"]
+        for name in wanted.keys() - {"split"}:
+            assert line[name] == pytest.approx(wanted[name], rel=1e-3, abs=1e-5), name
+    for split, values in record_of(other).metrics["last"].items():
+        assert record_of(folder).metrics["last"][split] == pytest.approx(values, rel=1e-3)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
-    wait(start(folder, 1))
+    end(start_one(folder))
     return folder
 
 
@@ -101,77 +90,57 @@ def alone(tmp_path_factory) -> Path:
     [(by_variables, []), (by_variables, ["mesh.fsdp=2", "data.placement=stream"]), (as_slurm_step, ["mesh.fsdp=2"])],
 )
 def test_two_processes_train_to_the_numbers_of_one(alone, tmp_path, variables, overrides):
-    first, second = wait(start(tmp_path, 2, *overrides, variables=variables))
+    first, second = end_two(start_two(tmp_path, *overrides, variables=variables))
     assert "2 processes" in first and "finished; record in" in first
     assert "step " not in second and "finished" not in second
-    assert metrics_file(tmp_path).parent.name == metrics_file(alone).parent.name
-    assert_close(numbers(tmp_path), numbers(alone))
-    for split, values in last_metrics(alone).items():
-        assert last_metrics(tmp_path)[split] == pytest.approx(values, rel=1e-3)
-    (run,) = (tmp_path / "runs").iterdir()
-    assert {path.suffix for path in (run / "figures").iterdir()} == {".png", ".svg"}
-    first, second = wait(start(tmp_path, 2, *overrides, variables=variables))
+    assert run_folder(tmp_path).name == run_folder(alone).name
+    assert_close(tmp_path, alone)
+    assert {path.suffix for path in (run_folder(tmp_path) / "figures").iterdir()} == {".png", ".svg"}
+    first, second = end_two(start_two(tmp_path, *overrides, variables=variables))
     assert "has finished" in first and "has finished" not in second
 
 
-def test_a_signal_to_one_stops_both_and_another_layout_goes_on(alone, tmp_path):
-    processes = start(tmp_path, 2, "mesh.fsdp=2", variables=by_variables)
-    deadline = time.monotonic() + 600
-    while not list(tmp_path.glob("runs/*/checkpoints/4")):
-        assert time.monotonic() < deadline and processes[0].poll() is None
-        time.sleep(0.01)
+def test_a_signal_to_one_stops_both_and_another_layout_resumes(alone, tmp_path):
+    processes = start_two(tmp_path, "mesh.fsdp=2")
+    wait_for_checkpoint(tmp_path, 4, processes)
     processes[1].send_signal(signal.SIGTERM)
-    first, _ = wait(processes, 128 + signal.SIGTERM)
+    first, _ = end_two(processes, 128 + signal.SIGTERM)
     assert "stopped by signal 15 at step" in first
-    (output,) = wait(start(tmp_path, 1))
-    assert "resumed at step" in output
-    assert_close(numbers(tmp_path), numbers(alone))
+    assert "resumed at step" in end(start_one(tmp_path))
+    assert_close(tmp_path, alone)
 
 
 def test_all_processes_leave_a_damaged_checkpoint(alone, tmp_path):
-    processes = start(tmp_path, 2, "mesh.fsdp=2", variables=by_variables)
-    deadline = time.monotonic() + 600
-    while not list(tmp_path.glob("runs/*/checkpoints/8")):
-        assert time.monotonic() < deadline and processes[0].poll() is None
-        time.sleep(0.01)
+    processes = start_two(tmp_path, "mesh.fsdp=2")
+    wait_for_checkpoint(tmp_path, 8, processes)
     for process in processes:
         process.kill()
         process.communicate()
-    (checkpoints,) = tmp_path.glob("runs/*/checkpoints")
-    last = max(int(path.name) for path in checkpoints.iterdir() if path.name.isdigit())
-    biggest = max((checkpoints / str(last)).rglob("d/*"), key=lambda path: path.stat().st_size)
-    data = bytearray(biggest.read_bytes())
-    data[len(data) // 2] ^= 1
-    biggest.write_bytes(data)
-    first, second = wait(start(tmp_path, 2, "mesh.fsdp=2", variables=by_variables))
+    checkpoints = run_folder(tmp_path) / "checkpoints"
+    last = steps_of(checkpoints)[-1]
+    flip(biggest(checkpoints / str(last)))
+    first, second = end_two(start_two(tmp_path, "mesh.fsdp=2"))
     assert first.count(f"the checkpoint of step {last} is damaged: ") == 1
     assert "damaged" not in second
     assert f"resumed at step {last - 4}" in first
-    assert_close(numbers(tmp_path), numbers(alone))
+    assert_close(tmp_path, alone)
 
 
 def test_different_commands_are_refused(tmp_path):
-    ports = []
-
-    def one_port(number: int, count: int, port: int) -> dict[str, str]:
-        ports.append(port)
-        return by_variables(number, 2, ports[0]) | {"PROCESS_ID": str(len(ports) - 1)}
-
-    processes = [*start(tmp_path, 1, variables=one_port), *start(tmp_path, 1, "seed=44", variables=one_port)]
-    _, errors = processes[1].communicate(timeout=300)
-    assert processes[1].returncode == 2
-    assert "error: process 1: process 1 was started with another command" in errors
-    processes[0].kill()
-    processes[0].communicate()
+    port = free_port()
+    first = start_one(tmp_path, **by_variables(0, 2, port))
+    second = start_one(tmp_path, "seed=44", **by_variables(1, 2, port))
+    output = end(second, 2, seconds=300)
+    assert "error: process 1: process 1 was started with another command" in output
+    first.kill()
+    first.communicate()
 
 
 def test_an_error_in_one_process_ends_the_others(tmp_path):
-    def only_second_has_data(number: int, count: int, port: int) -> dict[str, str]:
-        (tmp_path / "data").mkdir(exist_ok=True)
-        return by_variables(number, count, port) | {"PLSTM_DATA": str(tmp_path / ("data" if number else "none"))}
-
-    processes = start(tmp_path, 2, variables=only_second_has_data)
-    for process in processes:
-        process.wait(timeout=300)
-    assert processes[0].returncode == 2 and "PLSTM_DATA" in processes[0].stderr.read()
-    assert processes[1].returncode != 0
+    (tmp_path / "data").mkdir()
+    port = free_port()
+    data = [str(tmp_path / name) for name in ("none", "data")]  # only the second process has its data
+    first, second = (start_one(tmp_path, **by_variables(n, 2, port), PLSTM_DATA=data[n]) for n in range(2))
+    assert "PLSTM_DATA" in end(first, 2, seconds=300)
+    second.communicate(timeout=300)
+    assert second.returncode != 0

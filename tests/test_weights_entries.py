@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from plstm.models import from_checkpoint
+from data.arrow_pointing.builder import data_source
+from data.arrow_pointing.splits import ArrowVariant
+from plstm.runs.weights import from_checkpoint
+from tests.commands import call, one_error, paths, run_folder
 
-ROOT = Path(__file__).resolve().parents[1]
 TINY = ["debug=smoke", "experiment=arrow/plstm", "model.dim=16", "model.heads=2", "optim.epochs=1"]
 TINY += ["loop.eval_splits=[val]", "loop.final_splits=[val,test]"]
 
+pytestmark = pytest.mark.slow
 
-def call(*arguments: object, status: int = 0) -> list[str]:
-    """The lines on standard output, or the one line on standard error."""
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == status, done.stderr
-    if status:
-        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-        return [done.stderr]
-    return done.stdout.splitlines()
+
+def lines(*arguments: object) -> list[str]:
+    """What a program prints."""
+    return call(*arguments).splitlines()
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """A folder with a tiny run of arrow pointing in runs/, its weights in model.safetensors, and val in pictures/."""
-    from data.arrow_pointing.builder import data_source
-    from data.arrow_pointing.splits import ArrowVariant
-
     folder = tmp_path_factory.mktemp("trained")
-    call("train.py", *TINY, f"paths.runs={folder}/runs", f"paths.results={folder}/results")
-    (run,) = (folder / "runs").iterdir()
-    (line,) = call("scripts/export.py", run.name[:6], folder / "model.safetensors", "--runs", folder / "runs")
+    call("train.py", *TINY, *paths(folder))
+    run = run_folder(folder).name[:6]
+    (line,) = lines("scripts/export.py", run, folder / "model.safetensors", "--runs", folder / "runs")
     assert line.startswith(f"{folder}/model.safetensors: arrow-plstm-s43, step 8, ")
     source = data_source(ArrowVariant(43, 48, 0.25, 256, 64), "val")
     for index in range(len(source)):
@@ -48,52 +41,43 @@ def trained(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_eval_of_a_file_prints_what_eval_of_its_run_prints(trained):
-    (run,) = (trained / "runs").iterdir()
-    header, *numbers = call("eval.py", f"weights={trained}/model.safetensors")
+    header, *numbers = lines("eval.py", f"weights={trained}/model.safetensors")
     assert header == f"arrow-plstm-s43 ({trained}/model.safetensors), step 8"
-    assert numbers == call("eval.py", f"run={run}")[1:]
+    assert numbers == lines("eval.py", f"run={run_folder(trained)}")[1:]
     assert len(numbers) == 2
-    assert call("eval.py", f"weights={trained}/model.safetensors", "data.split=test")[1:] == numbers[1:]
+    assert lines("eval.py", f"weights={trained}/model.safetensors", "data.split=test")[1:] == numbers[1:]
 
 
-@pytest.mark.slow
-def test_eval_of_a_folder_of_the_same_images_gives_the_same_accuracy(trained):
+def test_eval_of_a_folder_of_the_same_images_gives_the_same_accuracy(trained, tmp_path):
+    """Or names a damaged image, which counts as an error where data.max_corrupt allows it."""
     weights = f"weights={trained}/model.safetensors"
-    (_, line) = call("eval.py", weights, f"data.folder={trained}/pictures", "data.workers=1")
-    (_, expected) = call("eval.py", weights, "data.split=val")
+    (_, line) = lines("eval.py", weights, f"data.folder={trained}/pictures", "data.workers=1")
+    (_, expected) = lines("eval.py", weights, "data.split=val")
     assert line.split()[0] == "folder" and "(64 images)" in line
     assert line.split()[4] == expected.split()[4]
     assert float(line.split()[2]) == pytest.approx(float(expected.split()[2]), abs=2e-6)
-
-
-@pytest.mark.slow
-def test_eval_of_a_folder_with_a_damaged_image_counts_it_where_told(trained, tmp_path):
     shutil.copytree(trained / "pictures", tmp_path / "pictures")
     (tmp_path / "pictures" / "at" / "bad.png").write_text("no picture")
-    command = ["eval.py", f"weights={trained}/model.safetensors", f"data.folder={tmp_path}/pictures"]
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "bad.png: more than data.max_corrupt=0.001 of them" in done.stderr
-    assert "(65 images)" in call(*command, "data.max_corrupt=0.1")[-1]
+    command = ["eval.py", weights, f"data.folder={tmp_path}/pictures"]
+    assert "bad.png: more than data.max_corrupt=0.001 of them" in call(*command, status=2)
+    assert "(65 images)" in lines(*command, "data.max_corrupt=0.1")[-1]
 
 
-@pytest.mark.slow
 def test_classify_prints_the_likeliest_classes(trained):
     picture = next((trained / "pictures" / "at").iterdir())
-    header, path, *lines = call("scripts/classify.py", picture, "--weights", trained / "model.safetensors")
+    header, path, *rest = lines("scripts/classify.py", picture, "--weights", trained / "model.safetensors")
     assert header == f"arrow-plstm-s43, step 8 ({trained}/model.safetensors)" and path == str(picture)
-    shares = {name: share for share, name in (line.split() for line in lines)}
+    shares = {name: share for share, name in (line.split() for line in rest)}
     model = from_checkpoint(trained / "model.safetensors")
     logits = np.asarray(model(model.info.preprocessing(Image.open(picture))[None])[0], np.float64)
     expected = np.exp(logits) / np.exp(logits).sum()
     assert shares == {name: f"{share:.1%}" for name, share in zip(("away", "at"), expected, strict=True)}
     assert list(shares) == [("away", "at")[n] for n in np.argsort(-expected)]
-    newest = call("scripts/classify.py", picture, "--runs", trained / "runs")
-    assert newest[1:] == [path, *lines]
+    newest = lines("scripts/classify.py", picture, "--runs", trained / "runs")
+    assert newest[1:] == [path, *rest]
 
 
-@pytest.mark.slow
 def test_bad_input_is_named(trained, tmp_path):
     (tmp_path / "text.jpg").write_text("no picture")
     weights = trained / "model.safetensors"
@@ -109,5 +93,5 @@ def test_bad_input_is_named(trained, tmp_path):
         (["scripts/export.py", "abc", tmp_path / "model.bin"], "name it *.safetensors"),
         (["scripts/export.py", "abc", tmp_path / "model.safetensors", "--runs", tmp_path], "no such run"),
     ):
-        (message,) = call(*arguments, status=2)
-        assert words in message, message
+        output = call(*arguments, status=2)
+        assert output.count("\n") == 1 and words in one_error(output), output

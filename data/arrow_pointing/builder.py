@@ -16,10 +16,12 @@ from PIL import Image
 
 from data.arrow_pointing.geometry import LABELS, render
 from data.arrow_pointing.splits import SMALL, SPLITS, ArrowVariant
-from data.files import data_root, quiet_tfds, write_errors
+from data.files import data_root, write_errors
+from data.tfds import TfdsSource, quiet_tfds
 from plstm.errors import UserError
 
 VERSION = "1.0.0"
+REBUILD = "delete that folder to have it built again"
 
 
 class ArrowConfig(tfds.core.BuilderConfig):
@@ -92,7 +94,7 @@ def prepare(variant: ArrowVariant, root: str | None = None, generate: bool = Tru
                 print(f"arrow pointing: preparing {images:,} images in {builder.data_path}", file=sys.stderr)
                 builder.download_and_prepare()
         if not builder.is_prepared():  # TFDS leaves a folder alone that exists without dataset_info.json
-            raise damaged(builder.data_path, "dataset_info.json is missing")
+            raise UserError(f"{builder.data_path}: damaged data set (dataset_info.json is missing); {REBUILD}")
     return builder
 
 
@@ -104,22 +106,19 @@ def _build_command(variant: ArrowVariant, root: str | None) -> str:
     return shlex.join(str(word) for word in words)
 
 
-def damaged(folder: os.PathLike, why: object) -> UserError:
-    """The error for a prepared data set that cannot be read."""
-    return UserError(f"{folder}: damaged data set ({why}); delete that folder to have it built again")
-
-
 def data_source(
     variant: ArrowVariant, split: str, root: str | None = None, generate: bool = True
 ) -> Sequence[dict[str, Any]]:
     """Random access to a split: item i has "image" uint8 [S, S, 1] (0 or 255), "label", and `Arrow`'s other fields.
 
     Order and pixels are those of `variant.arrows`. Raises UserError as `prepare` does, for an unknown split, and where
-    images are missing.
+    images are missing or damaged.
     """
     count = variant.images(split)
     builder = prepare(variant, root, generate)
     source = builder.as_data_source(split)
     if len(source) != count:
-        raise damaged(builder.data_path, f"{split} has {len(source)} images, not {count}")
-    return source
+        raise UserError(
+            f"{builder.data_path}: damaged data set ({split} has {len(source)} images, not {count}); {REBUILD}"
+        )
+    return TfdsSource(source, np.arange(count), builder.data_path, REBUILD)

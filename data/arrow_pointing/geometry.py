@@ -26,7 +26,10 @@ SHORTEST, THINNEST = 12, 2
 
 @dataclass(frozen=True)
 class Canvas:
-    """A canvas of `size` x `size` pixels; `scale` multiplies every other pixel length. The paper's: 192 and 384, 1.
+    """`size` x `size` pixels; `scale` multiplies every other pixel length. The paper's: 192 and 384, 1.
+
+    margin: pixels along each edge where no centre falls. span: pixels per axis in which centres fall, and the period of
+    the circle's displacement. radius: the smallest in pixels; radii are uniform between it and twice it.
 
     Raises UserError for a scale that is not positive, and for a canvas too small for the objects.
     """
@@ -34,30 +37,19 @@ class Canvas:
     size: int = 192
     scale: float = 1.0
 
+    margin = property(lambda self: 30 * self.scale)
+    span = property(lambda self: self.size - 2 * self.margin)
+    radius = property(lambda self: 15 * self.scale)
+
     def __post_init__(self):
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise UserError(f"data.scale={self.scale}: must be a positive number; the paper's is 1.0")
-        smallest = math.ceil(2 * self.margin + 4 * 2 * self.radius_low)
+        smallest = math.ceil(2 * self.margin + 4 * 2 * self.radius)
         if self.size < smallest:
             raise UserError(
                 f"data.size={self.size}: too small for arrows and circles at data.scale={self.scale}; "
                 f"use a size of at least {smallest} or a smaller data.scale"
             )
-
-    @property
-    def margin(self) -> float:
-        """Pixels along each edge where no centre falls."""
-        return 30 * self.scale
-
-    @property
-    def span(self) -> float:
-        """Pixels per axis in which centres fall, and the period of the circle's displacement."""
-        return self.size - 2 * self.margin
-
-    @property
-    def radius_low(self) -> float:
-        """The smallest radius in pixels; radii are uniform between it and twice it."""
-        return 15 * self.scale
 
     def extended(self) -> Canvas:
         """The extrapolation canvas: twice the size, objects as before."""
@@ -102,7 +94,7 @@ def _geometry(draws: np.ndarray, canvas: Canvas) -> Arrow:
     length = np.maximum((15 * unit + 15 * unit * long).astype(np.int64), SHORTEST)
     width = np.maximum((2 * unit + 2 * unit * wide).astype(np.int64), THINNEST)
     ax, ay = span * x, span * y
-    radius = canvas.radius_low + canvas.radius_low * big
+    radius = canvas.radius + canvas.radius * big
     cx = ax + 2 * radius + (span - 4 * radius) * right
     cy = ay + 2 * radius + (span - 4 * radius) * down
     cx, cy = np.where(cx > span, cx - span, cx), np.where(cy > span, cy - span, cy)
@@ -126,10 +118,7 @@ def strokes(arrow: Arrow) -> list[tuple[float, float, float, float]]:
 
 
 def render(arrow: Arrow, canvas: Canvas) -> np.ndarray:
-    """uint8 [size, size]: 255 is the background, 0 the objects; no other value occurs.
-
-    Only Pillow's own rounding of coordinates gives the paper's pixels.
-    """
+    """uint8 [size, size]: 255 is the background, 0 the objects. Only Pillow's rounding gives the paper's pixels."""
     image = Image.new("L", (canvas.size, canvas.size), 255)
     draw = ImageDraw.Draw(image)
     for line in strokes(arrow):
@@ -143,7 +132,6 @@ def digest(images_and_labels: Iterable[tuple[np.ndarray, int]]) -> tuple[int, in
     """(images, positives, first 24 hex digits of the sha256 over each image's bytes followed by its label byte)."""
     sha, images, positives = hashlib.sha256(), 0, 0
     for image, label in images_and_labels:
-        sha.update(image.tobytes())
-        sha.update(bytes([label]))
+        sha.update(image.tobytes() + bytes([label]))
         images, positives = images + 1, positives + int(label)
     return images, positives, sha.hexdigest()[:24]

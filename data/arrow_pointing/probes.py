@@ -24,17 +24,14 @@ def true_label(arrow: Arrow) -> np.ndarray:
     return np.where(turn <= inner, 1, np.where(turn >= outer, 0, NO_LABEL))
 
 
-def _labelled(arrow: Arrow, canvas: Canvas) -> Arrow:
+def _altered(arrow: Arrow, canvas: Canvas, **fields: np.ndarray) -> Arrow:
+    """The geometry with other fields, and the label that it then has."""
+    arrow = arrow._replace(**fields)
     centres = np.stack([arrow.ax, arrow.ay, arrow.cx, arrow.cy])
     inside = ((centres >= canvas.margin) & (centres <= canvas.size - canvas.margin)).all(axis=0)
     distance = np.hypot(arrow.cx - arrow.ax, arrow.cy - arrow.ay)
     apart = distance >= KAPPA * arrow.radius  # nearer, the arrow's midpoint lies in or at the circle
     return arrow._replace(label=np.where(inside & apart, true_label(arrow), NO_LABEL))
-
-
-def as_given(arrow: Arrow, canvas: Canvas) -> Arrow:
-    """Nothing altered."""
-    return arrow
 
 
 def without_circle(arrow: Arrow, canvas: Canvas) -> Arrow:
@@ -43,26 +40,20 @@ def without_circle(arrow: Arrow, canvas: Canvas) -> Arrow:
     return arrow._replace(cx=outside, cy=outside)
 
 
-def reversed_arrow(arrow: Arrow, canvas: Canvas) -> Arrow:
-    """The arrow turned by half a turn about its midpoint."""
-    return _labelled(arrow._replace(phi=arrow.phi + np.pi), canvas)
-
-
 def mirrored_circle(arrow: Arrow, canvas: Canvas) -> Arrow:
     """The circle on the other side of the arrow's midpoint, as far away."""
-    return _labelled(arrow._replace(cx=2 * arrow.ax - arrow.cx, cy=2 * arrow.ay - arrow.cy), canvas)
+    return _altered(arrow, canvas, cx=2 * arrow.ax - arrow.cx, cy=2 * arrow.ay - arrow.cy)
 
 
 def exchanged_circle(arrow: Arrow, canvas: Canvas) -> Arrow:
     """The circle of the next geometry, so that the arrow tells nothing of where the circle is."""
-    radius, cx, cy = (np.roll(values, -1) for values in (arrow.radius, arrow.cx, arrow.cy))
-    return _labelled(arrow._replace(radius=radius, cx=cx, cy=cy), canvas)
+    return _altered(arrow, canvas, **{name: np.roll(getattr(arrow, name), -1) for name in ("radius", "cx", "cy")})
 
 
 PROBES: dict[str, Callable[[Arrow, Canvas], Arrow]] = {
-    "as given": as_given,
+    "as given": lambda arrow, canvas: arrow,
     "without the circle": without_circle,
-    "arrow reversed": reversed_arrow,
+    "arrow reversed": lambda arrow, canvas: _altered(arrow, canvas, phi=arrow.phi + np.pi),
     "circle mirrored at the arrow": mirrored_circle,
     "circle of another image": exchanged_circle,
 }

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from data.augment.crops import evaluation_crop
 from data.augment.operations import apply_operation
 from data.augment.recipes import MAX_MAGNITUDE, RAND_ARGUMENTS, RECIPES
-from data.augment.views import draw_view, make_view, view_rng
+from data.augment.views import draw_view, evaluation_crop, make_view, view_rng
 from data.decoding import CorruptImage, decode
 from data.pictures import contact_sheet, write_picture
 from plstm.errors import UserError, run_script

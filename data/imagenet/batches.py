@@ -3,9 +3,8 @@
 Order and randomness are functions of (seed, epoch, image, view) alone: so a checkpoint needs no iterator state, a
 resumed run continues with the batch it would have had, and the number of reading processes changes nothing.
 
-A view is written once, into the batch in shared memory that this process hands to the device; nothing in between copies
-it. What bounds the input is therefore decoding and augmentation: views a second and core (scripts/benchmark.py data)
-times the cores. Each reading process makes whole batches, and grain keeps up to four of each one's, so that shared
+A view is written once, into the batch in shared memory that this process hands to the device, so that decoding and
+augmentation bound the speed. Each reading process makes whole batches, and grain keeps up to four of each one's: shared
 memory must hold (4 workers + 3) batches, and while a training evaluates, those of the evaluation as well; a batch of
 2,048 views of 192 x 192 takes 0.23 GB.
 """
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -39,6 +38,14 @@ class ImageBatches:
     Epoch e visits the images in the order of `data.loading.epoch_order(seed, e, images)`, each `config.repeats` times
     in a row, and ends after floor(images / batch size) batches: with r repeats it visits the first r-th of that order.
     Where the batch size is no multiple of r, some images have views in two batches.
+
+    source: picklable; `source[i]` is {"image": a file's bytes, "label": int, "file_name": str}. batch_size: views over
+    all processes; this one reads its rows only, the process_index-th part. size: pixels a side. config: the
+    augmentation. seed: of order and augmentation, 0 or more. workers: processes that read, spawned (so programs need a
+    main guard); 0: threads of this one. put: places an array on the device or devices; it may keep the array, but must
+    not write to it. max_corrupt: share of the source's images that may be undecodable; more of them raise ReadError.
+    Each is reported once, and the source's next image takes its place with its own label, so that batches are full.
+    beside: bytes of shared memory that evaluations will want while this reads on.
     """
 
     def __init__(
@@ -55,22 +62,10 @@ class ImageBatches:
         max_corrupt: float = MAX_CORRUPT,
         beside: int = 0,
     ):
-        """Nothing is read yet.
-
-        Args:
-          source: picklable; `source[i]` is {"image": a file's bytes, "label": int, "file_name": str}.
-          batch_size: views over all processes; this one reads its rows only, the process_index-th part.
-          size: pixels a side. config: the augmentation. seed: of order and augmentation, 0 or more.
-          workers: processes that read, spawned (so programs need a main guard); 0: threads of this one.
-          put: places an array on the device or devices. It may keep the array, but must not write to it.
-          max_corrupt: share of the source's images that may be undecodable; more of them raise ReadError. Each is
-            reported once, and the source's next image takes its place with its own label, so that batches are full.
-          beside: bytes of shared memory that evaluations will want while this reads on.
-        """
         if batch_size > len(source):
             raise UserError(f"optim.batch_size={batch_size}: more than the {len(source)} training images")
         rows = _rows(batch_size, process_index, process_count)
-        self._batches = _TrainingBatches(source, batch_size, size, workers, rows, config, seed)
+        self._batches = _TrainingBatches(source, batch_size, size, workers, rows, config=config, seed=seed)
         self._workers, self._put, self._beside = workers, put, beside
         self._corrupt = _CorruptImages(len(source), max_corrupt, "the next image takes its place")
 
@@ -91,7 +86,10 @@ class ImageBatches:
 
 
 class ImageSplit:
-    """A split to evaluate on: every image once, resized and cropped at its centre."""
+    """A split to evaluate on: every image once, resized and cropped at its centre.
+
+    Arguments as for `ImageBatches`; crop_ratio: of the crop's side to the resized image's shorter side.
+    """
 
     def __init__(
         self,
@@ -103,7 +101,6 @@ class ImageSplit:
         process_count: int = 1,
         max_corrupt: float = MAX_CORRUPT,
     ):
-        """Arguments as for `ImageBatches`; crop_ratio: of the crop's side to the resized image's shorter side."""
         self.size = size
         self._source, self._crop_ratio, self._workers = source, crop_ratio, workers
         self._process = process_index, process_count
@@ -136,7 +133,8 @@ class ImageSplit:
 
     def _plan(self, batch_size: int, workers: int) -> tuple[_EvaluationBatches, int]:
         rows = _rows(batch_size, *self._process)
-        batches = _EvaluationBatches(self._source, batch_size, self.size, workers, rows, self._crop_ratio)
+        shape = self._source, batch_size, self.size, workers, rows
+        batches = _EvaluationBatches(*shape, crop_ratio=self._crop_ratio)
         return batches, min(workers, len(batches))
 
 
@@ -148,18 +146,17 @@ def _rows(batch_size: int, process_index: int, process_count: int) -> range:
     return range(process_index * rows, (process_index + 1) * rows)
 
 
+Corrupt = list[tuple[str, str]]  # the names of undecodable files, and why
+
+
 class _Batches:
     """Batch n at [n], picklable and without a state of its own; the arrays and the threads that fill them."""
 
     def __init__(self, source: Sequence[dict[str, Any]], batch_size: int, size: int, workers: int, rows: range):
         self.source, self.batch_size, self.size, self.rows = source, batch_size, size, rows
-        self._in_workers = workers > 0
+        self.nbytes, self._in_workers = len(rows) * size**2 * 3, workers > 0
 
-    @property
-    def nbytes(self) -> int:
-        return len(self.rows) * self.size**2 * 3
-
-    def _make(self, jobs: Sequence[Any], fill: Callable[[Any, np.ndarray, np.ndarray], list]) -> dict[str, Any]:
+    def _make(self, jobs: Iterable[int], fill: Callable[[int, np.ndarray, np.ndarray], Corrupt]) -> dict[str, Any]:
         """A batch; `fill(job, images, labels)` writes some of its rows and returns what was corrupt."""
         shape = (len(self.rows), self.size, self.size, 3)
         if self._in_workers:  # grain passes such an array on without a copy
@@ -176,9 +173,9 @@ class _Batches:
 
 
 class _TrainingBatches(_Batches):
-    def __init__(self, source, batch_size: int, size: int, workers: int, rows: range, config: AugmentConfig, seed: int):
-        super().__init__(source, batch_size, size, workers, rows)
-        self._config, self._seed, self.steps = config, seed, len(source) // batch_size
+    def __init__(self, *shape: Any, config: AugmentConfig, seed: int):
+        super().__init__(*shape)
+        self._config, self._seed, self.steps = config, seed, len(self.source) // self.batch_size
 
     def __len__(self) -> int:
         return MAX_EPOCHS * self.steps
@@ -188,7 +185,7 @@ class _TrainingBatches(_Batches):
         order, repeats = epoch_order(self._seed, epoch, len(self.source)), self._config.repeats
         first, last = (position * self.batch_size + row for row in (self.rows.start, self.rows.stop))
 
-        def fill(place: int, images: np.ndarray, labels: np.ndarray) -> list[tuple[str, str]]:
+        def fill(place: int, images: np.ndarray, labels: np.ndarray) -> Corrupt:
             index = int(order[place])
             picture, label, corrupt = self._decode(index)
             for number in range(max(place * repeats, first), min((place + 1) * repeats, last)):
@@ -199,7 +196,7 @@ class _TrainingBatches(_Batches):
 
         return self._make(range(first // repeats, (last - 1) // repeats + 1), fill)
 
-    def _decode(self, index: int) -> tuple[Image.Image, int, list[tuple[str, str]]]:
+    def _decode(self, index: int) -> tuple[Image.Image, int, Corrupt]:
         """Picture and label of an image, or of the next one that can be decoded; and those that cannot."""
         corrupt = []
         for place in range(index, index + TRIES):
@@ -212,8 +209,8 @@ class _TrainingBatches(_Batches):
 
 
 class _EvaluationBatches(_Batches):
-    def __init__(self, source, batch_size: int, size: int, workers: int, rows: range, crop_ratio: float):
-        super().__init__(source, batch_size, size, workers, rows)
+    def __init__(self, *shape: Any, crop_ratio: float):
+        super().__init__(*shape)
         self._crop_ratio = crop_ratio
 
     def __len__(self) -> int:
@@ -223,17 +220,15 @@ class _EvaluationBatches(_Batches):
         first = int(number) * self.batch_size + self.rows.start
         mask = first + np.arange(len(self.rows)) < len(self.source)
 
-        def fill(row: int, images: np.ndarray, labels: np.ndarray) -> list[tuple[str, str]]:
+        def fill(row: int, images: np.ndarray, labels: np.ndarray) -> Corrupt:
             images[row], labels[row] = GREY, 0
-            if not mask[row]:
-                return []
-            example = self.source[first + row]
-            try:
-                picture = decode(example["image"])
-            except CorruptImage as error:
-                labels[row] = -1
-                return [(example["file_name"], str(error))]
-            images[row], labels[row] = evaluation_crop(picture, self.size, self._crop_ratio), example["label"]
+            if mask[row]:
+                example, labels[row] = self.source[first + row], -1
+                try:
+                    images[row] = evaluation_crop(decode(example["image"]), self.size, self._crop_ratio)
+                except CorruptImage as error:
+                    return [(example["file_name"], str(error))]
+                labels[row] = example["label"]
             return []
 
         return self._make(range(len(self.rows)), fill) | {"mask": mask}
@@ -246,7 +241,7 @@ class _CorruptImages:
         self._images, self._max_share, self._instead = images, max_share, instead
         self._names: set[str] = set()
 
-    def report(self, corrupt: list[tuple[str, str]]) -> None:
+    def report(self, corrupt: Corrupt) -> None:
         """Warns once of each (name, why); raises ReadError where there are too many in all."""
         for name, why in corrupt:
             if name not in self._names:

@@ -23,8 +23,10 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import tensorflow_datasets as tfds
 
-from data.files import data_root, quiet_tfds
+from data.files import data_root
+from data.tfds import TfdsSource, quiet_tfds
 from plstm.errors import UserError
 
 NAME = "imagenet2012"
@@ -35,12 +37,12 @@ HELD_OUT = 10_000
 
 def synsets() -> list[str]:
     """The WordNet ids of the 1,000 classes, such as n01440764, in the order of the labels."""
-    return _listed("labels.txt")
+    return tfds.core.tfds_path("datasets/imagenet2012/labels.txt").read_text().split()
 
 
 def validation_synsets() -> list[str]:
     """The WordNet id of each of the 50,000 official validation images, in the order of their names."""
-    return _listed("validation_labels.txt")
+    return tfds.core.tfds_path("datasets/imagenet2012/validation_labels.txt").read_text().split()
 
 
 def class_words() -> dict[str, str]:
@@ -50,29 +52,17 @@ def class_words() -> dict[str, str]:
     return dict(zip(synsets(), IMAGENET_LABELS_LIST, strict=True))
 
 
-def _listed(name: str) -> list[str]:
-    import tensorflow_datasets as tfds
-
-    return tfds.core.tfds_path(f"datasets/imagenet2012/{name}").read_text().split()
-
-
 def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT) -> Sequence[dict[str, Any]]:
     """Random access to a split, for this process and for those it starts.
 
-    Args:
-      split: "train", "val" or "test", see above.
-      root: the folder of all data sets, see `data.files.data_root`.
-      held_out: images of `val`; of a small set at most a tenth, but one. They are the first of
-        `numpy.random.RandomState(2012).permutation(training images)`, places in TFDS's stored order, which depends on
-        the file names alone. 0 trains on everything, as the paper did, and leaves no `val`.
+    split: "train", "val" or "test", see above. root: the folder of all data sets, see `data.files.data_root`.
+    held_out: images of `val`; of a small set at most a tenth, but one. They are the first of
+    `numpy.random.RandomState(2012).permutation(training images)`, places in TFDS's stored order, which depends on the
+    file names alone. 0 trains on everything, as the paper did, and leaves no `val`.
 
-    Returns:
-      A picklable sequence of {"image": the file's bytes (JPEG, one PNG), "label": int, "file_name": str}.
-
-    Raises UserError for an unknown or empty split and where the data are missing or cannot be read.
+    Returns a picklable sequence of {"image": the file's bytes (JPEG, one PNG), "label": int, "file_name": str}. Raises
+    UserError for an unknown or empty split and where the data are missing or cannot be read.
     """
-    import tensorflow_datasets as tfds
-
     if split not in SPLITS:
         raise UserError(f"data.split={split}: no such split; choose from {', '.join(SPLITS)}")
     if held_out < 0:
@@ -94,7 +84,7 @@ def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT) -
     positions = _positions(split, len(source), held_out)
     if not len(positions):
         raise UserError(f"data.split={split}: has no images with data.held_out={held_out}")
-    return _ImageNet(source, positions, str(versions[-1]))
+    return _ImageNet(source, positions, versions[-1], "prepare it again")
 
 
 def _refuse_foreign_features(folder: Path) -> None:
@@ -125,24 +115,10 @@ def _positions(split: str, images: int, held_out: int) -> np.ndarray:
     return np.sort(order[:count] if split == "val" else order[count:])
 
 
-class _ImageNet(Sequence):
-    def __init__(self, source: Sequence[dict[str, Any]], positions: np.ndarray, folder: str):
-        self._source, self._positions, self._folder = source, positions, folder
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
+class _ImageNet(TfdsSource):
     def __getitem__(self, index: int) -> dict[str, Any]:
-        position = int(self._positions[index])
-        try:
-            example = self._source[position]
-        except (OSError, RuntimeError, ValueError) as error:  # what array_record makes of damaged files
-            raise UserError(f"{self._folder}: image {position} cannot be read ({error}); prepare it again") from error
-        return {
-            "image": example["image"],
-            "label": int(example["label"]),
-            "file_name": example["file_name"].decode(),
-        }
+        example = super().__getitem__(index)
+        return example | {"label": int(example["label"]), "file_name": example["file_name"].decode()}
 
 
 def allow_many_files() -> None:
@@ -161,8 +137,6 @@ def prepare(tars: Path, root: str | None = None) -> Path:
     Python opens them, and those images keep their bytes, for our decoder reads them as they are. Data that TensorFlow
     prepared are read just as well.
     """
-    import tensorflow_datasets as tfds
-
     allow_many_files()
     builder = tfds.builder(NAME, data_dir=data_root(root), file_format="array_record")
     with quiet_tfds(), _without_tensorflow():

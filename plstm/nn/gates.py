@@ -1,8 +1,7 @@
-"""The input-dependent gates of pLSTM on grids (arXiv 2506.11997, Section 3.3.1, Table 2).
+"""The input-dependent gates of pLSTM on grids (arXiv 2506.11997, Section 3.3.1, Table 2), in float32.
 
-Both modes compute, for each head and direction, pre-activations `bias + weight . x` in float32. Gate n of the N = 4 x
-heads gates of a kind belongs to head n // 4 and direction n % 4, and reads the n-th of N equal groups of channels; the
-orientation reads all channels.
+Gate n of the N = 4 x heads gates of a kind belongs to head n // 4 and direction n % 4. Its pre-activation is
+`bias + weight . x` of the n-th of N equal groups of channels; the orientation reads all channels.
 """
 
 from __future__ import annotations
@@ -21,27 +20,20 @@ HIGHEST = jax.lax.Precision.HIGHEST  # by default accelerators multiply float32 
 
 
 class GroupedGates(nnx.Module):
-    """Several kinds of gates, each gate reading its own group of channels.
-
-    weight [kinds, N, dim / N] (absent when `bias_only`), bias [kinds, N].
-    """
+    """Several kinds of gates: weight [kinds, N, dim / N] (absent when `bias_only`), bias [kinds, N]."""
 
     def __init__(self, dim: int, heads: int, biases: list[float], *, bias_only: bool, weight_init, rngs: nnx.Rngs):
         gates = DIRECTIONS * heads
-        self.heads = heads
-        self.bias_only = bias_only
+        self.heads, self.bias_only = heads, bias_only
         if not bias_only:
             self.weight = nnx.Param(weight_init(rngs.params(), (len(biases), gates, dim // gates), jnp.float32))
         self.bias = nnx.Param(jnp.broadcast_to(jnp.array(biases, jnp.float32)[:, None], (len(biases), gates)))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x float32 [..., Y, X, dim] -> pre-activations [kinds, ..., heads, 4, Y, X]."""
-        kinds, gates = self.bias.shape
-        pre = self.bias[...]
-        if self.bias_only:
-            pre = jnp.broadcast_to(pre, (*x.shape[:-1], kinds, gates))
-        else:
-            groups = x.reshape(*x.shape[:-1], gates, -1)
+        pre = jnp.broadcast_to(self.bias[...], (*x.shape[:-1], *self.bias.shape))
+        if not self.bias_only:
+            groups = x.reshape(*x.shape[:-1], self.bias.shape[-1], -1)
             pre = pre + jnp.einsum("...nc,knc->...kn", groups, self.weight[...], precision=HIGHEST)
         return _heads_first(jnp.moveaxis(pre, -2, 0), self.heads)
 
@@ -67,10 +59,10 @@ class Orientation(nnx.Module):
 class PModeGates(nnx.Module):
     """Directed propagation: both incoming edges feed the right edge by alpha, the lower one by 1 - alpha (Equation 5).
 
-    `released` gives the gates that the published numbers come from. In image coordinates (the released code calls the
-    way down the image "right"): t_d* = gamma alpha, t_r* = 1 - gamma alpha, s_d = alpha source, s_r = 1 - s_d. So they
-    neither decay nor, for negative gamma, stay bounded. Otherwise as printed: t_r* = gamma alpha,
-    t_d* = gamma (1 - alpha), s_r = alpha source, s_d = (1 - alpha) source, all path weights at most 1.
+    released (the published numbers): t_d* = gamma alpha, t_r* = 1 - gamma alpha, s_d = alpha source, s_r = 1 - s_d in
+    image coordinates (the released code calls down "right"). No decay, and unbounded for negative gamma.
+    Otherwise as printed: t_r* = gamma alpha, t_d* = gamma (1 - alpha), s_r = alpha source, s_d = (1 - alpha) source;
+    all path weights are at most 1.
     """
 
     structure = "rank_one"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from plstm.nn.gates import HIGHEST
-from plstm.nn.layers import NORM_EPSILON, linear
+from plstm.nn.layers import head_norm, linear
 from plstm.ops.dag import DagGates, PackedDags, normalise_transitions, plstm_dag
 
 GATE_BIAS = -5.0  # of source, mark and direct
@@ -31,7 +31,7 @@ class GraphMixer(nnx.Module):
         self.heads, self.mode, self.p_norm, self.pruned = heads, mode, p_norm, pruned or mode == "D"
         self.transition_node, self.method = transition_node, method
         self.qkv = linear(dim, 3 * dim, dtype=jnp.float32, rngs=rngs)
-        # Of source, mark, transition (of an edge: to it, and from it, the last two) and, of a node, direct.
+        # Nodes: of source, mark, transition, direct. Edges: of source, mark, transition as its first and second edge.
         self.node_weight = nnx.Param(jnp.zeros((dim, 4 * heads), jnp.float32))
         self.edge_weight = nnx.Param(jnp.zeros((dim, 4 * heads), jnp.float32))
         self.bias = nnx.Param(jnp.full((3, heads), GATE_BIAS, jnp.float32))  # of source, mark, direct
@@ -41,14 +41,10 @@ class GraphMixer(nnx.Module):
 
     def __call__(self, h: jax.Array, e: jax.Array, dag: PackedDags) -> jax.Array:
         """Nodes h [N, dim] and edge features e [E, dim] of packed DAGs -> [N, dim]."""
-        q, k, v = (
-            jnp.moveaxis(part.reshape(len(h), self.heads, -1), 0, 1) for part in jnp.split(self.qkv(h), 3, axis=-1)
-        )
+        q, k, v = jnp.moveaxis(self.qkv(h).reshape(len(h), 3, self.heads, -1), 0, 2)
         gates, direct = self.gates(h, e, dag)
         hidden = plstm_dag(q, k, v, gates, direct, dag, scale=1.0, method=self.method)
-        hidden = jnp.moveaxis(hidden, 0, -2)
-        hidden = hidden * jax.lax.rsqrt(jnp.mean(jnp.square(hidden), axis=-1, keepdims=True) + NORM_EPSILON)
-        return self.out(hidden.reshape(h.shape) * self.norm_scale[...])
+        return self.out(head_norm(jnp.moveaxis(hidden, 0, -2)) * self.norm_scale[...])
 
     def gates(self, h: jax.Array, e: jax.Array, dag: PackedDags) -> tuple[DagGates, jax.Array]:
         """Source and mark [heads, E], transition [heads, L]; direct [heads, N].

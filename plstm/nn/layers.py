@@ -1,4 +1,4 @@
-"""Small layers shared by all vision models: initialisers, patch embedding, MLP, LayerScale, stochastic depth."""
+"""Small layers that models share: initialisers, norms, patch embedding, MLP, LayerScale, stochastic depth."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ def norm(kind: str, dim: int, rngs: nnx.Rngs) -> nnx.Module:
     return NORMS[kind](dim, epsilon=NORM_EPSILON, dtype=jnp.float32, rngs=rngs)
 
 
+def head_norm(hidden: jax.Array) -> jax.Array:
+    """RMSNorm, without a scale, over each head's channels: [..., heads, dim / heads] -> float32 [..., dim]."""
+    hidden = hidden.astype(jnp.float32)
+    hidden = hidden * jax.lax.rsqrt(jnp.mean(jnp.square(hidden), axis=-1, keepdims=True) + NORM_EPSILON)
+    return hidden.reshape(*hidden.shape[:-2], -1)
+
+
 def linear(
     dim_in: int, dim_out: int, *, dtype, rngs: nnx.Rngs, use_bias: bool = True, kernel_init=KERNEL_INIT
 ) -> nnx.Linear:
@@ -30,8 +37,8 @@ class PatchEmbedding(nnx.Module):
 
     def __init__(self, patch_size: int, channels: int, dim: int, *, dtype, rngs: nnx.Rngs):
         self.patch_size = patch_size
-        kernel_init = nnx.initializers.lecun_normal()
-        self.project = linear(patch_size**2 * channels, dim, dtype=dtype, rngs=rngs, kernel_init=kernel_init)
+        start = nnx.initializers.lecun_normal()
+        self.project = linear(patch_size**2 * channels, dim, dtype=dtype, rngs=rngs, kernel_init=start)
 
     def __call__(self, images: jax.Array) -> jax.Array:
         """[batch, height, width, channels] -> tokens [batch, height / patch, width / patch, dim].
@@ -91,7 +98,7 @@ class LayerScale(nnx.Module):
 def drop_path(branch: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     """Stochastic depth: each sample (axis 0) keeps its residual branch with probability 1 - rate.
 
-    Kept branches are scaled so that the mean stays. Without a key (evaluation) or at rate 0 the branch stays as it is.
+    Kept branches are scaled so that the mean stays. Without a key (evaluation) or at rate 0 nothing is dropped.
     """
     if key is None or rate == 0.0:
         return branch

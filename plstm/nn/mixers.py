@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from plstm.nn.gates import DIRECT_BIAS, DModeGates, PModeGates
-from plstm.nn.layers import NORM_EPSILON, linear
+from plstm.nn.layers import head_norm, linear
 from plstm.ops.grid import GridGates, plstm2d
 
 
@@ -29,24 +29,15 @@ class PLSTMMixer(nnx.Module):
     """pLSTM on a grid in P- or D-mode, then a multi-head RMSNorm and the output projection (Appendix E.1)."""
 
     def __init__(
-        self,
-        dim: int,
-        heads: int,
-        mode: str,
-        *,
-        released: bool,
-        bias_only: bool,
-        gate_init,
-        method: str,
-        dtype,
-        rngs: nnx.Rngs,
+        self, dim: int, heads: int, mode: str, *, released: bool, bias_only: bool, gate_init, method: str, dtype, rngs
     ):
         self.method = method
         self.qkv = QueryKeyValue(dim, heads, dtype=dtype, rngs=rngs)
         options = dict(bias_only=bias_only, weight_init=gate_init, rngs=rngs)
-        self.gates = (
-            PModeGates(dim, heads, released=released, **options) if mode == "P" else DModeGates(dim, heads, **options)
-        )
+        if mode == "P":
+            self.gates = PModeGates(dim, heads, released=released, **options)
+        else:
+            self.gates = DModeGates(dim, heads, **options)
         self.direct_bias = nnx.Param(jnp.full((heads,), DIRECT_BIAS, jnp.float32))
         self.norm_scale = nnx.Param(jnp.ones((dim,), jnp.float32))
         self.out = linear(dim, dim, dtype=dtype, rngs=rngs, use_bias=False)
@@ -55,21 +46,13 @@ class PLSTMMixer(nnx.Module):
         """[batch, Y, X, dim] -> [batch, Y, X, dim]."""
         q, k, v = (jnp.moveaxis(tensor, -2, 1) for tensor in self.qkv(x))
         gates = self.grid_gates(x)
-        direct = jax.nn.sigmoid(self.direct_bias[...])[:, None, None]
-        direct = jnp.broadcast_to(direct, q.shape[:-1])
+        direct = jnp.broadcast_to(jax.nn.sigmoid(self.direct_bias[...])[:, None, None], q.shape[:-1])
         hidden = plstm2d(q, k, v, gates, direct, method=self.method, structure=self.gates.structure)
-        return self.out(self._head_norm(jnp.moveaxis(hidden, 1, -2)))
+        return self.out(head_norm(jnp.moveaxis(hidden, 1, -2)) * self.norm_scale[...])
 
     def grid_gates(self, x: jax.Array) -> GridGates:
-        """The gates that x [batch, Y, X, dim] opens, each float32 [batch, heads, 4, Y, X]."""
+        """The gates of x [batch, Y, X, dim], each float32 [batch, heads, 4, Y, X]."""
         return self.gates(x.astype(jnp.float32))
-
-    def _head_norm(self, hidden: jax.Array) -> jax.Array:
-        """RMSNorm over each head's channels: [..., heads, dim / heads] -> [..., dim]."""
-        hidden = hidden.astype(jnp.float32)
-        mean_square = jnp.mean(jnp.square(hidden), axis=-1, keepdims=True)
-        hidden = hidden * jax.lax.rsqrt(mean_square + NORM_EPSILON)
-        return hidden.reshape(*hidden.shape[:-2], -1) * self.norm_scale[...]
 
 
 class AttentionMixer(nnx.Module):

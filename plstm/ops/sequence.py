@@ -22,16 +22,11 @@ class SequenceGates(NamedTuple):
 
 
 def segment_products(transition: Array) -> Array:
-    """The products of the transitions strictly between two nodes.
+    """The products of the transitions [..., T] strictly between two nodes.
 
+    Returns L [..., T, T] with L[a, b] = prod_{a < u < b} transition[u] for b > a (an empty product is 1), else 0.
     Products are multiplied out, not taken from logarithms or quotients of prefix products, so zero and negative
     transitions are exact and every gradient is finite.
-
-    Args:
-        transition: [..., T].
-
-    Returns:
-        L [..., T, T] with L[a, b] = prod_{a < u < b} transition[u] for b > a (1 where the product is empty), else 0.
     """
     node = jnp.arange(transition.shape[-1])
     later = node[:, None] < node
@@ -41,14 +36,10 @@ def segment_products(transition: Array) -> Array:
 
 
 def gating_matrix_1d(gates: SequenceGates) -> Array:
-    """The gating matrix of a sequence, what the recursion of Equations 25-28 builds level by level.
+    """The gating matrix of a sequence, which the recursion of Equations 25-28 builds level by level.
 
-    Args:
-        gates: three tensors [..., T], any T >= 1.
-
-    Returns:
-        G [..., T, T], source node, then target: G[a, b] = source[a] prod_{a < u < b} transition[u] mark[b] for b > a,
-        else 0; no direct term.
+    Returns G [..., T, T], source node, then target: G[a, b] = source[a] prod_{a < u < b} transition[u] mark[b] for
+    b > a, else 0; no direct term.
     """
     return gates.source[..., :, None] * segment_products(gates.transition) * gates.mark[..., None, :]
 

@@ -65,9 +65,9 @@ class Initial:
                     "fine-tune with the same model"
                 )
 
-    def load(self, params: Any, layout: Sharding) -> tuple[Any, str]:
+    def load(self, params: Any, sharding: Sharding) -> tuple[Any, str]:
         """Its weights in place of the freshly drawn `params`, and a line that says so; as `adapt` does."""
-        _, state, _ = restore_state(self._checkpoints, self.step, self.config, layout)
+        _, state, _ = restore_state(self._checkpoints, self.step, self.config, sharding)
         params, changes = adapt(state.params, params)
         return params, "; ".join([f"the weights of {self.folder}, step {self.step:,}", *changes])
 

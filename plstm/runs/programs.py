@@ -56,13 +56,16 @@ class Programs(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1)
-def compile_programs(config_json: str, plan: Plan) -> Programs:
-    """What a run compiles. Runs that follow each other in one process, such as folds, share it if it is the same."""
+def compile_programs(config_json: str, steps: int, steps_per_epoch: int, warmup_steps: int) -> Programs:
+    """What a run compiles, from its `shared_config` and the steps of its plan that the learning rate follows.
+
+    Runs that follow each other in one process, such as folds, share it if these are the same.
+    """
     config = from_plain(json.loads(config_json))
     task = TASKS[config.task](config)
-    schedule = learning_rate_schedule(config.optim, plan.steps, plan.warmup_steps)
+    schedule = learning_rate_schedule(config.optim, steps, warmup_steps)
     if config.optim.schedule_per == "epoch":
-        schedule = epoch_schedule(config.optim, plan.steps_per_epoch)
+        schedule = epoch_schedule(config.optim, steps_per_epoch)
     optimizer = build_optimizer(config.optim, schedule)
     graphdef = nnx.graphdef(nnx.eval_shape(lambda: task.build_model(0)))
     layout = Layout(make_mesh(config.optim.batch_size, config.mesh.fsdp))

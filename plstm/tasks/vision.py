@@ -15,7 +15,7 @@ import optax
 from flax import nnx
 from PIL import Image
 
-from data.augment.crops import evaluation_crop
+from data.augment import evaluation_crop
 from data.imagenet.batches import MAX_CORRUPT, ImageSplit
 from data.imagenet.folders import folder_source
 from data.loading import unpack
@@ -104,7 +104,7 @@ class VisionTask(Task):
             jax.nn.one_hot(batch["label"], logits.shape[-1]), self.config.optim.label_smoothing
         )
         losses = optax.softmax_cross_entropy(logits, targets)
-        return losses.mean(), classification_metrics(logits, batch["label"], jnp.ones(losses.shape, bool), losses)
+        return losses.mean(), classification_metrics(logits, batch["label"], losses=losses)
 
     def statistics(self, model: VisionModel, batch: Batch) -> dict[str, jax.Array]:
         """The gates' means in each layer; none for ViT."""

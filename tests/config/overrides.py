@@ -1,5 +1,7 @@
 """Command lines to try on train.py, and what becomes of one: a config that starts, or one line that says why not."""
 
+# ruff: noqa: SIM905 (a line of words is shorter than a list of them)
+
 from __future__ import annotations
 
 import functools
@@ -7,6 +9,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,11 +18,14 @@ from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from plstm.config import Config, identity, plain_config, run_id, to_config
 from plstm.errors import UserError
 from plstm.runs.cli import CONFIGS, check_overrides, explain, known_keys, uncomposable
+from plstm.runs.finetuning import initial_id
+from plstm.runs.programs import Plan
 from plstm.tasks import TASKS
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer, learning_rate_schedule
@@ -36,29 +42,10 @@ CHOICES = {
     group: [str(path.relative_to(CONFIGS / group))[:-5] for path in sorted((CONFIGS / group).rglob("*.yaml"))]
     for group in GROUPS
 }
-NUMBERS = [
-    "0",
-    "1",
-    "2",
-    "3",
-    "5",
-    "16",
-    "48",
-    "64",
-    "7.5",
-    "0.5",
-    "0.1",
-    "1e-3",
-    "1e-320",
-    "1e39",
-    "1e308",
-    "1e400",
-    "-1",
-]
-NUMBERS += ["-0.0", "1000", "100000", str(2**31), str(2**64), str(10**30), "nan", "inf", "-inf", "NaN", "1_000", "0x10"]
-NAMES = ["adamw", "lamb", "val", "test", "train", "last", "best", "arrow", "imagenet", "P", "D", "attention", "zeros"]
-NAMES += ["float16", "device", "auto", "rand-m9", "offline", "deit3", "none", "plstm_t", "arrow/vit", "smoke", "a,b"]
-NAMES += ["true", "false", "null", "None", "???"]
+NUMBERS = "0 1 2 3 5 16 48 64 7.5 0.5 0.1 1e-3 1e-320 1e39 1e308 1e400 -1 -0.0 1000 100000".split()
+NUMBERS += [str(2**31), str(2**64), str(10**30), *"nan inf -inf NaN 1_000 0x10".split()]
+NAMES = "adamw lamb val test train last best arrow imagenet P D attention zeros float16 device auto rand-m9".split()
+NAMES += "offline deit3 none plstm_t arrow/vit smoke a,b true false null None ???".split()
 ODD = [
     "",
     "''",
@@ -74,48 +61,16 @@ ODD = [
     "\udcff",
     "'${seed}'",
     "${no.such}",
-    "[",
 ]
-ODD += [
-    "${oc.env:HOME}",
-    "${run_id:}",
-    "{",
-    "'",
-    "a=b",
-    "x" * 300,
-    "{a: 1}",
-    "{}",
-    "[]",
-    "[null]",
-    "[[1]]",
-    "choice(1,2)",
-]
-ODD += ["range(3)", "'nan'", "0.0.0", "@", "$x"]
-WHOLE = [
-    "0",
-    "1",
-    "2",
-    "3",
-    "4",
-    "8",
-    "12",
-    "16",
-    "24",
-    "32",
-    "48",
-    "64",
-    "96",
-    "128",
-    "256",
-    "-1",
-    str(2**31),
-    str(2**64),
-]
-BROKEN = ["0.0", "0.1", "0.25", "0.5", "1.0", "2.5", "1e-3", "1e-8", "inf", "nan", "null", "true", "false"]
+ODD += ["${oc.env:HOME}", "${run_id:}", "[", "{", "'", "a=b", "x" * 300, "{a: 1}", "{}", "[]", "[null]", "[[1]]"]
+ODD += ["choice(1,2)", "range(3)", "'nan'", "0.0.0", "@", "$x"]
+WHOLE = [*"0 1 2 3 4 8 12 16 24 32 48 64 96 128 256 -1".split(), str(2**31), str(2**64)]
+BROKEN = "0.0 0.1 0.25 0.5 1.0 2.5 1e-3 1e-8 inf nan null true false".split()
 SPLITS = ["[val]", "[val,test]", "[test]", "[val,val_ext,test,test_ext]", "[]", "[val,val]", "val", "[train]"]
 WORDS = {
     "task": ["arrow", "imagenet", "none"],
     "experiment": ["custom", "arrow/plstm"],
+    "model.family": ["vision", "graph", "none"],
     "model.modes": ["[P]", "[D]", "[P,D]", "[D,P]", "[attention]", "[P,P]", "[attention,P]", "[]", "[P,D,P]"],
     "model.gates": ["released", "printed"],
     "model.stm_bias_only": ["true", "false", "1"],
@@ -134,14 +89,12 @@ WORDS = {
     "optim.loss": ["cross_entropy", "binary_cross_entropy"],
     "loop.eval_splits": SPLITS,
     "loop.final_splits": SPLITS,
-    "loop.best_metric": ["null", "val", "test", "train"],
+    "loop.best_split": ["null", "val", "test", "train"],
     "logger.mode": ["disabled", "offline", "online", "auto"],
     "logger.project": ["plstm", "''", "a/b"],
     "logger.entity": ["null", "me", "''"],
     "paths.runs": ["runs", "''", "/tmp/x", "~/x", "null"],
     "paths.results": ["results", "''", "/tmp/x", "null"],
-    "report.table": ["null", "arrow", "none", "''"],
-    "report.row": ["null", "pLSTM", "x", "''"],
     "init_from": ["null", "0123456789ab", "none", "''"],
     "init_checkpoint": ["last", "best", "first"],
 }
@@ -201,21 +154,17 @@ class Outcome:
 
 
 def outcome(start: str, overrides: list[str], folder: str, build: Callable[[Config], None]) -> Outcome:
-    """As train.py goes: compose, name the run's folder, check, build. Any other error than ours comes through."""
+    """As train.py does it: compose, check, name the run, build. Any other error than ours comes through."""
     own = [f"paths.runs={folder}/runs", f"paths.results={folder}/results", "logger.mode=disabled"]
     try:
         check_overrides([*own, *overrides])
-        node = compose("train", overrides=[*STARTS[start], *own, *overrides], return_hydra_config=True)
-        assert node.hydra.run.dir
-    except (HydraException, OmegaConfBaseException) as error:
-        return Outcome(explain(error, Config))
-    except UserError as error:
-        return Outcome(str(error))
-    except (AttributeError, TypeError, ValueError) as error:
-        return Outcome(uncomposable(error, overrides))
-    try:
-        del node._content["hydra"]
+        try:
+            node = compose("train", overrides=[*STARTS[start], *own, *overrides])
+        except (AttributeError, TypeError, ValueError) as error:
+            return Outcome(uncomposable(error, overrides))
         config = to_config(node)
+        if config.init_from is not None:
+            initial_id(config.init_from, Path(config.paths.runs))
         build(config)
     except (HydraException, OmegaConfBaseException) as error:
         return Outcome(explain(error, Config))
@@ -235,30 +184,24 @@ def build(config: Config) -> None:
 
 def parts(config: Config) -> None:
     """What is not traced: the layout, the steps, the schedule, the seeds, the data set's variant, the record."""
-    optim = config.optim
-    make_mesh(optim.batch_size, config.mesh.fsdp)
-    task = TASKS[config.task](config)
-    per_epoch = task.train_examples // optim.batch_size
-    steps, warmup = max(round(optim.epochs * per_epoch), 1), round(optim.warmup_epochs * per_epoch)
-    schedule = learning_rate_schedule(optim, steps, warmup)
-    assert all(math.isfinite(float(schedule(step))) for step in (0, warmup, steps - 1))
+    layout, task = Layout(make_mesh(config.optim.batch_size, config.mesh.fsdp)), TASKS[config.task](config)
+    plan = Plan.of(config, task)
+    schedule = learning_rate_schedule(config.optim, plan.steps, plan.warmup_steps)
+    assert all(math.isfinite(float(schedule(step))) for step in (0, plan.warmup_steps, plan.steps - 1))
     jax.random.fold_in(jax.random.key(config.seed), 0)
     assert task.describe_data()
     if config.task == "arrow":
-        task._variant()
+        task._variant  # noqa: B018 (it checks the sizes)
     elif config.data.name == "mosaics":
         assert all(len(task.split(name)) for name in config.loop.final_splits if name != "train")
-        task.batches(jax.random.key(0), Layout(make_mesh(optim.batch_size)))
-    plain = plain_config(config)
-    json.dumps(identity(plain), allow_nan=False, ensure_ascii=False).encode()
-    assert len(run_id(plain)) == 12
+        task.batches(layout)
+    json.dumps(identity(config), allow_nan=False, ensure_ascii=False).encode()
+    assert len(run_id(config)) == 12
 
 
 @functools.cache
 def trace(program: str) -> None:
     """Initialisation and a training step of a config's program, in shapes."""
-    from omegaconf import OmegaConf
-
     config = to_config(OmegaConf.create(json.loads(program)))
     task, made = TASKS[config.task](config), {}
     optimizer = build_optimizer(config.optim, learning_rate_schedule(config.optim, 20, 2))
@@ -270,10 +213,9 @@ def trace(program: str) -> None:
     state = jax.eval_shape(initial)
     batch, size = config.optim.batch_size, config.data.size
     images = (batch, size, size, 3) if config.task == "imagenet" else (batch, -(-size * size // 8))
-    layout = Layout(make_mesh(batch))
-    step = make_train_step(made["graphdef"], optimizer, lambda n: 0.0, task.loss, key=jax.random.key(1), layout=layout)
+    step = make_train_step(made["graphdef"], optimizer, lambda n: 0.0, task.loss, layout=Layout(make_mesh(batch)))
     shapes = {"image": jax.ShapeDtypeStruct(images, jnp.uint8), "label": jax.ShapeDtypeStruct((batch,), jnp.int32)}
-    jax.eval_shape(step, state, shapes)
+    jax.eval_shape(step, state, shapes, jax.random.key(1))
 
 
 # ---------------------------------------------------------------------- what is asked of it
@@ -283,9 +225,7 @@ def fault(overrides: list[str], found: Outcome) -> str | None:
         if "\n" in found.line or len(found.line) > 600 or not found.line.strip():
             return f"not one line: {found.line!r}"
         given = [text.lstrip("+~").partition("=")[0] for text in overrides]
-        named = any(
-            key and key in found.line for key in [*given, *KEYS]
-        )  # a choice may break the bounds of another key
+        named = any(key and key in found.line for key in [*given, *KEYS])  # one choice may break another key's bounds
         return None if named else f"names no key: {found.line!r}"
     plain = plain_config(found.config)
     given = {}

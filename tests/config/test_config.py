@@ -4,31 +4,52 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 
 import pytest
-from hydra import compose
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from data.augment.recipes import AugmentConfig
-from plstm.config import Config, check, plain_config, run_id, run_name, to_config
+from plstm.config import (
+    Config,
+    check,
+    from_file,
+    identity,
+    plain_config,
+    portable_overrides,
+    run_id,
+    run_name,
+    shared_config,
+    to_config,
+)
 from plstm.errors import UserError
 from plstm.models import VisionConfig
-from plstm.runs.folders import load_config
+from plstm.runs.cli import explain
+from plstm.runs.folders import load_config, write_config
 from plstm.tasks.arrow import ArrowData
 
 # Where a run lives, what reads its images and where it is shown: not what its numbers are.
-OUTSIDE = re.compile(r"(logger|mesh|paths|report)\.|data\.(root|generate|placement|workers)$|model\.remat$")
+OUTSIDE = re.compile(
+    r"(logger|mesh|paths)\.|data\.(root|generate|download|placement|workers|max_corrupt)$|model\.remat$"
+)
 
 
 @pytest.fixture(scope="module")
-def identify(composed):
-    return lambda *arguments: run_id(plain_config(to_config(composed(*arguments))))
+def config_of(composed):
+    return lambda *arguments: to_config(composed(*arguments))
 
 
 @pytest.fixture(scope="module")
-def plain(composed):
-    return plain_config(to_config(composed("experiment=arrow/plstm")))
+def identify(config_of):
+    return lambda *arguments: run_id(config_of(*arguments))
+
+
+@pytest.fixture(scope="module")
+def arrow(config_of):
+    return config_of("experiment=arrow/plstm")
 
 
 def leaves(node, prefix=""):
@@ -38,43 +59,47 @@ def leaves(node, prefix=""):
     return {key: value for name, child in node.items() for key, value in leaves(child, f"{prefix}{name}.").items()}
 
 
-def another(value):
+def with_value(config, key, value):
+    """A copy of a config with another value."""
+    changed = copy.deepcopy(config)
+    *groups, leaf = key.split(".")
+    setattr(attrgetter(".".join(groups))(changed) if groups else changed, leaf, value)
+    return changed
+
+
+def another(key, value):
     """A different value of the same kind."""
+    if key == "augment":
+        return AugmentConfig()
     if isinstance(value, bool):
         return not value
     return {int: 7, float: 0.123, str: "other", list: ["other"]}.get(type(value), 3)
 
 
-def test_every_key_is_in_the_id_or_known_to_be_outside(plain):
-    start = run_id(plain)
-    assert re.fullmatch("[0-9a-f]{12}", start)
-    for key, value in leaves(plain).items():
-        changed = copy.deepcopy(plain)
-        *parents, leaf = key.split(".")
-        node = changed
-        for parent in parents:
-            node = node[parent]
-        node[leaf] = another(value)
-        assert (run_id(changed) == start) == bool(OUTSIDE.match(key)), key
+# ---------------------------------------------------------------------- identity
+@pytest.mark.parametrize("experiment", ["arrow/plstm", "imagenet/vit_s", "graphs/plstm"])
+def test_every_key_is_in_the_id_or_known_to_be_outside(config_of, experiment):
+    config = config_of(f"experiment={experiment}")
+    assert re.fullmatch("[0-9a-f]{12}", run_id(config))
+    values = leaves(plain_config(config))
+    assert len(values) > 40
+    for key, value in values.items():
+        changed = with_value(config, key, another(key, value))
+        assert changed != config, key
+        assert (run_id(changed) == run_id(config)) == bool(OUTSIDE.match(key)), key
 
 
-def test_the_order_of_keys_changes_no_id(plain):
-    backwards = {key: plain[key] for key in reversed(plain)}
-    backwards["optim"] = {key: plain["optim"][key] for key in reversed(plain["optim"])}
-    assert list(backwards) != list(plain) and run_id(backwards) == run_id(plain)
-
-
-def test_every_key_can_be_given_on_the_command_line(composed, plain, identify):
+def test_every_key_can_be_given_on_the_command_line_in_any_order(arrow, identify):
     follow = ("model.image", "model.classes", "augment")
-    kept = {key: value for key, value in leaves(plain).items() if not key.startswith(follow)}
+    kept = {key: value for key, value in leaves(plain_config(arrow)).items() if not key.startswith(follow)}
     values = {key: "null" if value is None else value for key, value in kept.items()}
     arguments = [f"{key}={value}".replace("'", "").replace(" ", "") for key, value in values.items()]
-    assert identify(*arguments) == run_id(plain)
+    assert identify(*arguments) == identify(*reversed(arguments)) == run_id(arrow)
     assert len(arguments) > 50
 
 
-def test_the_same_values_in_other_words_have_one_id(identify):
-    start = identify("experiment=arrow/plstm")
+def test_the_same_values_in_other_words_have_one_id(arrow, identify):
+    start = run_id(arrow)
     for words in (
         ["seed=43"],
         ["optim.epochs=50"],
@@ -92,24 +117,63 @@ def test_the_same_values_in_other_words_have_one_id(identify):
     assert len({identify("experiment=arrow/plstm", *words) for words in others} | {start}) == 1 + len(others)
 
 
-def test_hydra_s_folder_is_the_run_s_id(composed, plain):
-    node = compose("train", overrides=["experiment=arrow/plstm", "paths.runs=/scratch"], return_hydra_config=True)
-    assert node.hydra.run.dir == f"/scratch/{run_id(plain)}"
-    assert node.hydra.sweep.subdir == run_id(plain)
+@dataclass
+class WiderData(ArrowData):
+    shear: float = 0.0
 
 
-def test_values_that_follow_others(composed):
-    config = to_config(composed("experiment=arrow/plstm", "seed=47", "data.size=96"))
+@dataclass
+class WiderConfig(Config):
+    ema: float | None = None
+    average: WiderData = field(default_factory=lambda: WiderData(train_seed=1))
+
+
+def test_a_new_key_changes_no_id_until_its_value_does(arrow, monkeypatch):
+    assert {"name", "generate", "train_images"}.isdisjoint(identity(arrow)["data"])  # as the schema has them
+    assert identity(arrow)["model"]["heads"] == 6 and identity(arrow)["data"] == {"train_seed": 43}
+    wider = replace(arrow, data=WiderData(**asdict(arrow.data)))
+    assert run_id(wider) == run_id(arrow) != run_id(with_value(wider, "data.shear", 0.1))
+    monkeypatch.setattr("plstm.config.Config", WiderConfig)
+    wider = WiderConfig(**vars(arrow))
+    for key, value in (("ema", 0.99), ("average.size", 96)):
+        assert run_id(wider) == run_id(arrow) != run_id(with_value(wider, key, value)), key
+
+
+@pytest.mark.parametrize(
+    ("experiment", "same", "other"),
+    [
+        ("graphs/gin", ["data.fold=3", "seed=44", "loop.log_every=3"], ["model.dim=8", "data.name=NCI1"]),
+        ("arrow/vit", ["seed=44", "data.train_seed=7"], ["model.dim=96", "optim.peak_lr=1e-3", "mesh.fsdp=2"]),
+    ],
+)
+def test_runs_that_compile_the_same_share_it(config_of, experiment, same, other):
+    start = shared_config(config_of(f"experiment={experiment}"))
+    assert shared_config(config_of(f"experiment={experiment}", *same)) == start
+    for word in other:
+        assert shared_config(config_of(f"experiment={experiment}", word)) != start, word
+
+
+def test_values_that_follow_others(config_of):
+    config = config_of("experiment=arrow/plstm", "seed=47", "data.size=96")
     assert (config.data.train_seed, config.model.image_size, config.model.classes) == (47, 96, 2)
     assert run_name(config) == "arrow-plstm-s47"
+    assert run_name(config_of("experiment=graphs/gin", "data.fold=3")) == "graphs-gin-MUTAG-f3-s43"
 
 
-def test_the_config_of_a_run_is_read_back(composed, tmp_path):
-    (tmp_path / ".hydra").mkdir()
-    path = tmp_path / ".hydra" / "config.yaml"
-    node = composed("experiment=arrow/vit", "seed=44")
-    OmegaConf.save(node, path)
-    assert load_config(tmp_path) == to_config(node)
+@pytest.mark.parametrize("mark", ["", "++"])
+def test_records_name_the_start_by_its_id_and_no_place(mark):
+    overrides = ["experiment=x", f"{mark}init_from=/scratch/run", f"{mark}paths.runs=/scratch", "data.root=/x"]
+    assert portable_overrides(overrides, "12345e678901") == ["experiment=x", 'init_from="12345e678901"']
+    assert portable_overrides(overrides[:1]) == overrides[:1]
+
+
+# ---------------------------------------------------------------------- files
+def test_the_config_of_a_run_is_written_once_and_read_back(config_of, tmp_path):
+    path, config = tmp_path / ".hydra" / "config.yaml", config_of("experiment=arrow/vit", "seed=44")
+    write_config(tmp_path, config, ["experiment=arrow/vit", "seed=44"])
+    write_config(tmp_path, config_of("seed=45"), [])
+    assert load_config(tmp_path) == config
+    assert OmegaConf.load(path.with_name("overrides.yaml")) == ["experiment=arrow/vit", "seed=44"]
     bad_value = "data: {train_seed: 43}\noptim: {epochs: 0}"
     for text, word in (("model: {dims: 3}", "dims"), ("model: [", str(path)), (bad_value, "optim.epochs=0")):
         path.write_text(text)
@@ -121,6 +185,17 @@ def test_the_config_of_a_run_is_read_back(composed, tmp_path):
         load_config(tmp_path)
 
 
+def test_a_config_in_a_file_does_not_read_this_machine(arrow, monkeypatch):
+    monkeypatch.setenv("PLANTED", "/scratch")
+    plain = plain_config(arrow) | {"paths": {"runs": "${oc.env:PLANTED}", "results": "there"}}
+    plain["model"]["classes"] = "${data.classes}"
+    assert from_file(plain).paths.runs == Config().paths.runs
+    assert from_file(plain).model == arrow.model
+    with pytest.raises(UserError, match="experiment: .* would be filled in from this machine"):
+        from_file(plain | {"experiment": "${oc.env:PLANTED}"})
+
+
+# ---------------------------------------------------------------------- checks
 def valid() -> Config:
     return Config(model=VisionConfig(classes=2), data=ArrowData())
 
@@ -132,47 +207,61 @@ def test_the_defaults_pass():
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        *((key, 0, "at least 1") for key in ("optim.batch_size", "loop.log_every", "loop.eval_every")),
-        *((key, 0.0, "positive") for key in ("optim.epochs", "optim.peak_lr", "optim.eps", "optim.clip_norm")),
-        ("mesh.fsdp", 0, "at least 1"),
+        *((key, 0, "at least 1") for key in ("optim.batch_size", "loop.log_every", "loop.eval_every", "mesh.fsdp")),
+        *((f"optim.{key}", 0.0, "positive") for key in ("epochs", "peak_lr", "eps", "clip_norm")),
         ("mesh.timeout", 0.0, "positive"),
         ("optim.peak_lr", float("nan"), "float32"),
         *((key, -1, "at least 0") for key in ("optim.warmup_epochs", "optim.weight_decay", "seed")),
         ("data.workers", -1, "from 0 to 1024"),
         ("model.channels", 1, "the images have 3"),
         ("experiment", "a b", "a name such as"),
+        ("experiment", "a\n", "printable"),
         ("paths.runs", "", "given, or left out"),
         ("seed", 2**31, r"under 2\^31"),
-        ("experiment", "a\n", "printable"),
         ("model.dim", 10**6, "at most 65536"),
-        *((key, 1.0, r"in \[0, 1\)") for key in ("optim.b1", "optim.b2", "optim.label_smoothing")),
-        *((key, -0.1, r"in \[0, 1\)") for key in ("optim.b1", "optim.b2", "optim.label_smoothing")),
-        ("optim.end_factor", 1.1, r"in \[0, 1\]"),
-        ("optim.end_factor", -0.1, r"in \[0, 1\]"),
+        *((f"optim.{key}", 1.0, r"in \[0, 1\)") for key in ("b1", "b2", "label_smoothing")),
+        *((f"optim.{key}", -0.1, r"in \[0, 1\)") for key in ("b1", "b2", "label_smoothing")),
+        *(("optim.end_factor", value, r"in \[0, 1\]") for value in (1.1, -0.1)),
         ("optim.warmup_epochs", 50.0, "under optim.epochs"),
         ("data.name", "imagenet", "arrow_pointing"),
         ("data.placement", "disk", "device, stream"),
         ("optim.name", "sgd", "adamw, lamb"),
         ("data.classes", 3, "2 classes"),
-        ("data.size", 96, "follow data.classes and data.size"),
-        ("model.classes", 3, "follow data.classes and data.size"),
+        *((key, 3, "follow data.classes and data.size") for key in ("data.size", "model.classes")),
         ("model.heads", 5, "model.dim=192"),
         ("data.train_images", 127, "optim.batch_size=128"),
         ("augment", AugmentConfig(), "takes its training examples as they are"),
         ("optim.loss", "binary_cross_entropy", "choose one of cross_entropy"),
+        ("optim.schedule_per", "day", "choose one of step, epoch"),
         ("init_checkpoint", "first", "last, best"),
         ("init_checkpoint", "best", "init_from, which is not set"),
+        ("loop.unit", "days", "choose one of steps, epochs"),
+        ("loop.best_tie", "any", "choose one of latest, earliest"),
+        *(("loop.save_every", every, "must be a multiple of loop.eval_every=2000, or null") for every in (0, 3000)),
         ("loop.eval_splits", [], "at least one split"),
-        ("loop.eval_splits", ["val", "tset"], "'tset'.*test_ext"),
-        ("loop.final_splits", ["val", "tset"], "'tset'.*test_ext"),
-        ("loop.best_metric", "train", "loop.eval_splits"),
-        ("loop.final_splits", ["test", "test_ext"], "loop.best_metric=val"),  # its record tells the best step's, too
+        *((f"loop.{key}", ["val", "tset"], "'tset'.*test_ext") for key in ("eval_splits", "final_splits")),
+        ("loop.best_split", "train", "loop.eval_splits"),
+        ("loop.final_splits", ["test", "test_ext"], "loop.best_split=val"),  # its record tells the best step's, too
     ],
 )
 def test_bad_values_are_named(key, value, words):
-    config = valid()
-    *groups, leaf = key.split(".")
-    setattr(attrgetter(*groups)(config) if groups else config, leaf, value)
     with pytest.raises(UserError, match=words) as caught:
-        check(config)
+        check(with_value(valid(), key, value))
     assert key in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["model=graphs/gin"], "model: this one takes graphs, and data=... gives images; choose another model=..."),
+        (["experiment=graphs/gin", "model=vit_t"], "model.image_size: follows data.size, .*; choose other data=... or"),
+        (["data=tudataset"], "model.image_size: follows data.size, .*; choose other data=... or model=..."),
+        (["data.root='${no.such}'"], "data.root: follows no.such, which this run does not have; there is no such key"),
+        (["model=graphs/gin", "model.modes=[P]"], "model.modes: not a key of this run's data or model"),
+    ],
+)
+def test_a_model_of_another_family_is_refused_in_one_line(composed, arguments, line):
+    with pytest.raises((UserError, OmegaConfBaseException, HydraException)) as caught:
+        to_config(composed(*arguments))
+    found = str(caught.value) if isinstance(caught.value, UserError) else explain(caught.value, Config)
+    assert re.match(line, found) and "\n" not in found

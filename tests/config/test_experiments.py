@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import math
 import re
+from operator import attrgetter
 
 import jax
 import numpy as np
 import pytest
 from flax import nnx
-from omegaconf import OmegaConf
 
-from plstm.config import Config, run_id, to_config
-from plstm.config import plain_config as plain
-from plstm.models import build_model
+from plstm.config import Config, from_file, identity, plain_config, run_id, to_config
 from plstm.results.definitions import load_table
 from plstm.results.records import read_records
+from plstm.runs.cli import CONFIGS
+from plstm.runs.programs import Plan
 from plstm.tasks import TASKS
 from plstm.training.optimizers import decay_mask, learning_rate_schedule
 
-from .conftest import ROOT
-
-FOLDER = ROOT / "configs/experiment"
+ROOT = CONFIGS.parent
+FOLDER = CONFIGS / "experiment"
 EXPERIMENTS = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.yaml"))
 ARROW = [name for name in EXPERIMENTS if name.startswith("arrow/")]
 GRAPHS = [name for name in EXPERIMENTS if name.startswith("graphs/")]
 VISION = [name for name in EXPERIMENTS if name not in GRAPHS]
 IMAGENET = [name for name in EXPERIMENTS if name.startswith(("imagenet/", "ablation/"))]
-TABLES = sorted(path.stem for path in (ROOT / "configs/tables").glob("*.yaml"))
+TABLES = {path.stem: load_table(path) for path in sorted((CONFIGS / "tables").glob("*.yaml"))}
+ROWS = {row.experiment: (table, row) for table in TABLES.values() for row in table.rows}
 
 # Appendix G.2, Table 2, and the released configurations.
 PAPER = {
@@ -41,7 +41,7 @@ PAPER = {
         name="adamw", end_factor=1e-3, warmup_epochs=1.0, epochs=50.0, batch_size=128, weight_decay=0.05, b1=0.9,
         b2=0.999, eps=1e-8, clip_norm=1.0, label_smoothing=0.0,
     ),
-    "loop": dict(eval_every=2000, final_splits=["val", "val_ext", "test", "test_ext"], best_metric="val"),
+    "loop": dict(eval_every=2000, final_splits=["val", "val_ext", "test", "test_ext"], best_split="val"),
 }  # fmt: skip
 VARIANTS = {
     "arrow/plstm": {},
@@ -113,6 +113,10 @@ PARAMETERS = {
     "ablation/plstm": 6_314_404, "ablation/plstm_printed": 6_314_404, "ablation/plstm_no_posemb": 6_276_772,
     "ablation/plstm_p_mode": 6_323_404, "ablation/plstm_d_mode": 6_305_404, "ablation/plstm_stm_bias": 6_302_884,
     "ablation/vit": 5_717_032,
+    # On MUTAG; the paper says under 300k for pLSTM, whose released model has 469,602.
+    "graphs/gat": 84_866, "graphs/gcn": 83_842, "graphs/gin": 136_458, "graphs/lstm": 149_378, "graphs/mpnn": 149_378,
+    "graphs/plstm": 469_602, "graphs/plstm_linf": 469_602, "graphs/plstm_pruned": 469_602, "graphs/plstm_tail": 469_602,
+    "graphs/plstm_released": 469_602, "graphs/plstm_small": 297_302,
 }  # fmt: skip
 
 
@@ -145,32 +149,28 @@ def start_of(name: str) -> list[str]:
 
 
 def steps_of(config: Config) -> tuple[int, int]:
-    epoch = TASKS[config.task](config).steps_per_epoch
-    return round(config.optim.epochs * epoch), round(config.optim.warmup_epochs * epoch)
+    plan = Plan.of(config, TASKS[config.task](config))
+    return plan.steps, plan.warmup_steps
 
 
-def row_of(config: Config):
-    table = load_table(ROOT / "configs/tables" / f"{config.report.table}.yaml")
-    rows = [row for row in table.rows if row.name == config.report.row]
-    assert len(rows) == 1, f"table {table.name} has {[row.name for row in table.rows]}, not {config.report.row}"
-    return table, rows[0]
+def shapes(config: Config):
+    return nnx.state(nnx.eval_shape(lambda: TASKS[config.task](config).build_model(0)), nnx.Param)
 
 
-def shapes(config):
-    return nnx.state(nnx.eval_shape(lambda: build_model(config, 0)), nnx.Param)
-
-
-def task_parameters(config) -> int:
-    model = nnx.eval_shape(lambda: TASKS[config.task](config).build_model(0))
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
-
-
-def parameters(config) -> int:
+def parameters(config: Config) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes(config)))
 
 
+def assert_has(config: Config, expected: dict[str, dict]) -> None:
+    """Groups of keys with their values."""
+    found = plain_config(config)
+    for group, values in expected.items():
+        assert {key: found[group][key] for key in values} == values, group
+
+
 def test_every_variant_is_known():
-    assert set(ARROW) == set(VARIANTS) and set(IMAGENET) == set(PARAMETERS)
+    assert set(ARROW) == set(VARIANTS) and {*IMAGENET, *GRAPHS} == set(PARAMETERS)
+    assert set(ROWS) == set(EXPERIMENTS) and len(ROWS) == sum(len(table.rows) for table in TABLES.values())
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -186,33 +186,24 @@ def test_the_header_s_command_runs_this_experiment(configs, name):
 @pytest.mark.parametrize("name", VISION)
 def test_the_model_builds(configs, name):
     config = configs[name]
-    build_and_call = lambda images: build_model(config.model, 0)(images)  # noqa: E731
+    build_and_call = lambda images: TASKS[config.task](config).build_model(0)(images)  # noqa: E731
     for size in (config.data.size, 2 * config.data.size)[: 2 if config.task == "arrow" else 1]:  # with extrapolation
         logits = jax.eval_shape(build_and_call, jax.ShapeDtypeStruct((2, size, size, 3), np.float32))
         assert logits.shape == (2, config.data.classes) and logits.dtype == np.float32
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_its_table_has_its_row(configs, name):
-    config = configs[name]
-    table, row = row_of(config)
-    assert row.experiment == name
-    sweep = table.sweep | row.sweep
+def test_it_is_as_its_row_of_a_table_asks(configs, name):
+    table, row = ROWS[name]
     for key, value in {**table.require, **row.require}.items():
-        assert OmegaConf.select(OmegaConf.structured(config), key) == value, key
-    for key, values in sweep.items():
-        assert OmegaConf.select(OmegaConf.structured(config), key) in values, key
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_every_row_of_a_table_has_its_experiment(name):
-    for row in load_table(ROOT / "configs/tables" / f"{name}.yaml").rows:
-        assert row.experiment in EXPERIMENTS
+        assert attrgetter(key)(configs[name]) == value, key
+    for key, values in (table.sweep | row.sweep).items():
+        assert attrgetter(key)(configs[name]) in values, key
 
 
 @pytest.mark.parametrize("name", ARROW)
 def test_the_header_tells_the_paper_s_figures(configs, name):
-    row, text = row_of(configs[name])[1], " ".join(header(name))
+    row, text = ROWS[name][1], " ".join(header(name))
     expected = re.search(r"(\S+)\): test (\S+) \+- (\S+), test_ext (\S+) \+- ([\d.]+\d)", text)
     assert (expected is None) == (row.paper is None)
     if expected:
@@ -223,10 +214,7 @@ def test_the_header_tells_the_paper_s_figures(configs, name):
 
 @pytest.mark.parametrize("name", ARROW)
 def test_arrow_pointing_follows_the_paper(configs, name):
-    config = plain(configs[name])
-    for group, expected in PAPER.items():
-        expected = expected | (VARIANTS[name] if group == "model" else {})
-        assert {key: config[group][key] for key in expected} == expected
+    assert_has(configs[name], PAPER | {"model": PAPER["model"] | VARIANTS[name]})
 
 
 @pytest.mark.parametrize("name", ARROW)
@@ -240,7 +228,7 @@ def test_arrow_pointing_s_schedule(configs, name):
 
 @pytest.mark.parametrize("name", IMAGENET)
 def test_imagenet_follows_the_facts(configs, name):
-    config, (stage, size) = plain(configs[name]), stage_of(name)
+    config, (stage, size) = configs[name], stage_of(name)
     variant = VARIANTS.get(name.replace("ablation/", "arrow/"), {}) if "vit" not in name else {}
     start = "normal" if "imagenet/plstm" in name else "zeros"
     expected = {
@@ -248,14 +236,13 @@ def test_imagenet_follows_the_facts(configs, name):
         "model": IMAGENET_MODEL | (VIT if "vit" in name else PLSTM) | SIZES[size] | dict(gate_init=start) | variant,
         "augment": MIXED | STAGES[stage]["augment"],
         "optim": IMAGENET_OPTIM | STAGES[stage]["optim"],
-        "loop": dict(final_splits=["test"], best_metric=None),
+        "loop": dict(final_splits=["test"], best_split=None),
     }
     if stage == "pretrain":
         expected["optim"] |= dict(epochs=800.0 if size == "t" else 400.0, peak_lr=3e-3 if size == "b" else 4e-3)
-    for group, values in expected.items():
-        assert {key: config[group][key] for key in values} == values, group
-    assert config["model"]["image_size"] == config["data"]["size"]
-    assert (config["init_from"] is not None) == (stage == "finetune")
+    assert_has(config, expected)
+    assert config.model.image_size == config.data.size
+    assert (config.init_from is not None) == (stage == "finetune")
 
 
 @pytest.mark.parametrize("name", IMAGENET)
@@ -268,13 +255,13 @@ def test_imagenet_s_schedule(configs, name):
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_imagenet_s_models_have_the_published_sizes(configs, name):
-    assert parameters(configs[name].model) == PARAMETERS[name]
+def test_models_have_the_published_sizes(configs, name):
+    assert parameters(configs[name]) == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", ["imagenet/plstm_t", "imagenet/vit_t"])
 def test_weight_decay_and_trust_ratios_take_matrices_only(configs, name):
-    params = shapes(configs[name].model)
+    params = shapes(configs[name])
     mask = decay_mask(params)
     sizes = {True: 0, False: 0}
     for leaf, decayed in zip(jax.tree.leaves(params), jax.tree.leaves(mask), strict=True):
@@ -289,7 +276,7 @@ def test_weight_decay_and_trust_ratios_take_matrices_only(configs, name):
 
 @pytest.mark.parametrize("name", IMAGENET)
 def test_the_header_tells_table_4_or_5(configs, name):
-    row, text = row_of(configs[name])[1], " ".join(header(name))
+    row, text = ROWS[name][1], " ".join(header(name))
     expected = re.search(r"Expected \(Table ([45]).*: test ([\d.]+)%", text)
     assert (expected is None) == (row.paper is None)
     if expected:
@@ -297,61 +284,54 @@ def test_the_header_tells_table_4_or_5(configs, name):
         assert expected[1] == ("5" if name.startswith("ablation/") else "4")
 
 
-# On MUTAG; the paper says under 300k for pLSTM, whose released model has 469,602.
-GRAPH_PARAMETERS = {
-    "graphs/gat": 84_866, "graphs/gcn": 83_842, "graphs/gin": 136_458, "graphs/lstm": 149_378, "graphs/mpnn": 149_378,
-    "graphs/plstm": 469_602, "graphs/plstm_linf": 469_602, "graphs/plstm_pruned": 469_602, "graphs/plstm_tail": 469_602,
-    "graphs/plstm_released": 469_602, "graphs/plstm_small": 297_302,
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("name", GRAPHS)
 def test_graphs_follow_the_facts(configs, name):
-    config = plain(configs[name])
     expected = {
         "data": dict(name="MUTAG", folds=10, fold_seed=42, verify=True),
         "optim": dict(
             name="adamw", peak_lr=1e-3, weight_decay=0.01, clip_norm=1.0, batch_size=64, epochs=100.0,
             warmup_epochs=5.0, schedule_per="epoch", loss="cross_entropy", label_smoothing=0.0,
         ),
-        "loop": dict(unit="epochs", eval_every=1, best_metric="val", best_tie="earliest"),
+        "loop": dict(unit="epochs", eval_every=1, best_split="val", best_tie="earliest"),
     }  # fmt: skip
-    for group, values in expected.items():
-        assert {key: config[group][key] for key in values} == values, group
-    assert task_parameters(configs[name]) == GRAPH_PARAMETERS[name]
+    assert_has(configs[name], expected)
     released = dict(p_norm="linf", reverse_p="pruned", transition_node="tail")
-    changed = {key: config["model"][key] for key in released if config["model"][key] == released[key]}
+    changed = [key for key, value in released.items() if getattr(configs[name].model, key) == value]
     variant = {"linf": "p_norm", "pruned": "reverse_p", "tail": "transition_node"}.get(name.partition("_")[2])
-    assert list(changed) == (list(released) if name == "graphs/plstm_released" else [variant] if variant else [])
+    assert changed == (list(released) if name == "graphs/plstm_released" else [variant] if variant else [])
 
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_header_tells_table_1(configs, name):
-    row, text = row_of(configs[name])[1], " ".join(header(name))
+    row, text = ROWS[name][1], " ".join(header(name))
     told = {key.replace("-", "_"): float(value) for key, value in re.findall(r"([A-Z][\w-]+) (0\.\d{4})", text)}
     assert told == {key: value[0] for key, value in (row.paper or {}).items()}
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_smoke_run_is_small_and_enters_no_table(composed, name):
+def test_a_smoke_run_is_small_and_leaves_its_record_elsewhere(composed, name):
     config = to_config(composed(f"experiment={name}", "debug=smoke", *start_of(name)))
-    assert config.report.table is None and config.report.row is None
     assert config.paths.results != Config().paths.results and config.logger.mode == "disabled"
     assert steps_of(config)[0] <= 20 and config.model.depth == 2
     assert config.data.size == 48 if name in VISION else config.data.name == "TOY"
-    assert task_parameters(config) > 0
+    assert parameters(config) > 0
 
 
 def test_no_two_experiments_are_one_run(configs):
-    assert len({run_id(plain(config)) for config in configs.values()}) == len(configs)
+    assert len({run_id(config) for config in configs.values()}) == len(configs)
 
 
-def test_finished_runs_keep_their_ids(composed):
+def test_finished_runs_are_what_their_commands_train(composed):
+    """Of a cross-validation's many runs, one an experiment."""
     records = read_records(ROOT / "results")
-    assert len(records) >= 4
-    composed_anew = {}  # of a cross-validation's many runs, one an experiment
-    for record in records:
-        assert run_id(record.config) == record.id
-        composed_anew[record.experiment if "fold" in record.config["data"] else record.id] = record
-    for record in composed_anew.values():
-        assert run_id(plain(to_config(composed(*record.overrides)))) == record.id
+    chosen = {record.experiment if record.task == "graphs" else record.id: record for record in records}
+    assert len(chosen) >= 4
+    for record in chosen.values():
+        assert identity(from_file(record.config)) == identity(to_config(composed(*record.overrides)))
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="the records still have the ids of format 1")
+def test_finished_runs_keep_their_ids():
+    for record in read_records(ROOT / "results"):
+        assert run_id(from_file(record.config)) == record.id, record.name

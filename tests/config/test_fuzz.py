@@ -12,8 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from plstm.config import Config, EvalConfig, to_config, to_eval_config
 from plstm.errors import UserError
 from plstm.runs.cli import explain, known_keys
-
-from .overrides import KEYS, STARTS, build, command_lines, fault, outcome, parts
+from tests.config.overrides import KEYS, STARTS, build, command_lines, fault, outcome, parts
 
 ODD = [
     0,
@@ -27,44 +26,47 @@ ODD = [
     float("inf"),
     float("nan"),
     None,
+    True,
     "",
     "x",
     "\u00e4/\u7bad",
     "a\nb",
-    "\udcff",
 ]
-ODD += ["../../x", "x" * 300, [1], ["x"], [], [None], {}, {"a": 1}, "???", "${seed}", "${no.such}", True]
+ODD += ["\udcff", "../../x", "x" * 300, [1], ["x"], [], [None], {}, {"a": 1}, "???", "${seed}", "${no.such}"]
+LONG = {"suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.generate]}
+
+
+@pytest.fixture
+def try_out(composed, tmp_path_factory):
+    """Function of (start, overrides) and `parts` or `build`: asserts that these start or are refused in one line."""
+
+    def try_out(case, build):
+        start, overrides = case
+        found = outcome(start, overrides, tmp_path_factory.getbasetemp(), build)
+        event("refused" if found.line else "starts")
+        assert fault(overrides, found) is None
+
+    return try_out
 
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(command_lines())
-def test_any_command_line_starts_or_is_refused_in_one_line(composed, tmp_path_factory, case):
-    start, overrides = case
-    folder = tmp_path_factory.getbasetemp()
-    assert fault(overrides, outcome(start, overrides, folder, parts)) is None
-
-
-LONG = {"suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.generate]}
+def test_any_command_line_starts_or_is_refused_in_one_line(try_out, case):
+    try_out(case, parts)
 
 
 @pytest.mark.slow
 @settings(max_examples=2000, **LONG)
 @given(command_lines())
-def test_thousands_of_command_lines_start_or_are_refused_in_one_line(composed, tmp_path_factory, case):
-    start, overrides = case
-    folder = tmp_path_factory.getbasetemp()
-    found = outcome(start, overrides, folder, parts)
-    event("refused" if found.line else "starts")
-    assert fault(overrides, found) is None
+def test_thousands_of_command_lines_start_or_are_refused_in_one_line(try_out, case):
+    try_out(case, parts)
 
 
 @pytest.mark.slow
 @settings(max_examples=60, **LONG)
 @given(command_lines())
-def test_what_starts_traces_a_training_step(composed, tmp_path_factory, case):
-    start, overrides = case
-    folder = tmp_path_factory.getbasetemp()
-    assert fault(overrides, outcome(start, overrides, folder, build)) is None
+def test_what_starts_traces_a_training_step(try_out, case):
+    try_out(case, build)
 
 
 def set_to(node, key: str, value, checked) -> str | None:

@@ -18,23 +18,20 @@ from data.arrow_pointing.geometry import Canvas, base_seed, parameters, render
 from data.augment.recipes import AugmentConfig
 from data.loading import epoch_order
 from plstm.config import Config, EvalConfig, to_config
-from plstm.runs.cli import known_keys
+from plstm.models import build_model
+from plstm.models.graph import GraphConfig
+from plstm.runs.cli import CONFIGS, known_keys
 from plstm.tasks import TASKS
 from plstm.training.optimizers import build_optimizer, learning_rate_schedule
 
-from .conftest import ROOT
-
+ROOT = CONFIGS.parent
 SOURCES = [
     ROOT / "train.py",
     ROOT / "eval.py",
     *(path for part in ("plstm", "data") for path in (ROOT / part).rglob("*.py")),
 ]
 # What stands before a key where it is read: its group, or the name that a function gives to it.
-OWNERS = {
-    "optim": {"optim", "config"},
-    "model": {"model", "config"},
-    "augment": {"augment", "config", "_config"},
-}
+OWNERS = {"optim": {"optim", "config"}, "model": {"model", "config"}, "augment": {"augment", "config", "_config"}}
 OWNERS |= {"": {"config", "self", "options"}, "paths": {"paths"}, "loop": {"loop"}}
 # One allowed value, and so read by `check` alone; the ids and records of finished runs would change without it.
 ONE_VALUE = {"augment.crop"}
@@ -143,9 +140,8 @@ LOSS = {"loss": "cross_entropy", "label_smoothing": 0.3, "schedule_per": "epoch"
 
 
 def test_every_key_of_the_optimizer_changes_the_training(imagenet):
-    assert {*OPTIM, *LOSS} == {field.name for field in dataclasses.fields(imagenet.optim)}, (
-        "say here what a new key does"
-    )
+    keys = {field.name for field in dataclasses.fields(imagenet.optim)}
+    assert {*OPTIM, *LOSS} == keys, "say here what a new key does"
     start = trained(imagenet)
     for key, value in OPTIM.items():
         changed = trained(with_value(imagenet, f"optim.{key}", value))
@@ -165,16 +161,8 @@ def test_loss_and_smoothing_change_the_loss(imagenet):
     assert len({loss(config), loss(cross), loss(with_value(cross, "optim.label_smoothing", 0.3))}) == 3
 
 
-MODEL = {
-    "image_size": 96,
-    "channels": 1,
-    "classes": 7,
-    "patch_size": 8,
-    "dim": 32,
-    "depth": 4,
-    "heads": 1,
-    "mlp_ratio": 2,
-}
+MODEL = {"image_size": 96, "channels": 1, "classes": 7, "patch_size": 8, "dim": 32, "depth": 4, "heads": 1}
+MODEL |= {"mlp_ratio": 2, "remat": True}
 MODEL |= {"modes": ["D", "P"], "gates": "printed", "stm_bias_only": True, "gate_init": "normal", "norm": "layernorm"}
 MODEL |= {"position_embedding": False, "layer_scale": 0.1, "drop_path": 0.5, "dtype": "bfloat16", "method": "recurrent"}
 GRAPH = {"kind": "gin", "dim": 32, "depth": 2, "heads": 2, "mlp_ratio": 2, "p_norm": "linf", "reverse_p": "pruned"}
@@ -189,7 +177,8 @@ def built(build) -> tuple[str, list[np.ndarray]]:
 def unchanged(config, values: dict, build) -> list[str]:
     """The keys whose other value builds the same model from the same seed."""
     fields = {field.name for field in dataclasses.fields(config)}
-    assert fields - {"pooling"} == set(values), "say here what a new key does"  # pLSTM pools corners alone, ViT both
+    # pLSTM pools corners alone, ViT both; the family is another model altogether.
+    assert fields - {"pooling", "family"} == set(values), "say here what a new key does"
     (text, leaves), left = built(lambda: build(config)), []
     for key, value in values.items():
         changed = copy.deepcopy(config)
@@ -203,18 +192,14 @@ def unchanged(config, values: dict, build) -> list[str]:
 
 @pytest.mark.slow
 def test_every_key_of_a_vision_model_changes_the_model(composed):
-    from plstm.models import build_model
-
     config = to_config(composed("experiment=arrow/plstm", "debug=smoke", "model.dim=16", "model.heads=2")).model
-    remat = {"remat": not config.remat} if hasattr(config, "remat") else {}
-    assert not unchanged(config, MODEL | remat, lambda config: build_model(config, 0))
+    assert not unchanged(config, MODEL, lambda config: build_model(config, 0))
 
 
 @pytest.mark.slow
 def test_every_key_of_a_graph_model_changes_the_model():
-    from plstm.models.graph import GraphConfig, build_graph_model
-
-    assert not unchanged(GraphConfig(dim=16, depth=4), GRAPH, lambda config: build_graph_model(config, 3, 2, 0))
+    build = lambda config: build_model(config, 0, {"features": 3, "classes": 2})  # noqa: E731
+    assert not unchanged(GraphConfig(dim=16, depth=4), GRAPH, build)
 
 
 def made_by(config: Config) -> list[bytes]:

@@ -78,20 +78,13 @@ def test_every_kind_becomes_rgb_as_pillow_has_it(decoder, mode, kind):
     np.testing.assert_array_equal(np.asarray(image), by_pillow(content))
 
 
-def test_a_cmyk_image_keeps_its_colours(decoder):
-    image = picture(31, 22)
+def test_inks_rotation_tags_and_harmless_flaws(decoder):
+    image, exif = picture(31, 22), Image.Exif()
     close = np.asarray(decode(encoded(image.convert("CMYK"), "JPEG", quality=100)), int) - np.asarray(image, int)
     assert abs(close).mean() < 4  # inverted inks would be off by a hundred
-
-
-def test_the_rotation_tag_is_ignored(decoder):
-    exif = Image.Exif()
-    exif[0x0112] = 6  # a quarter turn
-    assert decode(encoded(picture(30, 20), "JPEG", exif=exif)).size == (30, 20)
-
-
-def test_a_harmless_flaw_is_no_corruption(decoder):
-    content = encoded(picture(31, 22), "JPEG") + b"more"
+    exif[0x0112] = 6  # a quarter turn, which is ignored
+    assert decode(encoded(image, "JPEG", exif=exif)).size == (31, 22)
+    content = encoded(image, "JPEG") + b"more"
     np.testing.assert_array_equal(np.asarray(decode(content)), by_pillow(content))
 
 

@@ -1,4 +1,4 @@
-"""The order of training: the same on the device and streamed, across epochs, and after a resume."""
+"""Images at one bit a pixel, and the order of training: the same on the device and streamed, and after a resume."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import pytest
 
 from data.loading import DeviceBatches, PackedSplit, StreamedBatches, epoch_order, pack, unpack
 
-COUNT, BATCH, SIZE = 10, 3, 8
+COUNT, BATCH, SIZE, SEED = 10, 3, 8, 5
 STEPS = COUNT // BATCH  # an epoch; one image is left out of each
 IMAGES = np.random.default_rng(0).choice(np.array([0, 255], np.uint8), (COUNT, SIZE, SIZE))
-SEED = 5
 
 
 class Source:
@@ -28,13 +27,12 @@ class Source:
         return {"image": IMAGES[index][..., None], "label": np.int64(index), "radius": np.float32(1)}
 
 
-def device(seed=SEED, batch_size=BATCH):
-    split = PackedSplit(pack(IMAGES), np.arange(COUNT, dtype=np.uint8), SIZE)
-    return DeviceBatches(split, batch_size, seed)
+def device(seed=SEED, batch_size=BATCH, **options):
+    return DeviceBatches(PackedSplit(pack(IMAGES), np.arange(COUNT, dtype=np.uint8), SIZE), batch_size, seed, **options)
 
 
-def streamed(seed=SEED, batch_size=BATCH, workers=0):
-    return StreamedBatches(Source(), batch_size, seed, workers)
+def streamed(seed=SEED, batch_size=BATCH, **options):
+    return StreamedBatches(Source(), batch_size, seed, **options)
 
 
 def take(batches, steps, start=0):
@@ -45,13 +43,23 @@ def labels(batches):
     return [batch["label"].tolist() for batch in batches]
 
 
+def joined(parts):
+    """One list of batches from those of several processes."""
+    return [{name: np.concatenate([part[name] for part in row]) for name in row[0]} for row in zip(*parts, strict=True)]
+
+
 def assert_same(actual, expected):
     assert len(actual) == len(expected)
     for one, other in zip(actual, expected, strict=True):
-        assert one.keys() == other.keys() == {"image", "label"}
+        assert one.keys() == other.keys()
         for name in one:
             assert one[name].dtype == other[name].dtype
             np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_the_order_of_an_epoch_never_changes():
+    assert epoch_order(5, 0, 10).tolist() == [5, 1, 7, 3, 4, 6, 8, 9, 2, 0]
+    np.testing.assert_array_equal(epoch_order(43, 7, 1000), np.random.RandomState((43, 7)).permutation(1000))
 
 
 def test_images_and_labels_stay_together():
@@ -66,17 +74,16 @@ def test_streamed_batches_are_those_on_the_device(batch_size):
     assert_same(take(streamed(batch_size=batch_size), steps), take(device(batch_size=batch_size), steps))
 
 
+@pytest.mark.multiprocess
+def test_reading_processes_change_nothing():
+    assert_same(take(streamed(workers=2), STEPS + 2, 1), take(device(), STEPS + 2, 1))
+
+
 @pytest.mark.parametrize("make", [device, streamed])
-@pytest.mark.parametrize("start", [1, STEPS, STEPS + 2])
+@pytest.mark.parametrize("start", [1, STEPS, STEPS + 2, 49 * STEPS + 1])
 def test_a_resumed_run_sees_what_it_would_have_seen(make, start):
-    whole = take(make(), 3 * STEPS)
-    assert_same(take(make(), 3 * STEPS - start, start), whole[start:])
-
-
-def test_a_resume_late_in_training():
-    start = 49 * STEPS + 1
-    expected = epoch_order(SEED, 49, COUNT)[BATCH : STEPS * BATCH].reshape(STEPS - 1, BATCH).tolist()
-    assert labels(take(device(), STEPS - 1, start)) == labels(take(streamed(), STEPS - 1, start)) == expected
+    orders = [epoch_order(SEED, epoch, COUNT)[: STEPS * BATCH].reshape(STEPS, BATCH) for epoch in range(51)]
+    assert labels(take(make(), STEPS, start)) == np.concatenate(orders)[start:][:STEPS].tolist()
 
 
 def test_an_epoch_has_no_image_twice():
@@ -84,16 +91,8 @@ def test_an_epoch_has_no_image_twice():
     assert all(len(set(epoch)) == STEPS * BATCH for epoch in seen.tolist())
     assert set(seen.ravel().tolist()) == set(range(COUNT))  # what an epoch leaves out, others have
     assert len({tuple(epoch) for epoch in seen.tolist()}) == 30
-
-
-def test_an_epoch_that_the_batch_divides_has_every_image_once():
-    for start in (0, 5):
+    for start in (0, 5):  # the batch divides the epoch
         assert sorted(sum(labels(take(device(batch_size=2), 5, start)), [])) == list(range(COUNT))
-
-
-def test_the_order_of_an_epoch_never_changes():
-    assert epoch_order(5, 0, 10).tolist() == [5, 1, 7, 3, 4, 6, 8, 9, 2, 0]
-    np.testing.assert_array_equal(epoch_order(43, 7, 1000), np.random.RandomState((43, 7)).permutation(1000))
 
 
 def test_the_seed_decides_the_order():
@@ -101,34 +100,26 @@ def test_the_seed_decides_the_order():
     assert labels(take(streamed(seed=6), STEPS)) == labels(take(device(seed=6), STEPS))
 
 
-def test_arrays_are_put_where_told():
+@pytest.mark.parametrize("make", [device, streamed])
+def test_arrays_are_put_on_the_given_device(make):
     where = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
-    split = PackedSplit(pack(IMAGES), np.arange(COUNT, dtype=np.uint8), SIZE)
-    put = lambda array: jax.device_put(array, where)  # noqa: E731
-    for batches in (
-        DeviceBatches(split, BATCH, SEED, put),
-        StreamedBatches(Source(), BATCH, SEED, put=put),
-    ):
-        assert all(array.sharding == where for array in next(batches.from_step(0)).values())
+    batches = make(put=lambda array: jax.device_put(array, where))
+    assert all(array.sharding == where for array in next(batches.from_step(0)).values())
 
 
 @pytest.mark.parametrize("start", [0, STEPS + 1])
 def test_the_parts_of_processes_make_up_each_batch(start):
     steps = 3 * STEPS
-    parts = [
-        take(StreamedBatches(Source(), BATCH, SEED, process_index=process, process_count=3), steps, start)
-        for process in range(3)
-    ]
-    joined = [
-        {name: np.concatenate([share[name] for share in shares]) for name in shares[0]}
-        for shares in zip(*parts, strict=True)
-    ]
-    assert_same(joined, take(device(), steps, start))
+    parts = [take(streamed(process_index=process, process_count=3), steps, start) for process in range(3)]
+    assert_same(joined(parts), take(device(), steps, start))
 
 
-@pytest.mark.multiprocess
-def test_reading_processes_change_nothing():
-    assert_same(take(streamed(workers=2), STEPS + 2, 1), take(device(), STEPS + 2, 1))
+@pytest.mark.parametrize("count", [1, 5, 8, 13])
+def test_the_parts_of_processes_make_up_each_batch_of_an_evaluation(count):
+    bits, labels = np.arange(2 * count, dtype=np.uint8).reshape(count, 2), np.arange(count, dtype=np.uint8)
+    parts = [list(PackedSplit(bits, labels, 4, process, 4).batches(8)) for process in range(4)]
+    assert {len(batch["label"]) for part in parts for batch in part} == {2}
+    assert_same(joined(parts), list(PackedSplit(bits, labels, 4).batches(8)))
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 13, 48])
@@ -137,11 +128,9 @@ def test_unpack_undoes_pack(size, batch):
     images = np.random.default_rng(size).choice(np.array([0, 255], np.uint8), (*batch, size, size))
     bits = pack(images)
     assert bits.dtype == np.uint8 and bits.shape == (*batch, -(-size * size // 8))
-    back = unpack(bits, size)
-    assert isinstance(back, np.ndarray) and back.dtype == np.uint8
+    back, on_device = unpack(bits, size), jax.jit(partial(unpack, size=size))(jnp.asarray(bits))
+    assert isinstance(back, np.ndarray) and back.dtype == on_device.dtype == np.uint8
     np.testing.assert_array_equal(back, images)
-    on_device = jax.jit(partial(unpack, size=size))(jnp.asarray(bits))
-    assert on_device.dtype == jnp.uint8
     np.testing.assert_array_equal(on_device, images)
 
 
@@ -149,13 +138,3 @@ def test_white_is_one_and_the_first_pixel_is_the_highest_bit():
     image = np.zeros((3, 3), np.uint8)
     image[0, 0] = image[2, 2] = 255
     assert pack(image).tolist() == [0b1000_0000, 0b1000_0000]
-
-
-@pytest.mark.parametrize("count", [1, 5, 8, 13])
-def test_the_parts_of_processes_make_up_each_batch_of_an_evaluation(count):
-    bits, labels = np.arange(2 * count, dtype=np.uint8).reshape(count, 2), np.arange(count, dtype=np.uint8)
-    parts = [PackedSplit(bits, labels, 4, process, 4).batches(8) for process in range(4)]
-    for whole, *shares in zip(PackedSplit(bits, labels, 4).batches(8), *parts, strict=True):
-        assert {len(share["label"]) for share in shares} == {2}
-        for name, values in whole.items():
-            np.testing.assert_array_equal(np.concatenate([share[name] for share in shares]), values)

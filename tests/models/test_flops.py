@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from plstm.models import VisionConfig, build_model
 from plstm.models.flops import forward_flops
-from plstm.models.vision import VisionConfig, build_model
 
 VIT = {"modes": ["attention"], "pooling": "class_token"}
 TINY = {"image_size": 8, "patch_size": 4, "dim": 16, "heads": 1, "depth": 2, "classes": 5}  # 4 tokens

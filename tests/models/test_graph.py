@@ -13,7 +13,8 @@ from flax import nnx
 
 from data.graphs.tudataset import read_tudataset
 from plstm.errors import UserError
-from plstm.models.graph import KINDS, GraphConfig, build_graph_model, neighbourhood
+from plstm.models import GraphConfig, build_model
+from plstm.models.graph import KINDS, neighbourhood
 from plstm.models.graph_layers import GAT, GCN, GIN, MPNN, LSTMCell
 from plstm.nn.graph import degree_encoding
 from plstm.tasks.graph_batches import GraphBatches
@@ -27,7 +28,7 @@ def small(kind: str, **options) -> nnx.Module:
     """A small model, every parameter and running statistic drawn at random."""
     sizes = {"depth": 4, "heads": 2, "mlp_ratio": 2} if kind == "plstm" else {"depth": 2}
     config = GraphConfig(kind=kind, dim=8, **(sizes | options))
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: build_graph_model(config, FEATURES, 2, 0)))
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: build_model(config, 0, {"features": FEATURES, "classes": 2})))
     rng = np.random.default_rng(0)
     drawn = jax.tree.map(lambda leaf: jnp.asarray(rng.uniform(-0.6, 0.6, leaf.shape), leaf.dtype), state)
     model = nnx.merge(graphdef, drawn)
@@ -70,7 +71,7 @@ def logits(model: nnx.Module, batch) -> np.ndarray:
 )
 def test_parameters_on_mutag(kind, depth, parameters):
     config = GraphConfig(kind=kind, dim=96 if kind == "plstm" else 128, depth=depth)
-    params = nnx.state(nnx.eval_shape(lambda: build_graph_model(config, 7, 2, 0)), nnx.Param)
+    params = nnx.state(nnx.eval_shape(lambda: build_model(config, 0, {"features": 7, "classes": 2})), nnx.Param)
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == parameters
 
 
@@ -185,7 +186,7 @@ def test_gin_normalises_by_the_real_nodes_and_remembers():
     wide, model = GraphBatches(TOY, 32), small("gin")
     indices, found = np.arange(7), []
     for source in (SOURCE, wide):
-        result, statistics = run(model, source.batch(indices), train=True)
+        result, statistics = run(model, source.batch(indices), key=jax.random.key(0))
         assert not np.allclose(statistics.layers[0].norm.mean[...], model.layers[0].norm.mean[...])
         found.append((np.asarray(result)[:7], statistics.layers[1].norm.mean[...]))
     assert len(wide.batch(indices)["graph"]) > len(SOURCE.batch(indices)["graph"])
@@ -195,14 +196,8 @@ def test_gin_normalises_by_the_real_nodes_and_remembers():
 
 def test_layers_alternate_modes_and_directions():
     blocks = small("plstm", depth=6).blocks
-    assert [(block.mixer.mode, block.reverse) for block in blocks] == [
-        ("P", False),
-        ("D", False),
-        ("P", True),
-        ("D", True),
-        ("P", False),
-        ("D", False),
-    ]
+    assert "".join(block.mixer.mode for block in blocks) == "PDPDPD"
+    assert [block.reverse for block in blocks] == [False, False, True, True, False, False]
     pruned = small("plstm", depth=4, reverse_p="pruned").blocks
     assert [block.mixer.pruned for block in pruned] == [False, True, True, True]
     assert [block.mixer.pruned for block in blocks[:4]] == [False, True, False, True]

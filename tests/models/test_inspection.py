@@ -5,19 +5,22 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
+from plstm.models import build_model
 from plstm.models.inspection import gate_statistics, gating_patterns
 from plstm.ops.grid.oracle import gating_matrix_oracle
+from tests.models.vision_models import MODELS, draw_images, filled, tiny
 
 
 @pytest.fixture(scope="module")
 def images():
-    return np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype(np.float32)
+    return draw_images(batch=2)
 
 
 @pytest.fixture(scope="module")
-def model(tiny_config, filled):
-    return filled(tiny_config(depth=4))
+def model():
+    return filled(tiny(depth=4))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,19 @@ def test_patterns_are_what_a_node_passes_on(model, images, layer_gates):
         np.testing.assert_allclose(pattern, oracle, rtol=1e-4, atol=1e-5 * np.abs(oracle).max())
 
 
-def test_attention_has_no_gates(tiny_config, filled, images):
-    model = filled(tiny_config("ViT"))
+def test_attention_has_no_gates(images):
+    model = filled(tiny(**MODELS["ViT"]))
     assert jax.eval_shape(lambda images: gate_statistics(model, images), images) == {}
     assert jax.eval_shape(lambda image: gating_patterns(model, image, (0, 0)), images[0]) == {}
+
+
+def test_the_program_of_the_statistics_does_not_grow_with_the_depth(images):
+    """The blocks are scanned over, and not written one after another."""
+
+    def lines(depth: int) -> int:
+        graphdef, params = nnx.split(nnx.eval_shape(lambda: build_model(tiny(depth=depth), 0)))
+        program = jax.jit(lambda params, images: gate_statistics(nnx.merge(graphdef, params), images))
+        return program.lower(params, images).as_text().count("\n")
+
+    shallow, deep = lines(6), lines(18)  # a stack of at most two groups of blocks is unrolled
+    assert deep < 1.3 * shallow

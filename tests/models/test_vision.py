@@ -13,38 +13,17 @@ import pytest
 from flax import nnx
 
 from plstm.errors import UserError
-from plstm.models.vision import VisionConfig, VisionModel, build_model
+from plstm.models import VisionConfig, build_model
+from plstm.training.trees import named_leaves
+from tests.models.vision_models import MODELS, VIT, draw_images, filled, tiny
 
-VIT = {"modes": ["attention"], "pooling": "class_token", "layer_scale": 1e-4}
 VIT_LAYERNORM = VIT | {"norm": "layernorm"}
 SMALL, BASE = {"dim": 384, "heads": 6}, {"dim": 768, "heads": 12}
-MODELS = {"pLSTM": {}, "ViT": VIT | {"layer_scale": 1.0}}
-
-
-def tiny(**changes) -> VisionConfig:
-    """A 4 x 4 grid of patches of 4 pixels."""
-    own = {"image_size": 16, "patch_size": 4, "dim": 16, "heads": 2, "depth": 2, "classes": 3, "dtype": "float32"}
-    return VisionConfig(**own | changes)
-
-
-def filled(config: VisionConfig) -> VisionModel:
-    """A model with every parameter drawn from a normal, also those that start at zero or one."""
-    rng = np.random.default_rng(0)
-    graphdef, params = nnx.split(nnx.eval_shape(lambda: build_model(config, 0)))
-    return nnx.merge(graphdef, jax.tree.map(lambda leaf: 0.3 * rng.normal(size=leaf.shape).astype(np.float32), params))
-
-
-def draw_images(height=16, width=16, batch=3):
-    return np.random.default_rng(1).normal(size=(batch, height, width, 3)).astype(np.float32)
 
 
 def parameters(config: VisionConfig) -> int:
     params = nnx.state(nnx.eval_shape(lambda: build_model(config, 0)), nnx.Param)
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-
-
-def by_name(params) -> dict[str, jax.Array]:
-    return {".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(params)}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +73,7 @@ def test_parameter_counts_on_arrow_pointing():
 def test_starts():
     config = VisionConfig(image_size=64, depth=4, gate_init="normal", layer_scale=0.5, classes=100)
     model = nnx.jit(lambda: build_model(config, 0))()
-    params = by_name(nnx.state(model, nnx.Param))
+    params = named_leaves(nnx.state(model, nnx.Param))
     for name, leaf in params.items():
         leaf = np.asarray(leaf)
         assert leaf.dtype == np.float32, name
@@ -118,7 +97,7 @@ def test_starts():
 
 def test_the_seed_alone_decides_the_start():
     build = nnx.jit(lambda seed: build_model(tiny(), seed))
-    first, again, other = (by_name(nnx.state(build(jax.random.key(seed)), nnx.Param)) for seed in (0, 0, 1))
+    first, again, other = (named_leaves(nnx.state(build(jax.random.key(seed)), nnx.Param)) for seed in (0, 0, 1))
     for name, leaf in first.items():
         np.testing.assert_array_equal(leaf, again[name], err_msg=name)
         drawn = name.endswith("kernel") or name == "position"
@@ -243,7 +222,7 @@ def test_bfloat16_gives_float32_logits_and_finite_gradients(name):
 
     found, logits = gradients(params, draw_images())
     assert logits.dtype == jnp.float32 and np.all(np.isfinite(logits))
-    for leaf, gradient in by_name(found).items():
+    for leaf, gradient in named_leaves(found).items():
         assert gradient.dtype == jnp.float32 and np.all(np.isfinite(gradient)), leaf
         assert np.any(np.asarray(gradient) != 0) or leaf.endswith("key.bias"), f"{leaf} takes no part"  # softmax: none
     exact = jax.jit(filled(tiny(**MODELS[name])))(draw_images())
@@ -262,7 +241,7 @@ def test_recomputed_blocks_give_the_same_gradients_in_less_memory():
         return compiled(params, draw_images(batch=32)), compiled.memory_analysis().temp_size_in_bytes
 
     (kept, most), (recomputed, least) = gradients(False), gradients(True)
-    for (name, expected), actual in zip(by_name(kept).items(), by_name(recomputed).values(), strict=True):
+    for (name, expected), actual in zip(named_leaves(kept).items(), named_leaves(recomputed).values(), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5, err_msg=name)
     assert least < 0.7 * most
 

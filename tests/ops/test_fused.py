@@ -14,7 +14,7 @@ from plstm.models.vision import VisionConfig, build_model
 from plstm.ops.grid import GridGates, plstm2d
 from plstm.ops.grid.fused import fused
 
-from .test_grid import EXTREMES, STRUCTURE, assemble, draw, oracle
+from .test_grid import EXTREMES, STRUCTURE, assemble, check_bfloat16, check_extreme, draw, fast, oracle
 
 
 @functools.cache
@@ -46,23 +46,12 @@ def test_wide_rows_in_large_blocks(x64, outputs_and_gradients, assert_close):
 @pytest.mark.parametrize("extreme", list(EXTREMES))
 @pytest.mark.parametrize("kind", ["general", pytest.param("d_mode", marks=pytest.mark.slow)])
 def test_gradients_are_finite_at_extreme_gates(outputs_and_gradients, assert_close, kind, extreme):
-    arguments, cotangent = draw((12, 4), kind, jnp.float32)
-    level = {name[0]: value for name, value in EXTREMES[extreme].items()}  # s, t, m
-    arguments["free"] = {name: jnp.full_like(gate, level[name[0]]) for name, gate in arguments["free"].items()}
-    found = outputs_and_gradients(kernels(STRUCTURE[kind], block=16), arguments, cotangent)
-    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(found))
-    assert_close(found, outputs_and_gradients(oracle, arguments, cotangent), 1e-4)
+    check_extreme(kernels(STRUCTURE[kind], block=16), (12, 4), kind, extreme, outputs_and_gradients, assert_close)
 
 
 @pytest.mark.parametrize("kind", ["d_mode", pytest.param("p_released", marks=pytest.mark.slow)])
 def test_bfloat16_inputs_with_float32_gates(outputs_and_gradients, assert_close, kind):
-    arguments, cotangent = draw((2, 5, 4), kind, jnp.float32)
-    half = arguments | {name: arguments[name].astype(jnp.bfloat16) for name in "qkv"}
-    found = outputs_and_gradients(kernels(STRUCTURE[kind]), half, cotangent)
-    assert found["output"].dtype == found["gradients"]["k"].dtype == jnp.bfloat16
-    assert {gate.dtype for gate in found["gradients"]["free"].values()} == {jnp.dtype("float32")}
-    rounded = arguments | {name: half[name].astype(jnp.float32) for name in "qkv"}
-    assert_close(found, outputs_and_gradients(oracle, rounded, cotangent), 3e-2)
+    check_bfloat16(kernels(STRUCTURE[kind]), (2, 5, 4), kind, outputs_and_gradients, assert_close)
 
 
 def step(structure, q, k, v, gates, direct, cotangent):
@@ -96,4 +85,4 @@ def test_a_backend_without_the_kernels_says_so():
 def test_grids_that_are_too_wide_are_named():
     arguments = jax.tree.map(np.asarray, draw((1, 65), dtype=jnp.float32)[0])
     with pytest.raises(ValueError, match="64 columns.*1 x 65"):
-        kernels("general")(**arguments)
+        fast("fused", "general")(**arguments)

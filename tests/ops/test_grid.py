@@ -12,12 +12,10 @@ import pytest
 from plstm.ops import grid
 from plstm.ops.grid import GridGates, gating_matrix, plstm2d
 from plstm.ops.grid.chunkwise import chunkwise
-from plstm.ops.grid.gates import mirror_gates
 from plstm.ops.grid.oracle import gating_matrix_oracle, plstm2d_oracle
 
-# "auto" takes another form on CPUs where batch and heads together are at least 8.
 WIDE = [(8, 1, 1), (8, 1, 7), (8, 7, 1), (2, 4, 5, 4)]
-METHODS = ["parallel", "chunkwise", "recurrent"]
+METHODS = ["parallel", "chunkwise"]  # "recurrent" is the oracle itself
 STRUCTURE = {"general": "general", "d_mode": "no_ru", "p_printed": "rank_one", "p_released": "rank_one"}
 SPECIAL_TRANSITIONS = [0.0, 1.0, -1.0, 1.3]
 
@@ -98,7 +96,7 @@ def test_any_transition_in_float64(x64, outputs_and_gradients, assert_close, met
 @pytest.mark.parametrize(
     ("method", "shape"),
     [*(("auto", shape) for shape in WIDE)]
-    + [pytest.param(method, (2, 5, 4), id=f"{method}-5x4") for method in ["auto", *METHODS]]
+    + [pytest.param(method, (2, 5, 4), id=f"{method}-5x4") for method in ["auto", "recurrent", *METHODS]]
     + [pytest.param(method, (2, 12, 12), marks=pytest.mark.slow) for method in METHODS],
 )
 @pytest.mark.parametrize("kind", ["d_mode", "p_printed", "p_released"])
@@ -117,11 +115,8 @@ def test_no_promise_is_needed_in_float64(x64, outputs_and_gradients, assert_clos
     assert_close(outputs_and_gradients(fast(method, "general"), arguments, cotangent), expected, 1e-10)
 
 
-FORMS = [(form, kind) for form in ("row_transfer", "source_scan", "batch_minor") for kind in STRUCTURE]
-
-
-@pytest.mark.parametrize(("form", "kind"), [pair for pair in FORMS if pair != ("batch_minor", "general")])
-def test_gating_matrix(x64, assert_close, form, kind):
+@pytest.mark.parametrize(("kind", "form"), [(kind, form) for kind, s in STRUCTURE.items() for form in grid.FORMS[s]])
+def test_gating_matrix(x64, assert_close, kind, form):
     gates = assemble(draw((2, 5, 4), kind)[0]["free"])
     matrix = jax.jit(functools.partial(gating_matrix, structure=STRUCTURE[kind], form=form))(gates)
     assert matrix.shape == (2, 5, 4, 5, 4)
@@ -137,30 +132,45 @@ def test_float32(outputs_and_gradients, assert_close, method, kind):
 
 
 @pytest.mark.parametrize(
-    ("method", "kind"), [*((method, "p_printed") for method in ["auto", *METHODS]), ("auto", "d_mode")]
+    ("method", "kind"), [*((method, "p_printed") for method in ["auto", "recurrent", *METHODS]), ("auto", "d_mode")]
 )
 def test_bfloat16_inputs_with_float32_gates(outputs_and_gradients, assert_close, method, kind):
-    arguments, cotangent = draw((8 if method == "auto" else 2, 12, 12), kind, jnp.float32)
+    shape = (8 if method == "auto" else 2, 12, 12)
+    check_bfloat16(fast(method, STRUCTURE[kind]), shape, kind, outputs_and_gradients, assert_close)
+
+
+def check_bfloat16(operator, shape, kind, outputs_and_gradients, assert_close):
+    arguments, cotangent = draw(shape, kind, jnp.float32)
     half = arguments | {name: arguments[name].astype(jnp.bfloat16) for name in "qkv"}
-    actual = outputs_and_gradients(fast(method, STRUCTURE[kind]), half, cotangent)
-    assert actual["output"].dtype == jnp.bfloat16
+    actual = outputs_and_gradients(operator, half, cotangent)
+    assert actual["output"].dtype == actual["gradients"]["k"].dtype == jnp.bfloat16
     assert {gate.dtype for gate in actual["gradients"]["free"].values()} == {jnp.dtype("float32")}
     rounded = arguments | {name: half[name].astype(jnp.float32) for name in "qkv"}
     assert_close(actual, outputs_and_gradients(oracle, rounded, cotangent), 3e-2)
 
 
-def test_chunkwise_by_groups_and_other_blocks(x64, outputs_and_gradients, assert_close):
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", list(STRUCTURE))
+@pytest.mark.parametrize("method", grid.METHODS)
+def test_values_and_gradients_on_a_gpu_or_tpu(outputs_and_gradients, assert_close, method, kind):
+    """Whose products are rounded unless told otherwise."""
+    assert jax.default_backend() != "cpu"
+    if method == "fused" and jax.default_backend() != "gpu":
+        pytest.skip("the kernels are for GPUs")
+    arguments, cotangent = draw((2, 2, 12, 12), kind, jnp.float32)
+    with jax.default_matmul_precision("highest"):
+        expected = outputs_and_gradients(oracle, arguments, cotangent)
+        assert_close(outputs_and_gradients(fast(method, STRUCTURE[kind]), arguments, cotangent), expected, 1e-4)
+
+
+def test_chunkwise_by_chunks_and_other_blocks(x64, outputs_and_gradients, assert_close):
     arguments, cotangent = draw((3, 2, 3, 5), "d_mode")
 
-    def by_groups(q, k, v, free, direct):
-        gates = mirror_gates(assemble(free), q.dtype)
-        return chunkwise(q, k, v, gates, "no_ru", block=2, group=3) + (direct * (q * k).sum(-1))[..., None] * v
+    def by_chunks(q, k, v, free, direct):
+        return chunkwise(q, k, v, assemble(free), direct, "no_ru", block=2, chunks=2)
 
-    def unscaled(q, k, v, free, direct):
-        return plstm2d_oracle(q, k, v, assemble(free), direct * q.shape[-1] ** 0.5)
-
-    expected = outputs_and_gradients(unscaled, arguments, cotangent)
-    assert_close(outputs_and_gradients(by_groups, arguments, cotangent), expected, 1e-10)
+    expected = outputs_and_gradients(oracle, arguments, cotangent)
+    assert_close(outputs_and_gradients(by_chunks, arguments, cotangent), expected, 1e-10)
 
 
 EXTREMES = {
@@ -176,10 +186,15 @@ EXTREMES = {
 @pytest.mark.parametrize("kind", ["general", "d_mode", "p_printed"])
 @pytest.mark.parametrize("method", ["auto", *METHODS])
 def test_gradients_are_finite_at_extreme_gates(outputs_and_gradients, assert_close, method, kind, extreme):
-    arguments, cotangent = draw((8 if method == "auto" else 2, 12, 12), kind, jnp.float32)
+    shape = (8 if method == "auto" else 2, 12, 12)
+    check_extreme(fast(method, STRUCTURE[kind]), shape, kind, extreme, outputs_and_gradients, assert_close)
+
+
+def check_extreme(operator, shape, kind, extreme, outputs_and_gradients, assert_close):
+    arguments, cotangent = draw(shape, kind, jnp.float32)
     level = {name[0]: value for name, value in EXTREMES[extreme].items()}  # s, t, m
     arguments["free"] = {name: jnp.full_like(gate, level[name[0]]) for name, gate in arguments["free"].items()}
-    actual = outputs_and_gradients(fast(method, STRUCTURE[kind]), arguments, cotangent)
+    actual = outputs_and_gradients(operator, arguments, cotangent)
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(actual))
     assert_close(actual, outputs_and_gradients(oracle, arguments, cotangent), 1e-4)
 
@@ -204,10 +219,13 @@ def test_wrong_shapes_are_named(change, message):
         plstm2d(**arguments, gates=gates)
 
 
-def test_the_form_that_needs_a_promise_says_so():
+@pytest.mark.parametrize(
+    ("form", "structure"), [("batch_minor", "general"), ("row_transfer", "no_ru"), ("x", "general")]
+)
+def test_forms_that_a_structure_does_not_have_are_named(form, structure):
     gates = assemble(draw((2, 5, 4), dtype=jnp.float32)[0]["free"])
-    with pytest.raises(ValueError, match="batch_minor.*structure"):
-        gating_matrix(gates, form="batch_minor")
+    with pytest.raises(ValueError, match=f'{form}.*structure="{structure}".*auto, {next(iter(grid.FORMS[structure]))}'):
+        gating_matrix(gates, structure=structure, form=form)
 
 
 @pytest.mark.parametrize("option", ["method", "structure"])
@@ -241,7 +259,8 @@ def test_auto_takes_the_form_that_it_says(monkeypatch):
     for least, taken in ((21, 0), (20, 1)):
         calls = []
         monkeypatch.setitem(grid.TABLE["cpu"], "chunkwise_from", {"rank_one": {64: least}})
-        monkeypatch.setattr(grid, "chunkwise", lambda *a, calls=calls: calls.append(1) or chunkwise(*a))
+        counted = lambda *a, calls=calls: calls.append(1) or chunkwise(*a)  # noqa: E731
+        monkeypatch.setattr(grid.chunkwise, "chunkwise", counted)
         found = plstm2d(**arguments, gates=gates, structure="rank_one")
         assert len(calls) == taken
         np.testing.assert_allclose(found, plstm2d_oracle(**arguments, gates=gates), atol=1e-5)

@@ -124,7 +124,8 @@ def check_packing(packed, placement, dags):
     assert (packed.tail // packed.block_nodes == packed.head // packed.block_nodes).all()
     assert (packed.tail // packed.block_nodes == np.arange(packed.num_edges) // packed.block_edges).all()
     used = np.zeros(packed.num_nodes, int)
-    for dag, node, edge, line in zip(dags, *placement, strict=True):
+    line = 0
+    for dag, node, edge in zip(dags, *placement, strict=True):
         used[node : node + dag.num_nodes] += 1
         edges, lines = slice(edge, edge + dag.num_edges), slice(line, line + len(dag.line_to))
         for name, rows, shift in (("tail", edges, node), ("head", edges, node), ("line_from", lines, edge)):
@@ -133,6 +134,7 @@ def check_packing(packed, placement, dags):
         np.testing.assert_array_equal(packed.multitree[lines], dag.multitree)
         np.testing.assert_array_equal(packed.reverse_multitree[lines], dag.reverse_multitree)
         assert packed.edge_mask[edges].all() and packed.line_mask[lines].all()
+        line = lines.stop
     assert used.max() == 1
 
 

@@ -52,18 +52,15 @@ def test_both_forms_are_the_recurrence(x64):
         np.testing.assert_allclose(plstm1d(**arguments, method=method), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 12, 33])
-def test_values_and_gradients_in_float64(x64, outputs_and_gradients, assert_close, length):
-    arguments, cotangent = draw(length, jnp.float64)
-    expected = outputs_and_gradients(recurrent, arguments, cotangent)
-    assert_close(outputs_and_gradients(parallel, arguments, cotangent), expected, 1e-12)
-
-
-@pytest.mark.parametrize("length", [7, 33])
-def test_values_and_gradients_in_float32(outputs_and_gradients, assert_close, length):
-    arguments, cotangent = draw(length)
-    expected = outputs_and_gradients(recurrent, arguments, cotangent)
-    assert_close(outputs_and_gradients(parallel, arguments, cotangent), expected, 1e-5)
+@pytest.mark.parametrize(
+    ("length", "bits"), [*((length, 64) for length in (1, 2, 7, 12, 33)), *((length, 32) for length in (7, 33))]
+)
+def test_values_and_gradients(outputs_and_gradients, assert_close, length, bits):
+    with jax.enable_x64(bits == 64):
+        arguments, cotangent = draw(length, f"float{bits}")
+        expected = outputs_and_gradients(recurrent, arguments, cotangent)
+        found = outputs_and_gradients(parallel, arguments, cotangent)
+    assert_close(found, expected, {64: 1e-12, 32: 1e-5}[bits])
 
 
 @pytest.mark.parametrize("method", ["parallel", "recurrent"])

@@ -25,7 +25,7 @@ from plstm.tasks import TASKS, graphs
 from plstm.tasks.graphs import GraphTrainBatches
 from plstm.training.steps import share_programs
 from plstm.training.tracking import read_metrics
-from tests.zygote import Zygote
+from tests.fork_server import ForkServer
 from train import Training
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,14 +36,14 @@ TIMES = {"started", "finished", "wall_seconds", "images_per_second"}  # what no 
 @pytest.fixture(scope="module")
 def start():
     """Function of (folder, plan, overrides): runs TINY there to its end; returns exit status and output."""
-    zygote = Zygote({"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"})
+    server = ForkServer({"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"})
 
     def start(folder: Path, plan: dict | None = None, *overrides: str) -> tuple[int, str]:
         paths = [f"paths.runs={folder}/runs", f"paths.results={folder}/results"]
-        return zygote.run([*TINY, *overrides, *paths], folder / "output", plan)
+        return server.run([*TINY, *overrides, *paths], folder / "output", plan)
 
     yield start
-    zygote.close()
+    server.close()
 
 
 @pytest.fixture(scope="module")
@@ -182,8 +182,8 @@ def test_a_split_is_cut_into_batches_no_larger_than_those_of_the_training(config
 
 def test_an_epoch_has_every_training_graph_once_in_its_own_order(config):
     task = TASKS["graphs"](config)
-    key, per_epoch = jax.random.key(0), task.steps_per_epoch
-    batches = GraphTrainBatches(task.source, task.fold.train, key, lambda batch: batch)
+    per_epoch = task.steps_per_epoch
+    batches = GraphTrainBatches(task.source, task.fold.train, 0, lambda batch: batch)
     assert (task.train_examples, per_epoch) == (32, 2)
     stream = batches.from_step(0)
     first, second = ([next(stream) for _ in range(per_epoch)] for _ in range(2))

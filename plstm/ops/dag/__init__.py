@@ -83,14 +83,11 @@ def normalise_transitions(transition: Array, dag: Dag | PackedDags, norm: str = 
 
     Args:
         transition: [..., L]; entries of padding must be finite.
-        dag: the graph or the packed graphs.
         norm: "l1" sums over the line edges that leave the edge e', so that Equation 4 holds; "linf" over those that
-            enter the edge e, as in the paper's released code.
+            enter the edge e, as in the paper's released code. Another one raises ValueError.
 
     Returns:
         [..., L]; sums of magnitudes over a shared edge stay below 1.
-
-    Raises ValueError for an unknown norm.
     """
     check_choice("norm", norm, NORMS)
     shared = dag.line_from if norm == "l1" else dag.line_to

@@ -17,13 +17,8 @@ import jax
 import numpy as np
 
 MAX_STEP_WIDTH = 64  # line edges that one step of a level scan handles
-REVERSED = (
-    ("tail", "head"),
-    ("line_from", "line_to"),
-    ("level", "height"),
-    ("multitree", "reverse_multitree"),
-    ("schedule", "reverse_schedule"),
-)
+FORWARD = ("tail", "line_from", "level", "multitree", "schedule")
+BACKWARD = ("head", "line_to", "height", "reverse_multitree", "reverse_schedule")  # the same in the reverse graph
 STATIC = {"static": True}
 
 
@@ -212,8 +207,8 @@ def pack(
 
 def _swap_directions(graph):
     """A `Dag` or `PackedDags` with the fields of the reverse graph, except for rank."""
-    pairs = [pair for pair in REVERSED if hasattr(graph, pair[0])]
-    return dataclasses.replace(graph, **{a: getattr(graph, b) for x, y in pairs for a, b in ((x, y), (y, x))})
+    pairs = [pair for pair in zip(FORWARD + BACKWARD, BACKWARD + FORWARD, strict=True) if hasattr(graph, pair[0])]
+    return dataclasses.replace(graph, **{name: getattr(graph, reverse) for name, reverse in pairs})
 
 
 def _starts(counts: np.ndarray) -> np.ndarray:

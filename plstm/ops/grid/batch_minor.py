@@ -23,8 +23,10 @@ def rank_one(gates: GridGates) -> Array:
     """P-mode; t_ru, t_du and m_u are not read."""
     height, width = gates.s_r.shape[-2:]
     g = _batch_minor(gates)
-    used = (gate.reshape(4, height * width, -1) for gate in (g.s_r, g.s_d, g.t_rl, g.t_dl, g.m_l))
-    return _batch_major(_rank_one((height, width), *used))
+    leads_out = (jnp.arange(width) == width - 1)[:, None]  # of the grid: a row's last right edge
+    s_r, t_r = (jnp.where(leads_out, 0, gate) for gate in (g.s_r, g.t_rl))
+    used = (gate.reshape(4, height * width, -1) for gate in (s_r, g.s_d, t_r, g.t_dl, g.m_l))
+    return jnp.moveaxis(_in_place(_rank_one((height, width), *used)), -1, 0)
 
 
 def single_path(gates: GridGates) -> Array:
@@ -39,7 +41,7 @@ def single_path(gates: GridGates) -> Array:
     within_row = sum(mirror(within_row, 0, rows=(0,), columns=(1, 2))).transpose(2, 0, 1, 3)  # [x', y, x, B]
     down = jnp.stack(mirror(down, 0, rows=(1, 2), columns=(0,))).transpose(0, 3, 1, 2, 4)  # [4, y', x', y, B]
     matrix = _in_place(_turn_once(_in_place(down), _in_place(turned), _in_place(within_row)))
-    return _batch_major(matrix.reshape(height * width, height * width, -1))
+    return jnp.moveaxis(_in_place(matrix.reshape(height * width, height * width, -1)), -1, 0)
 
 
 def _segment_products(transition: Array) -> Array:
@@ -65,10 +67,6 @@ def _turn_once(down: Array, turned: Array, within_row: Array) -> Array:
     return sum(down[n, :, :, :, None] * turned[n] for n in range(4)) + same_row * within_row
 
 
-def _turn_once_forward(down, turned, within_row):
-    return _turn_once(down, turned, within_row), (down, turned)
-
-
 def _turn_once_backward(saved, cotangent):
     down, turned = saved
     cotangent = _in_place(cotangent)
@@ -79,12 +77,12 @@ def _turn_once_backward(saved, cotangent):
     return jnp.stack(d_down), jnp.stack(d_turned), jnp.stack(d_within_row, axis=1)
 
 
-_turn_once.defvjp(_turn_once_forward, _turn_once_backward)
+_turn_once.defvjp(lambda *factors: (_turn_once(*factors), factors[:2]), _turn_once_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _rank_one(grid: tuple[int, int], s_r, s_d, t_r, t_d, m) -> Array:
-    """G [N target, N source, B] of mirrored gates [4, N, B].
+    """G [N target, N source, B] of mirrored gates [4, N, B]; s_r and t_r are zero where the right edge leads out.
 
     With h = left + up, each source's weight on what reaches a node, a direction is one linear recurrence:
     h[y, x] = t_r[y, x-1] h[y, x-1] + t_d[y-1, x] h[y-1, x], plus what the source itself emits; then G = m h.
@@ -94,7 +92,6 @@ def _rank_one(grid: tuple[int, int], s_r, s_d, t_r, t_d, m) -> Array:
 
 def _rank_one_forward(grid, s_r, s_d, t_r, t_d, m):
     nodes, width = grid[0] * grid[1], grid[1]
-    s_r, t_r = (_without_last_column(gate, width) for gate in (s_r, t_r))
     sources = jnp.asarray(_image_numbers(grid))
     every = jnp.arange(nodes)
 
@@ -131,7 +128,6 @@ def _rank_one_backward(grid, saved, cotangent):
     d_t_r, d_t_d = (_sum_sources(h * edge, grid).swapaxes(0, 1) for edge in (right, down))
     direction, node = jnp.arange(4)[:, None], jnp.arange(nodes)
     d_s_r, d_s_d = d_h[node + 1, direction, targets], d_h[node + width, direction, targets]
-    d_s_r, d_t_r = (_without_last_column(gradient, width) for gradient in (d_s_r, d_t_r))
     return d_s_r, d_s_d, d_t_r, d_t_d, jnp.stack(d_m)
 
 
@@ -154,12 +150,6 @@ def _mirror_nodes(tensor: Array, grid: tuple[int, int], direction: int) -> Array
     return jnp.flip(on_grid, mirrored_axes(direction, (0,), (1,))).reshape(tensor.shape)
 
 
-def _without_last_column(gate: Array, width: int) -> Array:
-    """[4, N, B] with zeros at the last node of each row, whose right edge leads out of the grid."""
-    is_last = jnp.arange(gate.shape[1]) % width == width - 1
-    return jnp.where(is_last[:, None], 0, gate)
-
-
 def _sum_sources(tensor: Array, grid: tuple[int, int]) -> Array:
     """[..., N source, B] -> [..., B], slice by slice."""
     tensor = tensor.reshape(*tensor.shape[:-2], *grid, tensor.shape[-1])
@@ -170,10 +160,6 @@ def _sum_sources(tensor: Array, grid: tuple[int, int]) -> Array:
 def _batch_minor(gates: GridGates) -> GridGates:
     """[B, 4, Y, X] -> [4, Y, X, B], mirrored."""
     return GridGates(*(_in_place(jnp.moveaxis(gate, 0, -1)) for gate in mirror_gates(gates)))
-
-
-def _batch_major(matrix: Array) -> Array:
-    return jnp.moveaxis(_in_place(matrix), -1, 0)
 
 
 def _in_place(tensor: Array) -> Array:

@@ -81,20 +81,10 @@ def _visit_block(left, up, q, k, v, transfer, source, mark):
     states = jnp.concatenate([left, up], axis=1)
     to_edges = source[..., None, :] * k.swapaxes(1, 2)[:, None]  # [lanes, 2R, d_k, nodes]
     to_nodes = mark[..., None] * q[:, :, None]  # [lanes, nodes, 2R, d_k]
-    leaving = _product(transfer, states) + _product(_merge(to_edges, 1), v).reshape(states.shape)
-    hidden = _product(_merge(to_nodes, 2), _by_key(states, v))
+    leaving = _product(transfer, states) + _product(to_edges.reshape(len(v), -1, v.shape[1]), v).reshape(states.shape)
+    hidden = _product(to_nodes.reshape(*v.shape[:2], -1), states.reshape(len(v), -1, v.shape[2]))
     right, lower = jnp.split(leaving, 2, axis=1)
     return right, (lower, hidden)
-
-
-def _merge(x: Array, axis: int) -> Array:
-    """Joins an axis with the next one."""
-    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
-
-
-def _by_key(states: Array, v: Array) -> Array:
-    """States [lanes, 2R, d_k d_v] -> [lanes, 2R d_k, d_v]."""
-    return states.reshape(len(states), -1, v.shape[-1])
 
 
 @jax.custom_vjp

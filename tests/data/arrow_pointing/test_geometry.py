@@ -28,9 +28,7 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize(
-    "split, count", [*PAPERS, *(pytest.param(*which, marks=pytest.mark.slow) for which in WHOLE)]
-)
+@pytest.mark.parametrize("split, count", [*PAPERS, *(pytest.param(*which, marks=pytest.mark.slow) for which in WHOLE)])
 def test_images_are_the_papers(split, count):
     variant = ArrowVariant()
     images = ((render(arrow, variant.canvas(split)), arrow.label) for arrow in variant.arrows(split, count))

@@ -83,12 +83,15 @@ def test_training_images_keep_bytes_and_class(root, tars):
     found = examples(root, "train") | examples(root, "val")
     assert {name: example["image"] for name, example in found.items()} == contents((tars / TRAIN_TAR).read_bytes())
     assert len(found) == CLASSES * TRAIN + 3
+    source = load_source("train", str(root))
+    assert pickle.loads(pickle.dumps(source))[3] == source[3]  # as in reading processes
     for name, example in found.items():
         assert type(example["label"]) is int and synsets()[example["label"]] == name.split("_")[0]
 
 
 def test_validation_images_keep_bytes_and_have_the_official_classes(root, tars):
     found = examples(root, "test")
+    assert "tensorflow" not in sys.modules
     assert {name: example["image"] for name, example in found.items()} == contents((tars / VAL_TAR).read_bytes())
     official = validation_synsets()
     labels = [example["label"] for example in found.values()]
@@ -105,11 +108,6 @@ def test_cmyk_and_png_are_decoded(root):
     assert abs(difference).mean() < 6  # of one picture
 
 
-def test_it_runs_without_tensorflow(root):
-    examples(root, "test")
-    assert "tensorflow" not in sys.modules
-
-
 def test_val_is_held_out_of_train_by_a_fixed_permutation(root):
     whole = list(examples(root, "train", held_out=0))
     order = np.random.RandomState(2012).permutation(len(whole))
@@ -118,11 +116,6 @@ def test_val_is_held_out_of_train_by_a_fixed_permutation(root):
         assert val == [whole[place] for place in sorted(order[:count])]
         assert list(examples(root, "train", held_out=held_out)) == [name for name in whole if name not in val]
     assert np.random.RandomState(2012).permutation(1_281_167)[:3].tolist() == [1112327, 129412, 425277]
-
-
-def test_a_source_travels_to_reading_processes(root):
-    source = load_source("train", str(root))
-    assert pickle.loads(pickle.dumps(source))[3] == source[3]
 
 
 def test_wrong_splits_and_missing_data_are_named(root, tmp_path):

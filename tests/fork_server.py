@@ -1,7 +1,7 @@
 """Starts train.py many times at little cost, and ends it at chosen moments by real signals.
 
 A process that has imported everything and started nothing (no device, no thread) forks a child for each start, which is
-train.py from its first line on. `python tests/zygote.py` is that process; `Zygote` talks to it.
+train.py from its first line on. `python tests/fork_server.py` is that process; `ForkServer` talks to it.
 
 A plan ends the child: {"event": "save", "count": 2, "delay": 0.01, "signal": 9} sends it SIGKILL 10 ms after the second
 time that a checkpoint was about to be written. EVENTS has the names. {"not_finite": "gradient", "step": 6} makes the
@@ -21,25 +21,26 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+SEED = 43  # the default
 EVENTS = (
     "start",  # the child is there
     "build",  # the run's parts are put together
     "loop",  # training begins
     "evaluate",  # an evaluation begins
     "save",  # a checkpoint is handed to Orbax
-    "sums",  # its files are written, its checksums are not
+    "checksums",  # its files are written, its checksums are not
     "complete",  # it has just got its name
     "line",  # half a line of metrics.jsonl is written
     "finish",  # the last checkpoint is on disk
     "draw",  # pictures are drawn
     "tracker",  # W&B is closed
-    "file",  # a file of the results, the curve and then the record, is about to be written
+    "file",  # the record is about to be written
     "half",  # it is written under another name, and not yet renamed
     "written",  # it has just been written
 )
 
 
-class Zygote:
+class ForkServer:
     """The process to fork from; close it at the end."""
 
     def __init__(self, environment: dict[str, str] | None = None):
@@ -125,37 +126,30 @@ def _watch(plan: Plan) -> None:
     from plstm.results import records
     from plstm.training import checkpoints, tracking
 
-    def before(owner, name: str, event: str) -> None:
+    def wrap(owner, name: str, before: str | None = None, after: str | None = None, when=lambda *arguments: True):
         function = getattr(owner, name)
 
         def wrapped(*arguments, **named):
-            plan.happens(event)
-            return function(*arguments, **named)
+            if before and when(*arguments):
+                plan.happens(before)
+            result = function(*arguments, **named)
+            if after and when(*arguments):
+                plan.happens(after)
+            return result
 
         setattr(owner, name, wrapped)
 
-    before(train.Training, "__init__", "build")
-    before(train.Training, "run_loop", "loop")
-    before(train.Training, "evaluate", "evaluate")
-    before(train.Training, "finish", "finish")
-    before(checkpoints.Checkpoints, "save", "save")
-    before(checkpoints, "_write_checksums", "sums")
-    before(tracking.Tracker, "finish", "tracker")
-    before(train.TASKS["arrow"], "draw", "draw")
-    write_file, write = records.write_file, tracking.MetricsWriter.write
-    finalize = checkpoints._ChecksummedPath.finalize
-
-    def watched_file(path, data):
-        plan.happens("file")
-        write_file(path, data)
-        plan.happens("written")
-
-    replace = os.replace
-
-    def watched_replace(source, target):
-        if Path(target).parent.name in ("runs", "curves"):
-            plan.happens("half")
-        return replace(source, target)
+    wrap(train, "train", "build")
+    wrap(train.Progress, "__enter__", "loop")
+    wrap(train, "evaluate", "evaluate")
+    wrap(train.Interrupt, "leave_at_once", "finish")
+    wrap(train.TASKS["arrow"], "draw", "draw")
+    wrap(checkpoints.Checkpoints, "save", "save")
+    wrap(checkpoints, "_write_checksums", "checksums")
+    wrap(tracking.Tracker, "finish", "tracker")
+    wrap(records, "write_file", "file", "written")
+    wrap(os, "replace", "half", when=lambda source, target: Path(target).parent.parent.name == "results")
+    finalize, write = checkpoints._ChecksummedPath.finalize, tracking.MetricsWriter.write
 
     async def watched_finalize(self):
         await finalize(self)
@@ -169,9 +163,7 @@ def _watch(plan: Plan) -> None:
         plan.happens("line")
         return write(self, step, epoch, split, values)
 
-    os.replace = watched_replace
-    records.write_file, checkpoints._ChecksummedPath.finalize = watched_file, watched_finalize
-    tracking.MetricsWriter.write = watched_write
+    checkpoints._ChecksummedPath.finalize, tracking.MetricsWriter.write = watched_finalize, watched_write
 
 
 def _inject(metric: str, step: int) -> None:
@@ -194,10 +186,10 @@ def _inject(metric: str, step: int) -> None:
     )
 
     def spoiled(self, model, batch, key):
-        drop_key = jax.random.fold_in(jax.random.key(self.config.seed), 2)  # as train.py has it
-        is_step = jnp.all(jax.random.key_data(key) == jax.random.key_data(jax.random.fold_in(drop_key, step - 1)))
-        mean_loss, accuracy = loss(self, model, batch, key)
-        return spoil(mean_loss, is_step), accuracy
+        step_key = jax.random.fold_in(jax.random.key(SEED), 2)  # as train.py has it
+        is_step = jnp.all(jax.random.key_data(key) == jax.random.key_data(jax.random.fold_in(step_key, step - 1)))
+        mean_loss, metrics = loss(self, model, batch, key)
+        return spoil(mean_loss, is_step), metrics
 
     task.loss = spoiled
 

@@ -1,29 +1,27 @@
-"""The operator a lot of its rows at a time: the numbers of the whole, however the rows divide, and where it is done."""
+"""The operator a chunk of batch x heads at a time: the numbers of the whole, however it divides."""
 
 from __future__ import annotations
 
 import functools
+import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plstm.ops import lots
 from plstm.ops.grid import by_matrix
-from plstm.ops.grid.chunks import count_lots, map_lots
+from plstm.ops.grid.chunks import chunked_map, num_chunks
 from plstm.ops.grid.oracle import plstm2d_oracle
 from scripts.benchmarks.operators import draw_operator_inputs
 
-NAMES = ("q", "k", "v", "gates", "direct")
-
 
 @functools.cache
-def in_lots(structure, form, number):
-    return functools.partial(by_matrix, structure=structure, form=form, lots=number)
+def in_chunks(structure, form, number):
+    return functools.partial(by_matrix, structure=structure, form=form, chunks=number)
 
 
-# Of seven rows: four and three, with one of padding; two each, with one; one each.
+# Of seven entries: four and three, with one of padding; two each, with one; one each.
 @pytest.mark.parametrize(
     "number", [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(7, marks=pytest.mark.slow)]
 )
@@ -33,39 +31,39 @@ def in_lots(structure, form, number):
 def test_the_numbers_of_the_recurrence(x64, outputs_and_gradients, assert_close, structure, form, number):
     inputs = draw_operator_inputs(structure, grid=4, batch=1, heads=7, dim=5)
     *values, cotangent = jax.tree.map(lambda tensor: jnp.asarray(tensor, jnp.float64), inputs)
-    arguments = dict(zip(NAMES, values, strict=True))
-    found = outputs_and_gradients(in_lots(structure, form, number), arguments, cotangent)
-    expected = outputs_and_gradients(in_lots(structure, form, 1), arguments, cotangent)
+    arguments = dict(zip(("q", "k", "v", "gates", "direct"), values, strict=True))
+    found = outputs_and_gradients(in_chunks(structure, form, number), arguments, cotangent)
+    expected = outputs_and_gradients(in_chunks(structure, form, 1), arguments, cotangent)
     assert_close(found, expected, 1e-12)
     assert_close(found["output"], jax.jit(plstm2d_oracle)(**arguments), 1e-10)
 
 
-def test_every_row_is_computed_once_and_in_its_place():
+def test_every_entry_is_computed_once_and_in_its_place():
     a, b = np.arange(7.0), np.arange(14.0).reshape(7, 2)
     calls = []
-    found = map_lots(lambda a, b: calls.append(a.shape) or a[:, None] * b["b"], (a, {"b": b}), 3)
+    found = chunked_map(lambda a, b: calls.append(a.shape) or a[:, None] * b["b"], (a, {"b": b}), 3)
     np.testing.assert_array_equal(found, a[:, None] * b)
     assert set(calls) == {(3,)}
 
 
-def test_lots_by_cores_and_size(monkeypatch):
-    monkeypatch.setattr(lots.os, "cpu_count", lambda: 2)
+def test_chunks_by_cores_and_size(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     matrix = 4 * 144**2  # 12 x 12 nodes
-    assert count_lots(150, matrix) == 1  # eleven would do
-    assert count_lots(512, matrix) == 40
-    assert count_lots(9, 4 * 2304**2) == 4  # two rows at the least
-    assert count_lots(1, 4 * 2304**2) == count_lots(0, matrix) == 1
-    monkeypatch.setattr(lots.os, "cpu_count", lambda: 16)
-    assert count_lots(4096, matrix) == 40
+    assert num_chunks(150, matrix) == 1  # eleven would do
+    assert num_chunks(512, matrix) == 40
+    assert num_chunks(9, 4 * 2304**2) == 4  # two entries at the least
+    assert num_chunks(1, 4 * 2304**2) == num_chunks(0, matrix) == 1
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    assert num_chunks(4096, matrix) == 40
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert count_lots(4096, matrix) == 1
+    assert num_chunks(4096, matrix) == 1
 
 
 def test_a_large_batch_takes_little_memory():
     inputs = draw_operator_inputs("rank_one", grid=6, batch=64, heads=8, dim=4)
 
     def temporary(number):
-        function = jax.value_and_grad(lambda *values: in_lots("rank_one", "auto", number)(*values).sum())
+        function = jax.value_and_grad(lambda *values: in_chunks("rank_one", "auto", number)(*values).sum())
         return jax.jit(function).lower(*inputs[:5]).compile().memory_analysis().temp_size_in_bytes
 
     assert temporary(16) < temporary(1) / 4

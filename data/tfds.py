@@ -1,0 +1,47 @@
+"""What the data sets that TFDS prepares share: no needless output, and damaged files that are named."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+from absl import logging
+
+from plstm.errors import UserError
+
+
+@contextlib.contextmanager
+def quiet_tfds() -> Iterator[None]:
+    """TFDS without notes on standard output, hints, and progress bars where no terminal shows them."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    if not sys.stderr.isatty():
+        tfds.disable_progress_bar()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+class TfdsSource(Sequence):
+    """The examples of a TFDS data source at `positions`, picklable; a damaged one raises UserError with `remedy`."""
+
+    def __init__(self, source: Sequence, positions: np.ndarray, folder: os.PathLike, remedy: str):
+        self._source, self._positions, self._folder, self._remedy = source, positions, str(folder), remedy
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        position = int(self._positions[index])
+        try:
+            return self._source[position]
+        except (OSError, RuntimeError, ValueError) as error:  # array_record and Pillow on damaged files
+            raise UserError(f"{self._folder}: image {position} cannot be read ({error}); {self._remedy}") from error

@@ -1,0 +1,139 @@
+"""Starts the project's programs as a user does, and reads what they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from plstm.results.records import Record, read_records
+from plstm.training.tracking import read_metrics
+from tests.wandb_files import has_ended, history
+
+ROOT = Path(__file__).resolve().parents[1]
+# An arrow/vit of the smallest form: six evaluations and checkpoints in 24 steps.
+SMALLEST = ["debug=smoke", "experiment=arrow/vit", "model.dim=16", "model.heads=2", "model.depth=1", "optim.epochs=3"]
+SMALLEST += ["loop.eval_splits=[val]", "loop.eval_every=4", "loop.log_every=1", "logger.mode=offline"]
+SMALLEST += ["loop.final_splits=[val,test]"]  # drawing the pictures of all four takes seconds
+# What no two runs have in common, and what a commit made while the tests run changes.
+TIMES = {"started", "finished", "wall_seconds", "examples_per_second", "commit", "dirty"}
+SPEED = ("examples_per_second", "train/examples_per_second")  # as metrics.jsonl and as W&B name it
+
+
+def paths(folder: Path) -> list[str]:
+    """The overrides that keep a run and its results in a folder."""
+    return [f"paths.runs={folder}/runs", f"paths.results={folder}/results"]
+
+
+def begin(*arguments: object, environment: Mapping[str, str] | None = None, **options) -> subprocess.Popen:
+    """Starts a program of the project."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    environment = os.environ if environment is None else environment
+    return subprocess.Popen([sys.executable, "-u", *map(str, arguments)], env=environment, **(pipes | options))
+
+
+def end(process: subprocess.Popen, status: int = 0, seconds: float = 900) -> str:
+    """What it printed and, after that, what it complained of; checks its exit status."""
+    output, errors = process.communicate(timeout=seconds)
+    assert process.returncode == status, output + errors
+    return output + errors
+
+
+def call(*arguments: object, status: int = 0, environment: Mapping[str, str] | None = None) -> str:
+    """Runs a program to its end."""
+    return end(begin(*arguments, environment=environment), status)
+
+
+def one_error(output: str) -> str:
+    """The one line that says what went wrong."""
+    (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert "Traceback" not in output
+    return line
+
+
+def run_folder(folder: Path) -> Path:
+    """That of the only run."""
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+def steps_of(checkpoints: Path) -> list[int]:
+    """The complete checkpoints."""
+    return sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdigit())
+
+
+def numbers(folder: Path) -> list[dict]:
+    """The lines of metrics.jsonl without what they say of time."""
+    lines = read_metrics(run_folder(folder) / "metrics.jsonl")
+    return [{name: value for name, value in line.items() if name not in SPEED} for line in lines]
+
+
+def record_of(folder: Path) -> Record:
+    """That of the only run that has finished."""
+    (record,) = read_records(folder / "results")
+    return record
+
+
+def saved_run(folder: Path) -> dict:
+    """The line of the only record and its curve, without times."""
+    (path,) = (folder / "results" / "runs").iterdir()
+    (line,) = map(json.loads, path.read_text().splitlines())
+    record = line["record"]
+    # A commit made while the tests run gives a run earlier sessions.
+    record["earlier"] = [s for s in record["earlier"] if any(s[k] != record[k] for k in ("versions", "hardware"))]
+    return line | {"record": {name: value for name, value in record.items() if name not in TIMES}}
+
+
+def state_of(run: Path) -> dict[str, bytes]:
+    """All arrays of the last checkpoint: parameters, optimizer, statistics, step."""
+    last = run / "checkpoints" / str(steps_of(run / "checkpoints")[-1])
+    leaves = jax.tree_util.tree_leaves_with_path(ocp.StandardCheckpointer().restore(last / "state"))
+    return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
+
+
+def logged(folder: Path) -> list[dict]:
+    """W&B's history without what it measured of time, and without names of files."""
+    kinds = ("_step", "train", "val", "test", "epoch")
+    rows = [{name: value for name, value in row.items() if name not in SPEED} for row in history(run_folder(folder))]
+    return [{name: value for name, value in row.items() if name.split("/")[0] in kinds} for row in rows]
+
+
+def files(folder: Path) -> set[str]:
+    """The names of all files in it."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def assert_same_numbers(folder: Path, undisturbed: Path) -> None:
+    """Bit for bit: the last checkpoint, metrics.jsonl."""
+    assert state_of(run_folder(folder)) == state_of(run_folder(undisturbed))
+    assert numbers(folder) == numbers(undisturbed)
+
+
+def assert_same(folder: Path, undisturbed: Path) -> None:
+    """Bit for bit, but for times: all that a run leaves."""
+    assert_same_numbers(folder, undisturbed)
+    assert saved_run(folder) == saved_run(undisturbed)
+    assert logged(folder) == logged(undisturbed)
+    assert has_ended(run_folder(folder)), "W&B does not know the end"
+    assert files(folder / "results") == files(undisturbed / "results")
+    kept, others = ({path.name for path in (run_folder(f) / "checkpoints").iterdir()} for f in (folder, undisturbed))
+    assert kept == others, "the same checkpoints, nothing half written, none taken for damaged"
+
+
+def biggest(folder: Path) -> Path:
+    """Its biggest file."""
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def flip(path: Path) -> None:
+    """Changes one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)

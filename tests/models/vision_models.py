@@ -1,0 +1,31 @@
+"""Small vision models and images for them."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from flax import nnx
+
+from plstm.models import VisionConfig, build_model
+from plstm.models.vision import VisionModel
+
+VIT = {"modes": ["attention"], "pooling": "class_token", "layer_scale": 1e-4}
+MODELS = {"pLSTM": {}, "ViT": VIT | {"layer_scale": 1.0}}
+
+
+def tiny(**changes) -> VisionConfig:
+    """A 4 x 4 grid of patches of 4 pixels."""
+    own = {"image_size": 16, "patch_size": 4, "dim": 16, "heads": 2, "depth": 2, "classes": 3, "dtype": "float32"}
+    return VisionConfig(**own | changes)
+
+
+def filled(config: VisionConfig) -> VisionModel:
+    """A model with every parameter drawn from a normal, also those that start at zero or one."""
+    rng = np.random.default_rng(0)
+    graphdef, params = nnx.split(nnx.eval_shape(lambda: build_model(config, 0)))
+    return nnx.merge(graphdef, jax.tree.map(lambda leaf: 0.3 * rng.normal(size=leaf.shape).astype(np.float32), params))
+
+
+def draw_images(height=16, width=16, batch=3) -> np.ndarray:
+    """float32 [batch, height, width, 3]."""
+    return np.random.default_rng(1).normal(size=(batch, height, width, 3)).astype(np.float32)
