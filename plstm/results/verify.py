@@ -19,7 +19,7 @@ from plstm.results.records import CURVE_DIGITS, PRIMARY_METRIC, Record, read_cur
 RATIOS = (
     ("speedup", "quadtree", "ours", "median_seconds"),
     ("speedup_over_scan", "scan", "ours", "median_seconds"),
-    ("speedup", "at_once", "in_lots", "median_seconds"),
+    ("speedup", "at_once", "chunked", "median_seconds"),
     ("speedup", "given_back", "kept", "median_seconds"),
     ("ratio", "pLSTM", "ViT", "median_seconds"),
     ("time_ratio", "recomputed", "kept", "median_seconds"),
