@@ -23,7 +23,7 @@ ALONE = {"data": "plstm.errors", "plstm.ops": "plstm.errors"}  # all that these 
 LEVELS = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 # Function-level imports are for packages that are optional, or heavy and seldom used.
 HEAVY = {"array_record", "grain", "hydra", "matplotlib", "psutil", "scipy", "simplejpeg", "sklearn", "tensorflow_datasets"}
-HEAVY |= {"wandb", "PIL", "tqdm", "unittest", "urllib", "zipfile", "jax"}
+HEAVY |= {"absl", "wandb", "PIL", "tqdm", "unittest", "urllib", "zipfile", "jax"}
 
 
 def room_of(module: str) -> str | None:

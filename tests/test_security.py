@@ -29,18 +29,10 @@ from data.imagenet.folders import folder_source
 from data.imagenet.source import load_source, prepare
 from plstm.config import Config, plain_config, schema, to_config
 from plstm.errors import UserError
-<<<<<<< HEAD
 from plstm.results.definitions import load_table, read_baselines
 from plstm.results.records import read_records
 from plstm.results.sweeps import started_runs
 from plstm.results.verify import record_problems
-=======
-from plstm.models import from_checkpoint
-from plstm.results.definitions import load_table, read_baselines
-from plstm.results.records import read_records
-from plstm.results.sweeps import started_runs
-from plstm.results.tables import render_table
->>>>>>> house-results
 from plstm.runs.cli import register, run_entry
 from plstm.runs.folders import load_config
 from plstm.runs.weights import config_of, from_checkpoint
@@ -186,6 +178,10 @@ def test_metadata_of_weights_fill_in_and_run_nothing(sign, tmp_path):
         with pytest.raises(UserError, match="would be filled in from this machine") as refused:
             config_of(path)
         assert SECRET not in str(refused.value)
+    for sizes in ('{"features": "x"}', '{"features": -1}', '{"features": 1e400}', "[1]", "{"):
+        safetensors(path, metadata | {"config": json.dumps(plain()), "sizes": sizes})
+        with pytest.raises(UserError, match="its metadata are damaged"):
+            from_checkpoint(path)
     pickles = [pickle.dumps(Planted(sign), protocol) for protocol in range(6)]
     for content in (*pickles, b"", struct.pack("<Q", 2**62) + b"{}"):  # the last has a header of a size that nobody has
         path.write_bytes(content)
@@ -206,23 +202,12 @@ def test_records_and_baselines_are_json_and_nothing_else(sign, tmp_path):
 
 
 def test_a_resolver_in_a_record_stays_text(sign, tmp_path):
-<<<<<<< HEAD
     (tmp_path / "runs").mkdir()
     line = json.loads((ROOT / "results/runs/demo-vit.jsonl").read_text().splitlines()[0])
     line["record"]["config"]["data"] = "${oc.env:PLSTM_PLANTED}"
     (tmp_path / "runs" / "demo-vit.jsonl").write_text(json.dumps(line))
     (found,) = read_records(tmp_path)
     assert SECRET not in f"{found} {record_problems(found, tmp_path)}" and "${oc.env" in str(found)
-=======
-    line = json.loads((ROOT / "results/runs/demo-plstm.jsonl").read_text())
-    line["record"]["config"]["experiment"] = "${oc.env:PLSTM_PLANTED}"
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "demo-plstm.jsonl").write_text(json.dumps(line))
-    (found,) = read_records(tmp_path)
-    assert found.config["experiment"] == "${oc.env:PLSTM_PLANTED}"
-    text = b"".join(render_table(load_table(ROOT / "configs/tables/arrow-demo.yaml"), [found], tmp_path).values())
-    assert SECRET.encode() not in text
->>>>>>> house-results
 
 
 def test_the_list_of_started_runs_fills_in_nothing(sign, tmp_path):
