@@ -84,7 +84,11 @@ def choose_splits(task: Task, options: EvalConfig) -> dict[str, Split]:
             raise UserError(f"data.max_corrupt={data.max_corrupt}: must be in [0, 1]")
         return {"folder": task.folder(data.folder, data.max_corrupt)}
     names = [data.split] if data.split else task.config.loop.final_splits
-    return {name: task.split(name) for name in names}
+    splits = {name: task.split(name) for name in names}
+    for name, split in splits.items():
+        if not len(split):
+            raise UserError(f"data.split={name}: this run's data have no such examples; choose another split")
+    return splits
 
 
 if __name__ == "__main__":

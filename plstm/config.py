@@ -37,9 +37,7 @@ class LoopConfig:
     unit: str = "steps"  # or "epochs": what the next three count
     log_every: int = 100  # between two log lines of the training metrics
     eval_every: int = 2000  # between two evaluations of eval_splits
-    save_every: int | None = (
-        None  # between two checkpoints; null: at each evaluation, so that the best one is kept, too
-    )
+    save_every: int | None = None  # between two checkpoints; null: at each evaluation, which also keeps the best one
     eval_splits: list[str] = field(default_factory=lambda: ["val", "val_ext"])  # evaluated during training
     final_splits: list[str] = field(default_factory=lambda: ["val", "val_ext", "test", "test_ext"])  # and at its end
     best_split: str | None = "val"  # its primary metric names the best checkpoint; null: no best one
