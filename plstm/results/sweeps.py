@@ -95,7 +95,7 @@ def match_records(table: TableDefinition, records: Sequence[Record]) -> tuple[Ma
     for row in table.rows:  # a run that others fine-tune is of an earlier row
         for record in sorted((r for r in records if r.experiment == row.experiment), key=lambda r: r.finished):
             run = runs.get(_key(table, record.config))
-            if run and run.key not in found and _is_of(table, row, record) and _starts_from(run, record, found):
+            if run and _fits(table, run, record, found):
                 found[run.key] = record
             else:
                 left_out.append(record.id)
@@ -108,17 +108,15 @@ def _key(table: TableDefinition, config: dict[str, Any]) -> tuple:
     return tuple(str(value) if isinstance(value, list | dict) else value for value in values)
 
 
-def _is_of(table: TableDefinition, row: Row, record: Record) -> bool:
-    required = table.require | row.require
+def _fits(table: TableDefinition, run: PlannedRun, record: Record, found: dict[tuple, Record]) -> bool:
+    required, start = table.require | run.row.require, found.get(run.initial_key)
     allowed = (*FREE, "experiment", "init_from", *table.sweep, *required)
-    keys = [override.partition("=")[0].lstrip("+") for override in record.overrides]
-    as_required = all(value_at(record.config, key, "absent") == value for key, value in required.items())
-    return as_required and all(is_part(key, allowed) for key in keys)
-
-
-def _starts_from(run: PlannedRun, record: Record, found: dict[tuple, Record]) -> bool:
-    start = found.get(run.initial_key)
-    return not run.initial_key or (start is not None and value_at(record.config, "init_from") == start.id)
+    return (
+        run.key not in found
+        and all(value_at(record.config, key, "absent") == value for key, value in required.items())
+        and all(is_part(override.partition("=")[0].lstrip("+"), allowed) for override in record.overrides)
+        and (not run.initial_key or (start is not None and value_at(record.config, "init_from") == start.id))
+    )
 
 
 def initial_override(matched: Matches, run: PlannedRun) -> list[str]:

@@ -50,16 +50,17 @@ def measured_problems(results_dir: Path) -> list[str]:
     """Medians and ratios that do not follow from the measurements beside them; scores that differ from their parts."""
     words = []
     for path in sorted([*results_dir.glob("benchmarks/*.json"), *results_dir.glob("probes/*.json")]):
+        objects: list[dict[str, Any]] = []
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            json.loads(path.read_text(encoding="utf-8"), object_hook=lambda node, to=objects: to.append(node) or node)
         except ValueError as error:
             raise UserError(f"{path}: not a JSON file ({error}); restore it") from error
-        for where, node in _objects(content):
-            words += [
-                f"{path}: {where}{name} is {node[name]!r}, but {expected!r} follows from what is beside it"
-                for name, expected in _recomputed(node)
-                if name in node and not math.isclose(node[name], expected, rel_tol=1e-12)
-            ]
+        words += [
+            f"{path}: {name} is {node[name]!r}, but {expected!r} follows from what is beside it"
+            for node in objects
+            for name, expected in _recomputed(node)
+            if name in node and not math.isclose(node[name], expected, rel_tol=1e-12)
+        ]
     return words
 
 
@@ -75,11 +76,3 @@ def _recomputed(node: dict[str, Any]) -> Iterator[tuple[str, float]]:
         yield "images", images
         for name in ("accuracy", "answered_at", "labelled_at"):
             yield name, sum(part["images"] * part[name] for part in parts) / images
-
-
-def _objects(node: Any, where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every object in a JSON value, with its dotted place."""
-    if isinstance(node, dict):
-        yield where, node
-    for key, child in node.items() if isinstance(node, dict) else enumerate(node if isinstance(node, list) else []):
-        yield from _objects(child, f"{where}{key}.")
