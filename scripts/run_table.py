@@ -77,21 +77,20 @@ def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
     record_of = {run.key: record for run, record in matched if record}
     started, superfluous = sweeps.started_runs(table, arguments.runs), superfluous_runs(table, records)
     hardware = query_hardware() if record_of else None
-    unfinished, costs, counts = [], [], {"finished": 0, "not needed": 0, "to run": 0}
+    unfinished, costs, finished, saved = [], [], 0, 0
     for job in planned_jobs(table, arguments.sections):
         left = tuple(run for run in job.runs if run.key not in record_of)
-        counts["finished"] += len(job.runs) - len(left)
+        finished += len(job.runs) - len(left)
         if not left:
             state, cost = "finished", f"{sum(record_of[run.key].wall_seconds for run in job.runs) / 3600:.2f} h"
         elif left[0].key in superfluous:
             state, cost = "rejected", "not needed"  # another value was chosen
-            counts["not needed"] += len(left)
+            saved += len(left)
         else:
             state = "partial" if len(left) < len(job.runs) or any(run.key in started for run in left) else "missing"
             own = [sweeps.expected_seconds(table, run, matched, hardware) for run in left]
             cost = "unknown cost" if None in own else f"about {sum(own) / 3600:.2f} h"
             costs += own
-            counts["to run"] += len(left)
             job = sweeps.Job(left, job.shared)
             unfinished.append(job)
         try:
@@ -101,11 +100,9 @@ def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
         command = shlex.join(["python", "train.py", *job.overrides, *start, *arguments.overrides])
         print(f"{state:8}  {cost:>14}  {command}")
     known = [cost for cost in costs if cost is not None]
-    words = [f"{count} {word}" for word, count in counts.items() if count or word != "not needed"]
-    words += [f"about {sum(known) / 3600:.2f} h for {len(known)} of them on this hardware"] * bool(known)
-    if len(known) < len(costs):
-        words.append(f"{len(costs) - len(known)} of unknown cost (no finished run to measure from)")
-    print(f"{sum(counts.values())} runs: {', '.join(words)}", flush=True)
+    counts = f"{finished} finished, {saved} not needed, {len(costs)} to run"
+    hours = f"about {sum(known) / 3600:.2f} h for {len(known)} of them, going by finished runs on this hardware"
+    print(f"{finished + saved + len(costs)} runs: {counts}, {hours}", flush=True)
     return unfinished
 
 

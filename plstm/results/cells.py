@@ -14,21 +14,16 @@ from plstm.results.sweeps import match_records
 
 @dataclass(frozen=True, eq=False)  # compared by identity
 class Cell:
-    """A row of the definition in one section with one value of `select.over`.
-
-    `means` and `deviations` have a line for each whole seed and a column for each measure, in the table's unit; a seed
-    is whole when all its runs over `average_over` have finished. `runs` are those of whole seeds; `finished` counts
-    all, `keys` has the `PlannedRun.key` of all that are planned.
-    """
+    """A row in one section with one value of `select.over`; a seed is whole when all its runs have finished."""
 
     row: Row
     section: Any
     choice: Any
-    keys: list[tuple]
+    keys: list[tuple]  # the `PlannedRun.key` of all its runs
     planned_seeds: int
-    finished: int
-    runs: list[Record]
-    means: pd.DataFrame
+    finished: int  # how many runs
+    runs: list[Record]  # of whole seeds
+    means: pd.DataFrame  # over `average_over`: a line a whole seed, a column a measure, in the table's unit
     deviations: pd.DataFrame
 
     def interval(self, measure: Measure) -> Interval:
@@ -46,16 +41,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Group:
-    """The cells of a row and section, one for each value of `select.over`; the table shows the chosen one.
-
-    Chosen is the highest mean of `select` over the seeds that all cells with whole seeds share, or over all seeds where
-    they share none. `needed` are the cells to run: with `choose_once`, the chosen one as soon as all share a seed.
-    """
+    """The cells of a row and section, one for each value of `select.over`."""
 
     cells: list[Cell]
-    chosen: Cell
-    shared_seeds: set[str]
-    needed: list[Cell]
+    chosen: Cell  # of the highest mean of `select` over the shared seeds, or over all seeds where none is shared
+    shared_seeds: set[str]  # of all cells with whole seeds
+    needed: list[Cell]  # to run: with `choose_once`, the chosen one as soon as all cells share a seed
 
 
 def find_groups(table: TableDefinition, records: Sequence[Record]) -> tuple[list[Group], list[str]]:

@@ -22,17 +22,12 @@ def execute(
     after_job: Callable[[Job], None],
     processes: int = 1,
 ) -> list[str]:
-    """Start jobs in order, each a process in `root` with its output on ours, so many at a time.
+    """Start jobs in order, so many at a time, each a process in `root`, the folder of `train.py`.
 
-    Args:
-        overrides: key=value to add to a job's command, None where it is not needed any more. Its UserError, and that of
-            `after_job`, is the job's failure.
-        root: the folder of `train.py`.
-        after_job: called after every job that exits with status 0.
-        processes: how many jobs run side by side; more than one compute with one thread each.
+    overrides: key=value to add to a job's command, None where it is not needed any more. after_job: called after every
+    job that ends well. Their UserErrors are failures of the job. Several processes compute with one thread each.
 
-    Returns one line a failed job. KeyboardInterrupt is handed to the running processes as SIGINT, which are waited for,
-    and then raised again.
+    Returns a line for each failed job. KeyboardInterrupt is handed to the processes as SIGINT, and raised at their end.
     """
     failures: list[str] = []
     waiting, running = list(enumerate(work, 1)), {}
