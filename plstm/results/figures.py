@@ -1,18 +1,22 @@
 """Figures of results tables, from run records: training curves, and columns beside the paper's numbers."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from plstm.drawing import legend_below, new_figure, save, style
 from plstm.results.cells import Cell, find_groups
 from plstm.results.definitions import TableDefinition, read_baselines
 from plstm.results.intervals import t_interval
 from plstm.results.records import Record, read_curve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 DASHED = (0, (4, 1.5))
 # By the model in the experiment's name: colour and line style, the same in all curves.
@@ -99,6 +103,8 @@ def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) 
     A filled dot is ours in the first column, the bar through it the 90% t interval over seeds, a hollow dot ours in
     another column, a diamond the paper's number; baselines are dashed.
     """
+    from matplotlib.ticker import MaxNLocator
+
     sections = [section for section in table.section_values if any(cell.section == section for cell in cells)]
     names = [row.name for row in table.rows if any(cell.row is row for cell in cells)]
     with style():

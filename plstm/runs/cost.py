@@ -22,14 +22,8 @@ class Cost(NamedTuple):
     pixels: int
     epochs: float
     steps: int
-    batch_size: int
     parameters: int
     flops: int
-
-    @property
-    def total_flops(self) -> float:
-        """Of the whole training; a backward pass costs two forward passes."""
-        return 3.0 * self.flops * self.steps * self.batch_size
 
 
 def compose_experiment(experiment: str, *overrides: str) -> Config:
@@ -50,4 +44,4 @@ def experiment_cost(experiment: str) -> Cost:
     params = nnx.state(nnx.eval_shape(lambda: task.build_model(0)), nnx.Param)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     steps = Plan.of(config, task).steps
-    return Cost(config.data.size, config.optim.epochs, steps, config.optim.batch_size, parameters, flops)
+    return Cost(config.data.size, config.optim.epochs, steps, parameters, flops)
