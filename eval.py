@@ -4,8 +4,6 @@ It takes the run's own config and the same code as the end of training, and so p
 Weights in a file: python eval.py weights=model.safetensors; a folder of class folders: data.folder=/path.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import hydra

@@ -4,8 +4,6 @@ A run lives in runs/<id>, <id> a hash of its config: .hydra/, metrics.jsonl, che
 and a curve enter results/runs, from which tables and figures are made. Read from top to bottom.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import time
