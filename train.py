@@ -4,8 +4,6 @@ A run lives in runs/<id>, <id> a hash of its config: .hydra/, metrics.jsonl, che
 and a curve enter results/runs, from which tables and figures are made. Read from top to bottom.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import time
@@ -23,7 +21,7 @@ from plstm.config import Config, portable_overrides, run_id, run_name, shared_co
 from plstm.errors import ReadError
 from plstm.results.finished import finished_record
 from plstm.results.records import Record, curve_points, find_record, record_path, write_record
-from plstm.runs.cli import run_entry, task
+from plstm.runs.cli import hydra_task, run_entry
 from plstm.runs.finetuning import Initial, initial_id
 from plstm.runs.folders import lock_folder, write_config
 from plstm.runs.programs import Plan, compile_programs
@@ -43,7 +41,6 @@ from plstm.training.tracking import MetricsWriter
 
 ROOT = Path(__file__).resolve().parent
 PROBE = 8  # examples over which the logged statistics of the model are taken
-SECONDS_TO_LEAVE = 5  # for W&B's uploads when a signal or an error stops the run
 
 
 class Stopped(Exception):
@@ -51,7 +48,7 @@ class Stopped(Exception):
 
 
 @hydra.main(config_path=str(ROOT / "configs"), config_name="train", version_base="1.3")
-@task(Config)
+@hydra_task(Config)
 def main(node: DictConfig) -> Record | None:
     """Trains one run to its end, or until SIGTERM or SIGINT; returns its record (in process 0)."""
     logging.set_verbosity(logging.ERROR)
@@ -131,8 +128,8 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     metrics.truncate_after(step, info["evaluated"])
     console, name = Console(quiet=not is_main()), run_name(config)
     banner(name, describe_run(task, plan, layout.mesh, state, folder, origin), console)
-    progress = Progress(plan.steps, step, name, unit=task.unit, console=console)
-    tracker = start_tracker(config, folder, metrics.lines())
+    progress = Progress(plan.steps, step, name, task.unit, console)
+    tracker = start_tracker(config, folder)
 
     # ------------------------------------------------------------ what the loop does at some steps
     def stop_if_asked() -> None:
@@ -237,7 +234,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         print(f"{name}: finished; record in {path}", flush=True)
         return record
     finally:
-        tracker.finish(SECONDS_TO_LEAVE)  # does nothing after the run's end
+        tracker.finish()  # does nothing after the run's end
 
 
 if __name__ == "__main__":

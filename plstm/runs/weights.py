@@ -10,8 +10,6 @@ head.kernel; axis 0 of those under `groups` counts the groups of blocks. Its met
 [0, 1]; null for a model that takes no pictures). Reading executes nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping
@@ -55,7 +53,7 @@ class Info:
     step: int
     class_names: tuple[str, ...]
     preprocessing: Preprocessing | None
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, int] = field(hash=False)  # nnx.jit needs the rest to be hashable
     config: Config = field(compare=False, repr=False)
 
 

@@ -48,7 +48,7 @@ def draw_gating(model: nnx.Module, image: jax.Array, path: Path) -> list[Path]:
     """Draws what a node in the middle of a normalised image passes on in the first layer of each mode, as Figure 1.
 
     Red is positive, blue negative; colours are linear up to a thousandth of a pattern's largest magnitude and
-    logarithmic above, because gatings fall off exponentially. Draws nothing for a model without gates. Returns the .png.
+    logarithmic above. Draws nothing for a model without gates. Returns the .png.
     """
     from matplotlib.colors import SymLogNorm
 
