@@ -1,7 +1,5 @@
 """What is kept, that it comes back bit for bit, and one clear line where it cannot."""
 
-from __future__ import annotations
-
 import shutil
 
 import jax
@@ -215,7 +213,13 @@ def test_a_damaged_checkpoint_is_refused_and_a_run_falls_back_to_the_one_before(
     checkpoints.save(40, draw_state(40), {}, 0.7)
     checkpoints.close()
     assert {path.name for path in copy.iterdir()} == {"10", "30", "40", "damaged"}
-    flip(copy / "40" / "info" / "metadata")
-    assert_refused(copy / "40", lambda: Checkpoints(copy, read_only=True).info(40))
-    assert Checkpoints(copy, say=said.append).last_step() == 30
-    assert {path.name for path in (copy / "damaged").iterdir()} == {"40", "40-again"}
+
+
+def test_a_step_damaged_again_replaces_the_one_set_aside(folder, tmp_path):
+    copy, said = tmp_path / "checkpoints", []
+    for _ in range(2):
+        shutil.copytree(folder / "40", copy / "40")
+        flip(copy / "40" / "info" / "metadata")
+        assert_refused(copy / "40", lambda: Checkpoints(copy, read_only=True).info(40))
+        assert Checkpoints(copy, say=said.append).last_step() is None
+    assert len(said) == 2 and [path.name for path in (copy / "damaged").iterdir()] == ["40"]

@@ -1,7 +1,5 @@
 """Evaluation covers every example exactly once, whatever the batch size."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Schedule, mask, AdamW and LAMB against NumPy transcriptions of their papers."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
