@@ -65,7 +65,7 @@ def test_the_environment_s_own_settings_stand(monkeypatch):
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
     assert not memory.keep_freed_memory()
     monkeypatch.delenv("MALLOC_ARENA_MAX")
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.mmap_max=9")
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=9")
     assert not memory.keep_freed_memory()
 
 
