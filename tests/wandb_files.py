@@ -11,7 +11,8 @@ BLOCK, HEAD = 32768, 7
 
 def history(folder: Path) -> list[dict]:
     """The rows of the last session of the offline run under `folder`/wandb, in order."""
-    rows = [record.history.item for record in _records(_last_part(folder)) if record.WhichOneof("record_type") == "history"]
+    records = _records(_last_part(folder))
+    rows = [record.history.item for record in records if record.WhichOneof("record_type") == "history"]
     return [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in row} for row in rows]
 
 

@@ -48,17 +48,6 @@ def test_every_example_counts_once(split, batch_size):
     np.testing.assert_array_equal(np.concatenate(seen)[:COUNT], split.bits)
 
 
-def test_padding_cannot_score(split):
-    """A model that is sure of class 0, which padding is labelled with."""
-
-    def sure(params, batch):
-        return metrics_of(jnp.tile(jnp.array([[9.0, 0.0]]), (len(batch["label"]), 1)), batch)
-
-    found = evaluate(sure, None, split, 7)
-    assert found["accuracy"] == pytest.approx((split.labels == 0).mean(), rel=1e-12)
-    assert found["loss"] == pytest.approx(np.log1p(np.exp(-9)) + 9 * (split.labels == 1).mean(), rel=1e-6)
-
-
 def test_the_numbers_of_a_model_are_the_direct_mean(split, tiny_config, filled):
     model = filled(tiny_config("ViT"))
     graphdef, params = nnx.split(model)

@@ -48,6 +48,8 @@ def test_resumed_metrics_equal_uninterrupted_ones(tmp_path):
 
 def test_evaluations_that_the_checkpoint_does_not_know_are_dropped(tmp_path):
     writer = MetricsWriter(tmp_path / "metrics.jsonl")
+    writer.truncate_after(100, evaluated=100)
+    assert not list(tmp_path.iterdir()), "nothing was written yet"
     for step in (100, 200):
         writer.write(step, step, "train", {"loss": 1.0})
         for split in ("train", "val"):
@@ -56,11 +58,6 @@ def test_evaluations_that_the_checkpoint_does_not_know_are_dropped(tmp_path):
     lines = writer.lines()
     writer.truncate_after(200, evaluated=100)  # saved by a signal before the evaluation of step 200
     assert writer.lines() == lines[:5]
-
-
-def test_truncating_metrics_that_were_never_written_writes_none(tmp_path):
-    MetricsWriter(tmp_path / "metrics.jsonl").truncate_after(100, evaluated=100)
-    assert not list(tmp_path.iterdir())
 
 
 def test_reading_leaves_out_a_torn_last_line_only(tmp_path):
