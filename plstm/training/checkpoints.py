@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,7 @@ class Checkpoints:
         self.folder, self._read_only = Path(folder).absolute(), read_only
         if read_only and not self.folder.is_dir():
             raise UserError(f"{self.folder}: no checkpoints there; train the run first")
-        if not read_only:
-            if is_main():
-                self._set_damaged_aside(say)
-            from_main(0)  # the other processes look at the folder after that
+        sys.unraisablehook = _without_closed_loops
         latest = checkpoint_managers.LatestN(NEWEST)
         best = checkpoint_managers.BestN(get_metric_fn=lambda metrics: metrics["score"], n=1)
         options = ocp.CheckpointManagerOptions(
@@ -61,6 +59,9 @@ class Checkpoints:
         )
         handlers = {"state": ocp.StandardCheckpointHandler(), "info": ocp.JsonCheckpointHandler()}
         try:
+            if not read_only and is_main():
+                self._set_damaged_aside(say)
+            from_main(0)  # the other processes look at the folder after that
             self._manager = ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
         except OSError as error:
             raise UserError(f"cannot write checkpoints to {self.folder}: {first_line(error)}") from error
@@ -77,11 +78,8 @@ class Checkpoints:
             if damage := _damage(path):
                 aside = self.folder / DAMAGED / path.name
                 shutil.rmtree(aside, ignore_errors=True)  # an earlier one of the same step
-                try:
-                    aside.parent.mkdir(exist_ok=True)
-                    path.rename(aside)
-                except OSError as error:
-                    raise UserError(f"{path}: {damage}; cannot move it away ({error.strerror})") from error
+                aside.parent.mkdir(exist_ok=True)
+                path.rename(aside)
                 say(f"the checkpoint of step {int(path.name):,} is damaged: {damage}; set aside as {aside}")
 
     def save(self, step: int, state: Any, info: Mapping[str, Any], score: float) -> None:
@@ -212,6 +210,12 @@ def _damage(folder: Path) -> str | None:
         if wanted[name] != found[name]:
             return f"{name} has changed since it was written"
     return None if wanted else f"{CHECKSUMS} is empty"
+
+
+def _without_closed_loops(unraisable) -> None:
+    """Hides what TensorStore's threads print about a failed write, which is raised as a UserError anyway."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def _difference(wanted: Any, found: Any) -> str | None:
