@@ -23,8 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.arrow_pointing.geometry import KAPPA, Arrow, Canvas, sample_parameters, strokes
-from data.arrow_pointing.splits import SPLITS, ArrowVariant
+from data.arrow_pointing.geometry import KAPPA, SPLITS, Arrow, ArrowVariant, Canvas, sample_parameters, strokes
 from plstm.errors import UserError, run_script
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -123,8 +122,9 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    from plstm.training.environment import describe_environment
     from scripts.measuring import write_results
+
+    from plstm.training.environment import describe_environment
 
     arguments = parse_arguments()
     law = Canvas(arguments.size, arguments.scale)

@@ -3,8 +3,6 @@
 Drawing a view is apart from making it, so that a draw can be shown.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -12,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from data.augment import recipes
-from data.augment.operations import apply_operation
+from data.augment.operations import OPERATIONS
 from data.augment.recipes import AugmentConfig, Step
 
 AREA = (0.08, 1.0)  # of the image
@@ -28,15 +26,6 @@ class View(NamedTuple):
     box: Box
     flip: bool
     steps: tuple[Step, ...]
-
-    def describe(self, image: Image.Image) -> str:
-        """The crop's share of the image's area and its size, then every step with its argument, in words."""
-        left, upper, right, lower = self.box
-        width, height = right - left, lower - upper
-        words = [f"crop {width * height / (image.width * image.height):.0%}, {width} x {height}"]
-        words += ["flip"] * self.flip
-        words += [name if argument is None else f"{name} {round(argument, 3)}" for name, argument in self.steps]
-        return "; ".join(words)
 
 
 def view_rng(seed: int, epoch: int, index: int, view: int) -> np.random.Generator:
@@ -64,11 +53,12 @@ def draw_view(width: int, height: int, config: AugmentConfig, rng: np.random.Gen
 
 def make_view(image: Image.Image, size: int, view: View) -> np.ndarray:
     """The view of an image; uint8 [size, size, 3], not to be written to."""
-    result = resized_crop(rgb(image), view.box, size)
+    # Cropped first: `Image.resize(box=...)` costs the same, but reads pixels outside the box near its border.
+    result = rgb(image).crop(view.box).resize((size, size), Image.Resampling.BICUBIC)
     if view.flip:
         result = result.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     for name, argument in view.steps:
-        result = apply_operation(result, name, argument)
+        result = OPERATIONS[name](result, argument)
     return np.asarray(rgb(result))
 
 
@@ -89,18 +79,9 @@ def random_resized_box(width: int, height: int, rng: np.random.Generator) -> Box
         if 0 < w <= width and 0 < h <= height:
             left, upper = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
             return left, upper, left + w, upper + h
-    w = min(width, round(height * ASPECT[1]))
-    h = min(height, round(width / ASPECT[0]))
+    w, h = min(width, round(height * ASPECT[1])), min(height, round(width / ASPECT[0]))
     left, upper = (width - w) // 2, (height - h) // 2
     return left, upper, left + w, upper + h
-
-
-def resized_crop(image: Image.Image, box: Box, size: int) -> Image.Image:
-    """The box of an image, resized to `size` x `size`, bicubic and antialiased.
-
-    Cropped first: `Image.resize(box=...)` costs the same, but reads pixels outside the box near its border.
-    """
-    return image.crop(box).resize((size, size), Image.Resampling.BICUBIC)
 
 
 def evaluation_crop(image: Image.Image, size: int, ratio: float) -> np.ndarray:

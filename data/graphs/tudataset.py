@@ -5,17 +5,16 @@ over the whole set), NAME_graph_indicator.txt (a node's graph), NAME_graph_label
 NAME_node_labels.txt and NAME_node_attributes.txt. Labels and attributes of edges are not read.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import fcntl
 import hashlib
+import io
 import os
 import shutil
 import sys
 import tempfile
 import zipfile
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,11 +36,11 @@ FINGERPRINTS = {
 
 
 class Sizes(NamedTuple):
-    """Of a set: its graphs, the numbers that a node has, and the labels of its classes, in order."""
+    """Of a set."""
 
     graphs: int
-    features: int
-    classes: tuple[str, ...]
+    features: int  # numbers that a node has
+    classes: tuple[str, ...]  # labels, in order
 
 
 SIZES = {  # of the same sets
@@ -52,30 +51,27 @@ SIZES = {  # of the same sets
 }
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class GraphSet:
-    """Undirected graphs with a class each, nodes and edges of all graphs one after another.
-
-    labels: int32 [G], positions in `classes`, the file's labels in order.
-    node_start, edge_start: int64 [G + 1]; graph g has the nodes node_start[g] to node_start[g + 1] - 1, in file order.
-    features: float32 [nodes, F], attributes as they are, then one-hot labels; a one where a set has neither.
-    edges: int32 [edges, 2], pairs (lower, higher) of node numbers within the graph, each once, sorted; no loops.
-    """
+    """Undirected graphs with a class each, nodes and edges of all graphs one after another."""
 
     name: str
-    labels: np.ndarray
-    node_start: np.ndarray
-    features: np.ndarray
-    edge_start: np.ndarray
-    edges: np.ndarray
-    classes: tuple[str, ...]
+    labels: np.ndarray  # int32 [G], places in `classes`
+    node_start: np.ndarray  # int64 [G + 1]; graph g has the nodes node_start[g] to node_start[g + 1] - 1, in file order
+    features: (
+        np.ndarray
+    )  # float32 [nodes, F], attributes as they are, then one-hot labels; a one where there is neither
+    edge_start: np.ndarray  # int64 [G + 1]
+    edges: (
+        np.ndarray
+    )  # int32 [edges, 2], pairs (lower, higher) of node numbers in the graph, each once, sorted; no loops
+    classes: tuple[str, ...]  # the file's labels in order
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def sizes(self) -> Sizes:
-        """See `Sizes`."""
         return Sizes(len(self), self.features.shape[1], self.classes)
 
     def graph(self, g: int) -> tuple[int, np.ndarray]:
@@ -118,23 +114,69 @@ def load_tudataset(name: str, root: str | None = None, *, download: bool = True,
 
 def read_tudataset(name: str, folder: Path) -> GraphSet:
     """The set `name` from the text files in `folder`. Raises UserError naming a file that is missing or damaged."""
-    graph_of, labels = _column(folder, name, "graph_indicator"), _column(folder, name, "graph_labels")
+    prefix = f"{folder / name}_"
+    graph_of, labels = (_column(f"{prefix}{kind}.txt") for kind in ("graph_indicator", "graph_labels"))
     count, nodes = len(labels), len(graph_of)
     if 0 in (nodes, count) or graph_of[0] != 1 or graph_of[-1] != count or not np.isin(np.diff(graph_of), (0, 1)).all():
-        raise _damaged(folder, name, "graph_indicator", f"must count up from 1 to the {count} graphs of graph_labels")
+        raise _damaged(f"{prefix}graph_indicator.txt", f"must count up from 1 to the {count} graphs of graph_labels")
     node_start = np.searchsorted(graph_of, np.arange(1, count + 2))
-    edges = _edges(folder, name, graph_of)
+    edges = _edges(f"{prefix}A.txt", graph_of)
     graph = graph_of[edges[:, 0]] - 1
-    features = _features(folder, name, nodes)
     classes, labels = np.unique(labels, return_inverse=True)
     return GraphSet(
         name=name,
         labels=labels.astype(np.int32),
         node_start=node_start,
-        features=features if features.shape[1] else np.ones((nodes, 1), np.float32),
+        features=_features(f"{prefix}node_attributes.txt", f"{prefix}node_labels.txt", nodes),
         edge_start=np.searchsorted(graph, np.arange(count + 1)),
         edges=(edges - node_start[graph][:, None]).astype(np.int32),
         classes=tuple(map(str, classes.tolist())),
+    )
+
+
+def _table(path: str, dtype: type = np.int64) -> np.ndarray:
+    """All numbers of a file, [lines, columns]."""
+    try:
+        return np.loadtxt(path, dtype, delimiter=",", ndmin=2)
+    except (OSError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _column(path: str) -> np.ndarray:
+    table = _table(path)
+    if table.shape[1] != 1:
+        raise _damaged(path, f"must have one number a line, not {table.shape[1]}")
+    return table[:, 0]
+
+
+def _edges(path: str, graph_of: np.ndarray) -> np.ndarray:
+    """Undirected edges without loops as sorted pairs of node numbers, from 0 over the whole set: int64 [edges, 2]."""
+    pairs, nodes = _table(path), len(graph_of)
+    if pairs.shape[1] != 2 or pairs.min(initial=1) < 1 or pairs.max(initial=1) > nodes:
+        raise _damaged(path, f"must hold pairs of node numbers from 1 to {nodes}")
+    crossing = np.flatnonzero(graph_of[pairs[:, 0] - 1] != graph_of[pairs[:, 1] - 1])
+    if len(crossing):
+        raise _damaged(path, f"line {crossing[0] + 1} joins nodes of two graphs")
+    edges = np.unique(np.sort(pairs - 1, axis=1), axis=0)
+    return edges[edges[:, 0] != edges[:, 1]]
+
+
+def _features(attributes: str, labels: str, nodes: int) -> np.ndarray:
+    """Attributes, then each column of labels one-hot, or a one where there is neither file: float32 [nodes, F]."""
+    parts = []
+    for path, dtype in ((attributes, np.float64), (labels, np.int64)):
+        table = _table(path, dtype) if os.path.exists(path) else np.empty((nodes, 0))
+        if len(table) != nodes:
+            raise _damaged(path, f"has {len(table)} lines for {nodes} nodes")
+        parts += [table] if path == attributes else [column[:, None] == np.unique(column) for column in table.T]
+    features = np.concatenate(parts, axis=1, dtype=np.float32)
+    return features if features.size else np.ones((nodes, 1), np.float32)
+
+
+def _damaged(path: str, why: str) -> UserError:
+    folder = os.path.dirname(path)
+    return UserError(
+        f"{path}: missing or damaged ({why}); delete {folder} to fetch it again, or name another data.root"
     )
 
 
@@ -143,7 +185,7 @@ def fingerprint(graphs: GraphSet) -> str:
     digest = hashlib.sha256()
     fields = {"labels": "<i4", "node_start": "<i8", "edge_start": "<i8", "edges": "<i4", "features": "<f4"}
     for field, dtype in fields.items():
-        digest.update(np.ascontiguousarray(getattr(graphs, field), dtype).tobytes())
+        digest.update(getattr(graphs, field).astype(dtype).tobytes())
     return digest.hexdigest()
 
 
@@ -164,57 +206,6 @@ def make_folds(labels: np.ndarray, folds: int = 10, seed: int = 42) -> list[Fold
     return result
 
 
-def _table(folder: Path, name: str, kind: str, dtype=np.int64) -> np.ndarray:
-    """All numbers of a file, [lines, columns]."""
-    path = folder / f"{name}_{kind}.txt"
-    try:
-        return np.loadtxt(path, dtype, delimiter=",", ndmin=2)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or 'missing or unreadable'}; {_remedy(folder)}") from error
-    except ValueError as error:
-        raise _damaged(folder, name, kind, str(error)) from error
-
-
-def _column(folder: Path, name: str, kind: str) -> np.ndarray:
-    table = _table(folder, name, kind)
-    if table.shape[1] != 1:
-        raise _damaged(folder, name, kind, f"must have one number a line, not {table.shape[1]}")
-    return table[:, 0]
-
-
-def _edges(folder: Path, name: str, graph_of: np.ndarray) -> np.ndarray:
-    """Undirected edges without loops as sorted pairs of node numbers, from 0 over the whole set: int64 [edges, 2]."""
-    pairs, nodes = _table(folder, name, "A"), len(graph_of)
-    if pairs.shape[1] != 2 or pairs.min(initial=1) < 1 or pairs.max(initial=1) > nodes:
-        raise _damaged(folder, name, "A", f"must hold pairs of node numbers from 1 to {nodes}")
-    crossing = np.flatnonzero(graph_of[pairs[:, 0] - 1] != graph_of[pairs[:, 1] - 1])
-    if len(crossing):
-        raise _damaged(folder, name, "A", f"line {crossing[0] + 1} joins nodes of two graphs")
-    edges = np.unique(np.sort(pairs - 1, axis=1), axis=0)
-    return edges[edges[:, 0] != edges[:, 1]]
-
-
-def _features(folder: Path, name: str, nodes: int) -> np.ndarray:
-    """Attributes, then each column of labels one-hot: float32 [nodes, any width, also 0]."""
-    parts = [np.zeros((nodes, 0), np.float32)]
-    for kind, dtype in (("node_attributes", np.float64), ("node_labels", np.int64)):
-        if not (folder / f"{name}_{kind}.txt").exists():
-            continue
-        table = _table(folder, name, kind, dtype)
-        if len(table) != nodes:
-            raise _damaged(folder, name, kind, f"has {len(table)} lines for {nodes} nodes")
-        parts += [table] if kind == "node_attributes" else [column[:, None] == np.unique(column) for column in table.T]
-    return np.concatenate([part.astype(np.float32) for part in parts], axis=1)
-
-
-def _damaged(folder: Path, name: str, kind: str, why: str) -> UserError:
-    return UserError(f"{folder / f'{name}_{kind}.txt'}: damaged ({why}); {_remedy(folder)}")
-
-
-def _remedy(folder: Path) -> str:
-    return f"delete {folder} to fetch the set again, or name another data.root"
-
-
 def _download(name: str, folder: Path) -> Path:
     """Fetches and unpacks a set into `folder`; a second process that asks for it waits for the first."""
     url = URL.format(name=name)
@@ -224,8 +215,7 @@ def _download(name: str, folder: Path) -> Path:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / f"{name}_A.txt").is_file():
                 print(f"TUDataset: fetching {url}", file=sys.stderr)
-                _fetch(url, Path(new, "archive.zip"))
-                _unpack(name, url, Path(new, "archive.zip"), Path(new, name))
+                _unpack(name, url, _fetch(url), Path(new, name))
                 shutil.rmtree(folder, ignore_errors=True)
                 os.rename(Path(new, name), folder)
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
@@ -236,10 +226,20 @@ def _download(name: str, folder: Path) -> Path:
     return folder
 
 
-def _unpack(name: str, url: str, archive: Path, folder: Path) -> None:
+def _fetch(url: str) -> bytes:
+    from urllib.request import urlopen
+
+    with urlopen(url, timeout=TIMEOUT) as answer:
+        content = answer.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise UserError(f"{url}: has more than {MOST_BYTES:,} bytes")
+    return content
+
+
+def _unpack(name: str, url: str, archive: bytes, folder: Path) -> None:
     """Writes the set's files into a new folder, by the last part of their paths alone."""
     folder.mkdir()
-    with zipfile.ZipFile(archive) as content:  # checks every file's CRC
+    with zipfile.ZipFile(io.BytesIO(archive)) as content:  # checks every file's CRC
         entries = [entry for entry in content.infolist() if Path(entry.filename).name.startswith(f"{name}_")]
         if (size := sum(entry.file_size for entry in entries)) > MOST_BYTES:
             raise UserError(f"{url}: unpacks to {size:,} bytes, and at most {MOST_BYTES:,} are taken")
@@ -248,13 +248,3 @@ def _unpack(name: str, url: str, archive: Path, folder: Path) -> None:
                 (folder / Path(entry.filename).name).write_bytes(content.read(entry))
     if not (folder / f"{name}_A.txt").is_file():
         raise UserError(f"{url}: has no {name}_A.txt in it")
-
-
-def _fetch(url: str, path: Path) -> None:
-    from urllib.request import urlopen
-
-    with urlopen(url, timeout=TIMEOUT) as answer, open(path, "wb") as file:
-        while block := answer.read(2**20):
-            file.write(block)
-            if file.tell() > MOST_BYTES:
-                raise UserError(f"{url}: has more than {MOST_BYTES:,} bytes")

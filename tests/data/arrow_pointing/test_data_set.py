@@ -15,11 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.arrow_pointing import packed as packed_module
-from data.arrow_pointing.builder import ArrowPointing, data_source, prepare
-from data.arrow_pointing.geometry import render
-from data.arrow_pointing.packed import load_packed
-from data.arrow_pointing.splits import SPLITS, ArrowVariant
+from data.arrow_pointing import builder as packed_module
+from data.arrow_pointing.builder import ArrowPointing, data_source, load_packed, prepare
+from data.arrow_pointing.geometry import SPLITS, ArrowVariant, render
 from data.files import data_root
 from data.loading import StreamedBatches, unpack
 from plstm.errors import UserError
@@ -203,7 +201,7 @@ import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 from data.arrow_pointing.builder import prepare
-from data.arrow_pointing.splits import ArrowVariant
+from data.arrow_pointing.geometry import ArrowVariant
 from plstm.errors import UserError
 try:
     prepare(ArrowVariant(size=48, scale=0.25, train_images=200, eval_images=1), sys.argv[1])

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from data.augment import __main__ as commands
-from data.augment.operations import apply_operation
+from data.augment.operations import OPERATIONS
 from data.augment.recipes import RAND_ARGUMENTS
 from plstm.errors import run_script
 
@@ -52,7 +52,7 @@ def test_op_writes_known_bytes(run, folder):
     assert run("op", "Posterize", "--level", "9", "--sign", "+1", "a.png", "out.png") == (0, "", "")
     assert f"{zlib.crc32(Image.open(folder / 'out.png').tobytes()):08x}" == "29fac02d"
     assert run("op", "shearx", "--level", "4.5", "--sign", "-1", "b.jpg", "out.png")[0] == 0
-    expected = apply_operation(Image.open(folder / "b.jpg"), "ShearX", -0.03 * 4.5)
+    expected = OPERATIONS["ShearX"](Image.open(folder / "b.jpg"), -0.03 * 4.5)
     assert Image.open(folder / "out.png").tobytes() == expected.tobytes()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageFilter
 
-from data.augment.operations import FILL, OPERATIONS, apply_operation, gaussian_blur
+from data.augment.operations import FILL, OPERATIONS, gaussian_blur
 from data.augment.recipes import RAND_ARGUMENTS
 
 LEVELS = [n / 2 for n in range(21)]
@@ -138,7 +138,7 @@ CRCS = dict(zip(NAMES_AND_CRCS.split()[::2], NAMES_AND_CRCS.split()[1::2], stric
 
 def apply(name: str, pixels: np.ndarray, argument) -> np.ndarray:
     image = Image.fromarray(pixels)
-    result = apply_operation(image, name, argument)
+    result = OPERATIONS[name](image, argument)
     assert result.mode == "RGB" and result.size == image.size
     np.testing.assert_array_equal(np.asarray(image), pixels)  # the input is left alone
     return np.asarray(result)
@@ -206,14 +206,14 @@ def test_gray_pictures_may_have_one_channel(name):
     three = Image.merge("RGB", [one] * 3)
     for factor in (0.7, 0.95, 1.0, 1.28):
         expected = getattr(ImageEnhance, name)(three).enhance(factor)
-        ours = apply_operation(one, name, factor)
+        ours = OPERATIONS[name](one, factor)
         assert ours.mode == "L" and Image.merge("RGB", [ours] * 3).tobytes() == expected.tobytes()
-        assert apply_operation(three, name, factor).tobytes() == expected.tobytes()
+        assert OPERATIONS[name](three, factor).tobytes() == expected.tobytes()
 
 
 def test_grayscale_and_solarize_of_three_augment():
     pixels = PICTURES["curved"]
-    np.testing.assert_array_equal(apply_operation(Image.fromarray(pixels), "Grayscale", None), gray(pixels))
+    np.testing.assert_array_equal(OPERATIONS["Grayscale"](Image.fromarray(pixels), None), gray(pixels))
     np.testing.assert_array_equal(apply("Solarize", pixels, 128), np.where(pixels < 128, pixels, 255 - pixels))
 
 

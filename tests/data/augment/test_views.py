@@ -12,7 +12,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from scipy import stats
 
 from data.augment import RECIPES, AugmentConfig, augment, evaluation_crop, view_rng
-from data.augment.views import View, draw_view, make_view, random_resized_box, resized_crop
+from data.augment.views import View, draw_view, make_view, random_resized_box
 
 ROOT = Path(__file__).resolve().parents[3]
 STREAMS = list(itertools.product((0, 43, 2**40), (0, 799), (0, 1_281_166), (0, 2)))
@@ -147,7 +147,7 @@ def test_where_nothing_fits_the_central_box_is_taken(width, height, box):
 def test_pixels_outside_the_box_play_no_part(picture):
     image, box = picture(50, 60), (10, 5, 47, 40)
     inside = Image.fromarray(np.asarray(image)[5:40, 10:47])
-    ours = resized_crop(image, box, 24)
+    ours = make_view(image, 24, View(box, False, ()))
     assert ours.tobytes() == inside.resize((24, 24), Image.Resampling.BICUBIC).tobytes()
 
 
