@@ -1,13 +1,13 @@
-# Every command of this repository; `make` alone lists them.
+# All commands of this repository; `make` without a target lists them.
 #
 # The first target that needs Python sets up .venv with the versions pinned in requirements.lock. Use another
 # environment with `make test PY=python`, another interpreter with `make setup PYTHON=/path/to/python3.12`.
 .DEFAULT_GOAL := help
 VENV := .venv
-# Large pages for large arrays: fresh memory is cheaper, and a training step on CPUs up to a tenth faster.
+# Huge pages for large arrays: fresh memory costs less, so training steps on CPUs are faster (docs/speed.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 comma := ,
-# Two tests at a time, each file's in one process: compiling, most of the tests' time, uses one core.
+# Two test processes, each file in one of them: most of the time is compilation, which uses one core.
 TEST_PROCESSES ?= --numprocesses=2 --dist=loadfile
 
 ifdef PY
@@ -35,24 +35,24 @@ $(READY): requirements.lock pyproject.toml
 	@touch $(VENV)/.ready-- $@
 
 .PHONY: help
-help: ## List these commands
+help: ## List all commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
 
 .PHONY: setup
-setup: $(READY) ## Make .venv with the pinned dependencies (EXTRA=cuda, EXTRA=cuda,slurm, PYTHON=python3.11)
+setup: $(READY) ## Install the pinned dependencies into .venv (EXTRA=cuda, EXTRA=cuda,slurm, PYTHON=python3.11)
 	@echo "Ready: $$($(PY) -V), $$($(PY) -c 'import jax; print("jax", jax.__version__)'); source $(VENV)/bin/activate"
 
 .PHONY: demo
-demo: $(READY) ## Train a small pLSTM and ViT on arrow pointing, write a table and a figure (about 12 minutes)
+demo: $(READY) ## Train a small pLSTM and ViT on arrow pointing, write a table and a figure (about 10 minutes on 2 cores)
 	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 --out outputs/demo/baselines/arrow-48.json
 	$(PY) scripts/run_table.py arrow-demo --results outputs/demo --runs outputs/demo/checkpoints $(ARGS)
 
 .PHONY: data-imagenet
-data-imagenet: $(READY) ## Prepare ImageNet-1k from the official tars (MANUAL=/path/to/tars, DATA=/folder/of/data)
+data-imagenet: $(READY) ## Prepare ImageNet-1k from the official tars (MANUAL=/path/to/tars, DATA=/data/folder)
 	@$(PY) scripts/prepare_imagenet.py --manual "$(MANUAL)" $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 .PHONY: test
-test: $(READY) ## Run the quick tests (ARGS="-k name" for some)
+test: $(READY) ## Run the quick tests (ARGS="-k name" selects some)
 	$(PY) -m pytest $(TEST_PROCESSES) $(ARGS)
 
 .PHONY: test-slow
@@ -68,11 +68,11 @@ lint: $(READY) ## Check the code with ruff
 	$(PY) -m ruff check .
 
 .PHONY: table-arrow
-table-arrow: $(READY) ## Run what is missing of the arrow-pointing table, then write it (ARGS=--dry-run lists the runs)
+table-arrow: $(READY) ## Run what is missing of the paper's Table 3, arrow pointing (ARGS=--dry-run lists the runs)
 	$(PY) scripts/run_table.py arrow $(ARGS)
 
 .PHONY: table-imagenet
-table-imagenet: $(READY) ## Pre-train and fine-tune what is missing of Table 4 (ARGS=--dry-run lists the runs)
+table-imagenet: $(READY) ## Run what is missing of Table 4, ImageNet pre-training and fine-tuning (ARGS=--dry-run lists the runs)
 	$(PY) scripts/run_table.py imagenet $(ARGS)
 
 .PHONY: table-ablation
@@ -80,19 +80,19 @@ table-ablation: $(READY) ## Run what is missing of Table 5, the ImageNet ablatio
 	$(PY) scripts/run_table.py ablation $(ARGS)
 
 .PHONY: table-graphs
-table-graphs: $(READY) ## Train what is missing of Table 1, graphs (ARGS=--dry-run lists it, ARGS="--sections MUTAG" for one set)
+table-graphs: $(READY) ## Run what is missing of Table 1, graphs (ARGS=--dry-run lists the runs, ARGS="--sections MUTAG" one set)
 	$(PY) scripts/run_table.py graphs --processes 2 $(ARGS)
 
 .PHONY: tables
-tables: $(READY) ## Write results/tables and the generated numbers of README and docs from the run records
+tables: $(READY) ## Write results/tables, and the generated numbers of README.md and docs, from the run records
 	$(PY) scripts/make_tables.py $(ARGS)
 
 .PHONY: tables-check
-tables-check: $(READY) ## Fail if results/tables, README or docs do not match the run records
+tables-check: $(READY) ## Fail if results/tables, README.md or docs do not match the run records
 	$(PY) scripts/make_tables.py --check
 
 .PHONY: verify
-verify: tables-check ## Check tables and documents, records against their curves, benchmarks against their parts
+verify: tables-check ## Check tables and docs against records, records against curves, benchmarks against single times
 	$(PY) scripts/verify.py
 
 .PHONY: figures
@@ -100,30 +100,30 @@ figures: $(READY) ## Write results/figures from the run records
 	$(PY) scripts/make_figures.py $(ARGS)
 
 .PHONY: benchmark
-benchmark: $(READY) ## Measure on this machine (ARGS=operator, model, ...; --help lists them)
+benchmark: $(READY) ## Measure on this machine (ARGS=operator, ARGS=model, ...; ARGS=--help lists the subjects)
 	$(PY) scripts/benchmark.py $(ARGS)
 
 .PHONY: baselines
-baselines: $(READY) ## Measure how far shortcuts get on arrow pointing
+baselines: $(READY) ## Measure the accuracy of shortcuts on arrow pointing
 	$(PY) scripts/shortcut_baselines.py --size 192 --scale 1 --out results/baselines/arrow-192.json
 	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 --out results/baselines/arrow-48.json
 
 .PHONY: table-reduced
-table-reduced: $(READY) ## Run what is missing of the REDUCED table (seven small models, an hour or two on 2 cores)
+table-reduced: $(READY) ## Run what is missing of the REDUCED arrow table (seven small models, about an hour on 2 cores)
 	$(PY) scripts/run_table.py arrow-reduced $(ARGS)
 
 .PHONY: photos
-photos: $(READY) ## Draw the photographs of the REDUCED ImageNet table and prepare them as ImageNet is
+photos: $(READY) ## Draw the photographs of the REDUCED ImageNet table and prepare them like ImageNet
 	$(PY) scripts/make_photos.py --classes 10 --train 200 --val 50 --out outputs/photos
 	mkdir -p outputs/photos/data
 	$(MAKE) data-imagenet MANUAL=outputs/photos DATA=outputs/photos/data
 
 .PHONY: table-imagenet-reduced
-table-imagenet-reduced: $(READY) ## Run what is missing of the REDUCED ImageNet table (needs `make photos`; minutes on 2 cores)
+table-imagenet-reduced: $(READY) ## Run what is missing of the REDUCED ImageNet table (after `make photos`; minutes a run on 2 cores)
 	$(PY) scripts/run_table.py imagenet-reduced $(ARGS)
 
 .PHONY: lock
-lock: ## Write requirements.lock anew from pyproject.toml (needs uv)
+lock: ## Update requirements.lock from pyproject.toml (needs uv)
 	uv pip compile pyproject.toml --all-extras --universal --upgrade --quiet --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --output-file requirements.lock
 

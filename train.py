@@ -43,7 +43,6 @@ from plstm.training.tracking import MetricsWriter
 
 ROOT = Path(__file__).resolve().parent
 PROBE = 8  # examples over which the logged statistics of the model are taken
-SECONDS_TO_LEAVE = 5  # for W&B's uploads when a signal or an error stops the run
 
 
 class Stopped(Exception):
@@ -131,8 +130,8 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     metrics.truncate_after(step, info["evaluated"])
     console, name = Console(quiet=not is_main()), run_name(config)
     banner(name, describe_run(task, plan, layout.mesh, state, folder, origin), console)
-    progress = Progress(plan.steps, step, name, unit=task.unit, console=console)
-    tracker = start_tracker(config, folder, metrics.lines())
+    progress = Progress(plan.steps, step, name, task.unit, console)
+    tracker = start_tracker(config, folder)
 
     # ------------------------------------------------------------ what the loop does at some steps
     def stop_if_asked() -> None:
@@ -237,7 +236,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         print(f"{name}: finished; record in {path}", flush=True)
         return record
     finally:
-        tracker.finish(SECONDS_TO_LEAVE)  # does nothing after the run's end
+        tracker.finish()  # does nothing after the run's end
 
 
 if __name__ == "__main__":

@@ -7,12 +7,9 @@
     python scripts/benchmark.py scaling             # ... from 192 to 768 pixels, with a plot
     python scripts/benchmark.py compile             # compilation against the depth
     python scripts/benchmark.py memory              # planned memory, with and without model.remat
-    python scripts/benchmark.py allocator           # freed memory kept, and returned to the system
     python scripts/benchmark.py data                # views a second and core of each ImageNet recipe
     python scripts/benchmark.py graphs              # epochs of the graph models; data sets in $PLSTM_DATA
     python scripts/benchmark.py run                 # whole runs of train.py, start and end included
-    python scripts/benchmark.py checkpoints         # saving and restoring with checksums, against Orbax alone
-    python scripts/benchmark.py gpu                 # all that a GPU is asked for, in under ten minutes
 
 Prints a line a row and writes results/benchmarks/<subject>-<backend>.json: every single time next to the command, the
 settings, the commit, the versions and the machine. `<subject> --help` lists the options of a subject, and `--check`
@@ -35,7 +32,7 @@ from scripts.common import Parser
 MODULES = {
     **dict.fromkeys(("operator", "chunks", "tune"), "operators"),
     **dict.fromkeys(("model", "scaling", "compile", "memory"), "models"),
-    **{name: name for name in ("allocator", "checkpoints", "graphs", "gpu")},
+    "graphs": "graphs",
     "data": "pipeline",
     "run": "runs",
 }

@@ -3,13 +3,12 @@
     python scripts/export.py 1f392a model.safetensors           # a run's folder, or the first digits of its id
     python scripts/export.py 1f392a model.safetensors --checkpoint best
 
-`plstm.models.from_checkpoint`, `eval.py weights=...` and `scripts/classify.py` read it.
+`plstm.runs.weights.from_checkpoint`, `eval.py weights=...` and `scripts/classify.py` read it.
 Exit status: 0, or 2 for bad input.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -19,16 +18,15 @@ from absl import logging
 
 from plstm.config import run_name
 from plstm.errors import UserError, run_script
-from plstm.models import from_checkpoint, save_safetensors
-
-ROOT = Path(__file__).resolve().parents[1]
+from plstm.runs.weights import from_checkpoint, save_safetensors
+from scripts.common import ROOT, Parser
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("run", help="a run's folder or id")
     parser.add_argument("file", type=Path, help="the file to write, named *.safetensors")
-    parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
+    parser.add_argument("--checkpoint", choices=("last", "best"), default="last", help="of the run")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder that ids are looked up in")
     arguments = parser.parse_args()
     logging.set_verbosity(logging.ERROR)

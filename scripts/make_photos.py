@@ -10,7 +10,6 @@ have names of real ones, spread over the 1,000. Everything is a function of the 
 
 from __future__ import annotations
 
-import argparse
 import io
 import sys
 import tarfile
@@ -24,6 +23,7 @@ from tqdm import tqdm
 
 from data.imagenet.source import TRAIN_TAR, VAL_TAR, synsets, validation_synsets
 from plstm.errors import UserError, run_script
+from scripts.common import Parser
 
 TEXTURES = ("stripes", "checks", "dots", "rings", "clouds")
 SHAPES = ("disc", "square", "triangle", "ring", "cross", "star", "bar")
@@ -138,30 +138,28 @@ def make(out: Path, classes: int, train: int, val: int, seed: int = 0) -> None:
         progress.update()
         return encode(draw(number[name], rng), rng)
 
-    with progress, tarfile.open(out / TRAIN_TAR, "w") as whole:
+    with tarfile.open(out / TRAIN_TAR, "w") as whole:
         for name in names:
             file = io.BytesIO()
             with tarfile.open(fileobj=file, mode="w") as tar:
                 for index in range(train):
                     add(tar, f"{name}_{index}.JPEG", picture(0, name, index))
             add(whole, f"{name}.tar", file.getvalue())
-        left = dict.fromkeys(names, val)
-        with tarfile.open(out / VAL_TAR, "w") as tar:
-            for place, name in enumerate(validation_synsets()):
-                wanted = left.get(name, 0) > 0
-                add(tar, f"ILSVRC2012_val_{place + 1:08}.JPEG", picture(1, name, place) if wanted else None)
-                if wanted:
-                    left[name] -= 1
-                    if not any(left.values()):
-                        break
+    labels = np.array(validation_synsets())
+    drawn = {place for name in names for place in np.flatnonzero(labels == name)[:val].tolist()}
+    with tarfile.open(out / VAL_TAR, "w") as tar:
+        for place in range(max(drawn) + 1):
+            content = picture(1, str(labels[place]), place) if place in drawn else None
+            add(tar, f"ILSVRC2012_val_{place + 1:08}.JPEG", content)
+    progress.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--classes", type=int, default=10, help="(10)")
-    parser.add_argument("--train", type=int, default=200, help="training images a class (200)")
-    parser.add_argument("--val", type=int, default=20, help="validation images a class, at most 50 (20)")
-    parser.add_argument("--seed", type=int, default=0, help="(0)")
+    parser = Parser(__doc__)
+    parser.add_argument("--classes", type=int, default=10, help="at most 1,000")
+    parser.add_argument("--train", type=int, default=200, help="training images a class")
+    parser.add_argument("--val", type=int, default=20, help="validation images a class, at most 50")
+    parser.add_argument("--seed", type=int, default=0, help="of the drawing")
     parser.add_argument("--out", type=Path, required=True, help="folder for the two tars")
     options = parser.parse_args()
     make(options.out, options.classes, options.train, options.val, options.seed)

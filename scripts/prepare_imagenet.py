@@ -15,7 +15,6 @@ writes everything twice. An interrupted preparation starts over. The tars are no
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import shutil
 import sys
@@ -24,11 +23,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tqdm import tqdm
-
 from data.files import data_root
 from data.imagenet.source import NAME, TRAIN_TAR, VAL_TAR, load_source, prepare
 from plstm.errors import UserError, run_script
+from scripts.common import Parser
 
 PAGE = "https://image-net.org/download-images"
 OFFICIAL = {  # bytes, md5
@@ -49,11 +47,8 @@ def check_tars(folder: Path, verify: bool) -> int:
         if not tarfile.is_tarfile(path):
             raise UserError(f"{path}: is not a tar file; download it again from {PAGE}")
         if path.stat().st_size != official:
-            print(
-                f"{path}: {path.stat().st_size:,} bytes, not the official {official:,}: "
-                "an incomplete download, unless the set is reduced on purpose",
-                file=sys.stderr,
-            )
+            size = f"{path.stat().st_size:,} bytes, not the official {official:,}"
+            print(f"{path}: {size}: an incomplete download, unless the set is reduced on purpose", file=sys.stderr)
         if verify and (found := md5_of(path)) != md5:
             raise UserError(f"{path}: its md5 is {found}, not {md5}; download it again from {PAGE}")
     return sum((folder / name).stat().st_size for name in OFFICIAL)
@@ -61,13 +56,9 @@ def check_tars(folder: Path, verify: bool) -> int:
 
 def md5_of(path: Path) -> str:
     """The md5 of a large file, as hexadecimal digits."""
-    digest = hashlib.md5(usedforsecurity=False)
-    size = path.stat().st_size
-    with open(path, "rb") as file, tqdm(total=size, unit="B", unit_scale=True, desc=path.name, disable=None) as bar:
-        while block := file.read(2**22):
-            digest.update(block)
-            bar.update(len(block))
-    return digest.hexdigest()
+    print(f"checking {path}", flush=True)
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def check_space(folder: Path, needed: float) -> None:
@@ -81,7 +72,7 @@ def check_space(folder: Path, needed: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--manual", required=True, help="the folder with the official tars")
     parser.add_argument("--data", help="the folder of all data sets (default $PLSTM_DATA, else ~/.cache/plstm/data)")
     parser.add_argument("--verify", action="store_true", help="compare the tars' md5 first (about ten minutes)")

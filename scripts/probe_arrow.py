@@ -9,32 +9,28 @@ images are mostly of the second kind. Writes results/probes/<run>.json.
 
 from __future__ import annotations
 
-import argparse
-import shlex
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from absl import logging
 from flax import nnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rich.console import Console
-from rich.table import Table
-from scripts.measuring import positive, write_results
-
 from data.arrow_pointing.geometry import KAPPA, SPLITS, Arrow, Canvas, base_seed, parameters, render
 from data.loading import PackedSplit, pack
-from plstm.config import run_name
+from plstm.config import Config, run_name
 from plstm.errors import UserError, run_script
-from plstm.models import from_checkpoint
 from plstm.runs.folders import find_run, load_config
+from plstm.runs.weights import from_checkpoint
 from plstm.tasks import TASKS
-from plstm.training.environment import describe_environment
 from plstm.training.steps import make_predict
+from scripts.common import ROOT, Parser, positive, provenance, write_results
 
-ROOT = Path(__file__).resolve().parents[1]
-NEAR_AND_FAR = 4  # quarters of the distances
+QUARTERS = 4  # of the distances that training has
 CHUNK = 4096  # images drawn at a time
 NO_LABEL = -1  # where an altered arrow is neither clearly at the circle nor past it, or an object leaves the canvas
 
@@ -81,28 +77,26 @@ PROBES = {
     "circle mirrored at the arrow": _mirrored_circle,
     "circle of another image": _exchanged_circle,
 }
+Answer = Callable[[PackedSplit], np.ndarray]  # images -> 0 or 1 [n]
 
 
-def draw_geometries(law: Canvas, factor: int, count: int) -> tuple[Arrow, Canvas]:
-    """`count` geometries as arrays [count] on `factor` times the training canvas, and their law.
+def draw_geometries(canvas: Canvas, factor: int, count: int) -> Arrow:
+    """`count` geometries, as arrays [count], on a canvas that is `factor` times the training canvas.
 
-    At 1 and 2 they are those of test and test_ext; larger canvases have the draws of test_ext, too, so
-    that relative positions and labels are the same on all of them.
+    At 1 and 2 they are those of test and test_ext; larger canvases have the draws of test_ext, too, so that relative
+    positions and labels are the same on all of them.
     """
     base = base_seed(SPLITS["test" if factor == 1 else "test_ext"].seed)
-    law = Canvas(factor * law.size, law.scale)
-    return Arrow(*map(np.array, zip(*(parameters(base, n, law) for n in range(count)), strict=True))), law
+    return Arrow(*map(np.array, zip(*(parameters(base, n, canvas) for n in range(count)), strict=True)))
 
 
-def classify(answer, arrows: Arrow, law: Canvas) -> np.ndarray:
-    """The model's answers 0 or 1 to each geometry [n]; `answer` takes a PackedSplit."""
+def classify(answer: Answer, arrows: Arrow, canvas: Canvas) -> np.ndarray:
+    """The model's answers 0 or 1 to each geometry [n]."""
     answers = []
     for start in range(0, len(arrows.label), CHUNK):
-        part = [value[start : start + CHUNK] for value in arrows]
-        images = np.stack(
-            [render(Arrow(*(value.item() for value in values)), law) for values in zip(*part, strict=True)]
-        )
-        answers.append(answer(PackedSplit(pack(images), np.zeros(len(images), np.uint8), law.size)))
+        part = zip(*(values[start : start + CHUNK] for values in arrows), strict=True)
+        images = np.stack([render(Arrow(*(value.item() for value in arrow)), canvas) for arrow in part])
+        answers.append(answer(PackedSplit(pack(images), np.zeros(len(images), np.uint8), canvas.size)))
     return np.concatenate(answers)
 
 
@@ -110,35 +104,38 @@ def score(answers: np.ndarray, labels: np.ndarray) -> dict[str, float | int | No
     """Accuracies and the shares of "at" over the images that have a label; None where there is none to count."""
     known = labels != NO_LABEL
     right, answers, labels = (answers == labels)[known], answers[known], labels[known]
-    kinds = [mean(right[labels == label]) for label in (0, 1)]
+    kinds = [_mean(right[labels == label]) for label in (0, 1)]
     return {
         "images": len(right),
-        "accuracy": mean(right),
+        "accuracy": _mean(right),
         "balanced_accuracy": None if None in kinds else sum(kinds) / 2,
-        "answered_at": mean(answers),
-        "labelled_at": mean(labels),
+        "answered_at": _mean(answers),
+        "labelled_at": _mean(labels),
     }
 
 
-def mean(values: np.ndarray) -> float | None:
+def _mean(values: np.ndarray) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
+def distances(arrows: Arrow) -> np.ndarray:
+    """Pixels between the centres of arrow and circle [n]."""
+    return np.hypot(arrows.cx - arrows.ax, arrows.cy - arrows.ay)
+
+
 def by_distance(answers: np.ndarray, arrows: Arrow, reach: float) -> list[dict]:
-    """Scores by the distance between the centres: quarters of the distances that training has, and all beyond."""
-    away = np.hypot(arrows.cx - arrows.ax, arrows.cy - arrows.ay)
-    edges = [reach * n / NEAR_AND_FAR for n in range(NEAR_AND_FAR + 1)] + [np.inf]
-    rows = []
+    """Scores by quarters of the distances up to `reach`, and of all beyond."""
+    rows, edges = [], [*(reach * n / QUARTERS for n in range(QUARTERS + 1)), np.inf]
     for low, high in zip(edges[:-1], edges[1:], strict=True):
-        chosen = (away >= low) & (away < high)
+        chosen = (distances(arrows) >= low) & (distances(arrows) < high)
         if chosen.any():
             limits = {"from_pixels": low, "to_pixels": None if np.isinf(high) else high}
             rows.append(limits | score(answers[chosen], arrows.label[chosen]))
     return rows
 
 
-def load_answer(run: str, runs: Path):
-    """The run's config and folder, and a function from a PackedSplit to its last checkpoint's answers 0 or 1 [n]."""
+def load_answer(run: str, runs: Path) -> tuple[Config, Path, Answer]:
+    """The run's config and folder, and its last checkpoint's answers."""
     folder = find_run(run, runs)
     config = load_config(folder)
     if config.task != "arrow":
@@ -153,68 +150,48 @@ def load_answer(run: str, runs: Path):
     return config, folder, answer
 
 
-def probe(answer, law: Canvas, canvases: list[int], count: int) -> list[dict]:
+def probe(answer: Answer, training: Canvas, factors: list[int], count: int) -> Iterator[dict[str, Any]]:
     """All scores: a row for each canvas and alteration, with the distances beside what is as given."""
-    near, _ = draw_geometries(law, 1, count)
-    reach = float(np.hypot(near.cx - near.ax, near.cy - near.ay).max())
-    rows = []
-    for factor in canvases:
-        arrows, larger = draw_geometries(law, factor, count)
+    reach = float(distances(draw_geometries(training, 1, count)).max())
+    for factor in factors:
+        canvas = Canvas(factor * training.size, training.scale)
+        arrows = draw_geometries(canvas, factor, count)
         for name, alter in PROBES.items():
-            altered = alter(arrows, larger)
-            answers = classify(answer, altered, larger)
-            row = {"canvas_pixels": larger.size, "probe": name, **score(answers, altered.label)}
+            altered = alter(arrows, canvas)
+            answers = classify(answer, altered, canvas)
+            row = {"canvas_pixels": canvas.size, "probe": name, **score(answers, altered.label)}
             if name == "as given":
                 row["by_distance"] = by_distance(answers, altered, reach)
-            rows.append(row)
-            print(f"{larger.size} pixels, {name}: {row['images']:,} images done", flush=True)
-    return rows
+            yield row
 
 
-def print_rows(rows: list[dict]) -> None:
-    """Prints accuracies by alteration, then by distance."""
-    table = Table()
-    for column in ("canvas", "images", "accuracy", "balanced", "says at", "is at", "what"):
-        table.add_column(column, justify="left" if column == "what" else "right", no_wrap=True)
-    for row in rows:
-        for part, what in [(row, row["probe"])] + [(near, distance(near)) for near in row.get("by_distance", [])]:
-            numbers = [part[key] for key in ("accuracy", "balanced_accuracy", "answered_at", "labelled_at")]
-            shown = ["-" if number is None else f"{number:.3f}" for number in numbers]
-            table.add_row(str(row["canvas_pixels"]), f"{part['images']:,}", *shown, what)
-    console = Console()
-    console.width = max(console.width, 100)
-    console.print(table)
-
-
-def distance(part: dict) -> str:
-    """In words."""
-    high = f" to {part['to_pixels']:.0f}" if part["to_pixels"] else " or more"
-    return f"  {part['from_pixels']:.0f}{high} pixels apart"
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", help="a run's folder, or the first digits of its id")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of the runs")
-    parser.add_argument("--canvases", type=positive, nargs="+", default=[1, 2], help="canvas over training side")
-    parser.add_argument("--count", type=positive, default=10_240, help="images a canvas (10,240, as the paper)")
-    parser.add_argument("--out", type=Path, help="default results/probes/<run>.json")
-    return parser.parse_args()
+def print_row(row: dict[str, Any]) -> None:
+    """Prints a line for the row, and one for each range of distances."""
+    for part in [row, *row.get("by_distance", [])]:
+        numbers = [part[key] for key in ("accuracy", "balanced_accuracy", "answered_at", "labelled_at")]
+        shown = "".join(f"{'-' if number is None else format(number, '.3f'):>10}" for number in numbers)
+        far = f"{part['to_pixels']:.0f}" if part.get("to_pixels") else "..."
+        what = f"  {part['from_pixels']:.0f} to {far} pixels apart" if "from_pixels" in part else row["probe"]
+        print(f"{row['canvas_pixels']:6}{part['images']:10,}{shown}  {what}", flush=True)
 
 
 def main() -> None:
-    options = parse_arguments()
+    parser = Parser(__doc__)
+    parser.add_argument("run", help="a run's folder, or the first digits of its id")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of the runs")
+    parser.add_argument("--canvases", type=positive, nargs="+", default=[1, 2], help="canvas over training side")
+    parser.add_argument("--count", type=positive, default=10_240, help="images a canvas; the paper's test has as many")
+    parser.add_argument("--out", type=Path, help="default: results/probes/<run>.json")
+    options = parser.parse_args()
+    logging.set_verbosity(logging.ERROR)
     config, folder, answer = load_answer(options.run, options.runs)
-    rows = probe(answer, Canvas(config.data.size, config.data.scale), options.canvases, options.count)
-    print_rows(rows)
-    report = {
-        "command": shlex.join(["python", "scripts/probe_arrow.py", *sys.argv[1:]]),
-        "settings": {"canvases": options.canvases, "count": options.count},
-        "run": folder.name,
-        "name": run_name(config),
-        **describe_environment(ROOT),
-        "rows": rows,
-    }
+    print(f"{'canvas':>6}{'images':>10}{'accuracy':>10}{'balanced':>10}{'says at':>10}{'is at':>10}  what")
+    rows = []
+    for row in probe(answer, Canvas(config.data.size, config.data.scale), options.canvases, options.count):
+        rows.append(row)
+        print_row(row)
+    settings = {"canvases": options.canvases, "count": options.count}
+    report = provenance() | {"settings": settings, "run": folder.name, "name": run_name(config), "rows": rows}
     path = options.out or ROOT / "results" / "probes" / f"{folder.name}.json"
     write_results(path, report)
     print(f"Written to {path}")

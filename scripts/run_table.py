@@ -66,7 +66,7 @@ def check_options(table: TableDefinition, arguments: argparse.Namespace) -> None
 
 def query_hardware() -> Hardware:
     """What a run started now would record; asked in another process, for JAX would hold on to a GPU."""
-    code = "import json; from plstm.training.environment import describe_environment as d; print(json.dumps(d('.')['hardware']))"
+    code = "import json, plstm.training.environment as e; print(json.dumps(e.describe_environment('.')['hardware']))"
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     if answer.returncode:
         raise UserError(f"JAX does not start on this machine: {answer.stderr.strip().splitlines()[-1]}")

@@ -1,10 +1,10 @@
 """How far shortcuts get on arrow pointing: classifiers that see only part of the geometry, and one that sees all of it.
 
-    python scripts/shortcut_baselines.py                             # the paper's law; results/baselines/arrow-192.json
-    python scripts/shortcut_baselines.py --size 48 --scale 0.25      # a reduced law
+    python scripts/shortcut_baselines.py                         # the paper's canvas; results/baselines/arrow-192.json
+    python scripts/shortcut_baselines.py --size 48 --scale 0.25  # a reduced one
 
-The circle is displaced from the arrow on a torus, so part of the geometry tells much. Each shortcut is a histogram over
-the quantities it sees, fitted on samples of the training law, that answers with its cell's more frequent label.
+The circle is displaced from the arrow on a torus, so part of the geometry says much. Each shortcut is a histogram over
+the quantities it sees, fitted on samples of the training distribution; it answers with its cell's more frequent label.
 Positions count relative to the canvas: a cell is the same share of an extended canvas. (In absolute pixels, clipped at
 the training canvas, the shortcuts with one position and the direction fall from .76 to .64 on the extended splits.)
 Finer bins fitted on more samples change the results by about .001; the splits' own sampling error is .004.
@@ -12,11 +12,8 @@ Finer bins fitted on more samples change the results by about .001; the splits' 
 
 from __future__ import annotations
 
-import argparse
-import shlex
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.arrow_pointing.geometry import KAPPA, SPLITS, Arrow, ArrowVariant, Canvas, sample_parameters, strokes
 from plstm.errors import UserError, run_script
+from scripts.common import ROOT, Parser, positive, provenance, write_results
 
-ROOT = Path(__file__).resolve().parents[1]
 SHORTCUTS = {  # name: the quantities seen and their bins
     "arrow direction only": {"phi": 360},
     "arrow position and direction, no circle": {"ax": 24, "ay": 24, "phi": 96},
@@ -38,24 +35,24 @@ SPLITS_SEEN = [split for split in SPLITS if split != "train"]
 CHUNK = 1_000_000
 
 
-def histogram_cell(arrow: Arrow, law: Canvas, bins: dict[str, int]) -> np.ndarray:
+def histogram_cell(arrow: Arrow, canvas: Canvas, bins: dict[str, int]) -> np.ndarray:
     """The histogram cell of each of [n] geometries: int [n], below the product of the bins."""
     cell = np.zeros(len(arrow.phi), np.int64)
     for name, count in bins.items():
         value = getattr(arrow, name)
-        share = np.mod(value / (2 * np.pi), 1) if name == "phi" else (value - law.margin) / law.span
+        share = np.mod(value / (2 * np.pi), 1) if name == "phi" else (value - canvas.margin) / canvas.span
         cell = cell * count + np.minimum((share * count).astype(np.int64), count - 1)
     return cell
 
 
-def fit(law: Canvas, samples: int, seed: int) -> dict[str, np.ndarray]:
+def fit(canvas: Canvas, samples: int, seed: int) -> dict[str, np.ndarray]:
     """Each shortcut's answer per histogram cell: bool [cells], True for "points at the circle"."""
     rng = np.random.default_rng(seed)
     lead = {name: np.zeros(np.prod(list(bins.values())), np.int64) for name, bins in SHORTCUTS.items()}
     for start in range(0, samples, CHUNK):
-        arrow = sample_parameters(rng, min(CHUNK, samples - start), law)
+        arrow = sample_parameters(rng, min(CHUNK, samples - start), canvas)
         for name, bins in SHORTCUTS.items():
-            cell = histogram_cell(arrow, law, bins)
+            cell = histogram_cell(arrow, canvas, bins)
             for label, sign in ((1, 1), (0, -1)):
                 lead[name] += sign * np.bincount(cell[arrow.label == label], minlength=len(lead[name]))
     return {name: counts > 0 for name, counts in lead.items()}
@@ -97,65 +94,39 @@ def decide_from_pixels(arrow: Arrow) -> np.ndarray:
     return pointing > away
 
 
-def measure(law: Canvas, samples: int, seed: int, count: int | None = None) -> list[dict]:
+def measure(canvas: Canvas, samples: int, seed: int, count: int | None = None) -> list[dict]:
     """One row a baseline: its name and its accuracy on every evaluation split, or on its first `count` images."""
-    answers, variant = fit(law, samples, seed), ArrowVariant(size=law.size, scale=law.scale)
+    answers, variant = fit(canvas, samples, seed), ArrowVariant(size=canvas.size, scale=canvas.scale)
     rows = {name: {"name": name} for name in (*SHORTCUTS, PERFECT)}
     for split in SPLITS_SEEN:
-        own, geometry = variant.canvas(split), variant.arrows(split, count)
-        arrow = Arrow(*(np.array(values) for values in zip(*geometry, strict=True)))
-        given = {name: answers[name][histogram_cell(arrow, own, bins)] for name, bins in SHORTCUTS.items()}
-        given[PERFECT] = decide_from_pixels(arrow)
+        arrow = Arrow(*(np.array(values) for values in zip(*variant.arrows(split, count), strict=True)))
+        cells = {name: histogram_cell(arrow, variant.canvas(split), bins) for name, bins in SHORTCUTS.items()}
+        given = {name: answers[name][cell] for name, cell in cells.items()} | {PERFECT: decide_from_pixels(arrow)}
         for name, answer in given.items():
             rows[name][split] = round(float(np.mean(answer == (arrow.label == 1))), 4)
     return list(rows.values())
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=int, default=192, help="training canvas in pixels (192)")
-    parser.add_argument("--scale", type=float, default=1.0, help="multiplies every other pixel length (1.0)")
-    parser.add_argument("--samples", type=int, default=4_000_000, help="geometries to fit on (4000000)")
-    parser.add_argument("--seed", type=int, default=0, help="of those geometries (0)")
-    parser.add_argument("--out", type=Path, help="the file to write (results/baselines/arrow-SIZE.json)")
-    return parser.parse_args()
-
-
-def main() -> int:
-    from scripts.measuring import write_results
-
-    from plstm.training.environment import describe_environment
-
-    arguments = parse_arguments()
-    law = Canvas(arguments.size, arguments.scale)
-    if arguments.samples < 1 or arguments.seed < 0:
-        raise UserError("--samples must be at least 1 and --seed at least 0")
-    started = time.monotonic()
-    rows = measure(law, arguments.samples, arguments.seed)
-    environment = describe_environment(ROOT)
-    record = {
-        "size": law.size,
-        "scale": law.scale,
-        "command": shlex.join(["python", "scripts/shortcut_baselines.py", *sys.argv[1:]]),
-        "seed": arguments.seed,
-        "fit_samples": arguments.samples,
-        "commit": environment["commit"],
-        "dirty": environment["dirty"],
-        "versions": environment["versions"],
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "wall_seconds": round(time.monotonic() - started, 1),
-        "baselines": rows,
-    }
-    out = arguments.out or ROOT / "results" / "baselines" / f"arrow-{law.size}.json"
-    try:
-        write_results(out, record)
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written ({error.strerror})") from error
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--size", type=int, default=192, help="training canvas in pixels")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies every other pixel length")
+    parser.add_argument("--samples", type=positive, default=4_000_000, help="geometries to fit on")
+    parser.add_argument("--seed", type=int, default=0, help="of those geometries")
+    parser.add_argument("--out", type=Path, help="the file to write (default: results/baselines/arrow-<size>.json)")
+    options = parser.parse_args()
+    canvas, started = Canvas(options.size, options.scale), time.monotonic()
+    if options.seed < 0:
+        raise UserError(f"--seed {options.seed}: must be at least 0")
+    rows = measure(canvas, options.samples, options.seed)
+    record = {"size": canvas.size, "scale": canvas.scale, "seed": options.seed, "fit_samples": options.samples}
+    record |= provenance() | {"wall_seconds": round(time.monotonic() - started, 1), "baselines": rows}
+    out = options.out or ROOT / "results" / "baselines" / f"arrow-{canvas.size}.json"
+    write_results(out, record)
     print(f"{'':41}" + "".join(f"{split:>10}" for split in SPLITS_SEEN))
     for row in rows:
         print(f"{row['name']:41}" + "".join(f"{row[split]:10.3f}" for split in SPLITS_SEEN))
     print(out)
-    return 0
 
 
 if __name__ == "__main__":

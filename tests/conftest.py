@@ -13,10 +13,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from plstm.runs.cli import register
-from tests.commands import SMALLEST, paths
+from tests.commands import ROOT, SMALLEST, paths
 from tests.fork_server import ForkServer
-
-ROOT = Path(__file__).resolve().parents[1]
 
 # Compilation makes the first call of anything slow, and the same examples on every run make a failure repeatable.
 hypothesis.settings.register_profile("repo", deadline=None, derandomize=True)

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,15 +44,9 @@ EVENTS = (
 class ForkServer:
     """The process to fork from; close it at the end."""
 
-    def __init__(self, environment: dict[str, str] | None = None):
-        self._process = subprocess.Popen(
-            [sys.executable, "-u", __file__],
-            cwd=ROOT,
-            env={**os.environ, **(environment or {})},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, environment: dict[str, str]):
+        command, pipes = [sys.executable, "-u", __file__], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, text=True, **pipes)
         self._child: int | None = None
 
     def start(self, arguments: list[str], output: Path, plan: dict | None = None) -> int:
@@ -81,23 +76,22 @@ class ForkServer:
         self._process.wait(timeout=60)
 
 
+@dataclass
 class Plan:
-    """Counts events, and sends the signal when its own has come."""
+    """Counts events, and sends the signal when its own has come, to the W&B client's processes where `to_client`."""
 
-    def __init__(
-        self, event: str, count: int = 1, delay: float = 0.0, signal: int = signal.SIGKILL, to_client: bool = False
-    ):
-        """The signal goes to the W&B client's process where `to_client`, which is waited for."""
-        assert event in EVENTS, event
-        self.event, self.left, self.delay, self.signal, self.to_client = event, count, delay, signal, to_client
+    event: str
+    count: int = 1
+    delay: float = 0.0
+    signal: int = signal.SIGKILL
+    to_client: bool = False
 
     def happens(self, event: str) -> None:
-        if event != self.event:
-            return
-        self.left -= 1
-        if self.left == 0 and self.delay == 0:
-            self.send()
-        elif self.left == 0:
+        assert event in EVENTS and self.event in EVENTS, (event, self.event)
+        self.count -= event == self.event
+        if event == self.event and self.count == 0:
+            if self.delay == 0:
+                return self.send()
             thread = threading.Timer(self.delay, self.send)
             thread.daemon = True
             thread.start()
@@ -107,7 +101,9 @@ class Plan:
         targets = [os.getpid()]
         if self.to_client:
             wait_for(lambda: list(Path(_option("paths.runs")).glob("*/wandb/offline-run-*/*.wandb")))
-            targets = [int(child) for task in Path("/proc/self/task").iterdir() for child in _children(task)]
+            targets = [
+                int(child) for children in Path("/proc/self/task").glob("*/children") for child in _read(children)
+            ]
         for target in targets:
             os.kill(target, self.signal)
 
@@ -116,8 +112,8 @@ def _option(key: str) -> str:
     return next(argument.partition("=")[2] for argument in sys.argv if argument.startswith(f"{key}="))
 
 
-def _children(task: Path) -> list[str]:
-    return (task / "children").read_text().split()
+def _read(children: Path) -> list[str]:
+    return children.read_text().split()
 
 
 def _watch(plan: Plan) -> None:
@@ -157,7 +153,7 @@ def _watch(plan: Plan) -> None:
             plan.happens("complete")
 
     def watched_write(self, step, epoch, split, values):
-        if plan.event == "line" and plan.left == 1:
+        if plan.event == "line" and plan.count == 1:
             with open(self.path, "a") as file:
                 file.write(f'{{"step": {step}, "epo')
         plan.happens("line")

@@ -15,38 +15,14 @@ from pathlib import Path
 import pytest
 
 from tests.commands import SMALLEST, assert_same, logged, numbers, paths, run_folder, saved_run, state_of, steps_of
-from tests.fork_server import ForkServer, wait_for
+from tests.fork_server import EVENTS, ForkServer, wait_for
 
 KILLS = 60  # of the slow test
-EXACT = [  # moments too short to be met by chance
-    {"event": "start"},
-    {"event": "build"},
-    {"event": "save"},
-    {"event": "checksums"},
-    {"event": "complete"},
-    {"event": "line", "count": 7},
-    {"event": "evaluate", "count": 2},
-    {"event": "finish"},
-    {"event": "draw"},
-    {"event": "tracker"},
-    {"event": "file"},
-    {"event": "half"},
-    {"event": "written"},
-]
-RANDOM = [  # of every phase of a run, and within it at any time: event, its most counts, seconds after it
-    ("start", 1, 6.0),
-    ("build", 1, 3.0),
-    ("loop", 1, 1.5),
-    ("loop", 1, 1.5),
-    ("evaluate", 5, 0.02),
-    ("save", 5, 0.1),
-    ("save", 5, 0.1),
-    ("checksums", 4, 0.01),
-    ("complete", 4, 0.01),
-    ("finish", 1, 1.5),
-    ("draw", 1, 1.0),
-    ("tracker", 1, 0.1),
-]
+EXACT = [{"event": event, "count": {"line": 7, "evaluate": 2}.get(event, 1)} for event in EVENTS]
+# Of every phase of a run, and within it at any time: event, its highest count, most seconds after it.
+RANDOM = [("start", 1, 6.0), ("build", 1, 3.0), ("loop", 1, 1.5), ("loop", 1, 1.5), ("evaluate", 5, 0.02)]
+RANDOM += [("save", 5, 0.1), ("save", 5, 0.1), ("checksums", 4, 0.01), ("complete", 4, 0.01)]
+RANDOM += [("finish", 1, 1.5), ("draw", 1, 1.0), ("tracker", 1, 0.1)]
 
 
 def random_plan(chance: random.Random) -> dict:
@@ -77,8 +53,10 @@ def test_a_killed_run_ends_as_if_undisturbed(undisturbed, start, tmp_path, plan)
     status, output = start(tmp_path, plan)
     assert status == -signal.SIGKILL, output
     assert not list((tmp_path / "results").glob("runs/*.jsonl"))
+    written = {path: path.stat().st_mtime_ns for path in (run_folder(tmp_path) / ".hydra").iterdir()}
     status, output = start(tmp_path)
     assert status == 0 and "resumed at step" in output, output
+    assert len(written) == 2 and all(path.stat().st_mtime_ns == then for path, then in written.items())
     assert_same(tmp_path, undisturbed)
 
 

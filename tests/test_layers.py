@@ -22,8 +22,8 @@ LAYERS = [
 ALONE = {"data": "plstm.errors", "plstm.ops": "plstm.errors"}  # all that these may import of the project
 LEVELS = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 # Function-level imports are for packages that are optional, or heavy and seldom used.
-HEAVY = {"array_record", "grain", "hydra", "matplotlib", "psutil", "scipy", "simplejpeg", "sklearn", "tensorflow_datasets"}
-HEAVY |= {"absl", "wandb", "PIL", "tqdm", "unittest", "urllib", "zipfile", "jax"}
+HEAVY = {"absl", "array_record", "grain", "jax", "matplotlib", "scipy", "simplejpeg", "sklearn", "wandb"}
+HEAVY |= {"tensorflow_datasets", "PIL", "unittest", "urllib", "zipfile"}
 
 
 def room_of(module: str) -> str | None:

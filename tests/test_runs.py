@@ -109,28 +109,21 @@ def test_a_checkpoint_of_another_model_is_refused(finished, train, tmp_path):
     assert "another model" in line and str(checkpoints) in line
 
 
-@pytest.fixture(scope="module")
-def logged_each_step(train, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("each_step")
-    train(folder, *PLSTM, "loop.log_every=1")
-    return folder
-
-
 @pytest.mark.parametrize(
     ("checkpoint", "kill"),
     [(4, signal.SIGKILL), (8, signal.SIGKILL), (12, signal.SIGKILL), (4, signal.SIGINT), (8, signal.SIGTERM)],
 )
 @pytest.mark.slow  # tests/test_kills.py has some of these in the default tests, with a smaller model
-def test_a_killed_run_resumes_to_the_same_numbers(logged_each_step, train, tmp_path, checkpoint, kill):
+def test_a_killed_run_resumes_to_the_same_numbers(finished, train, tmp_path, checkpoint, kill):
     """Ended once it has the checkpoint of that step."""
-    process = begin("train.py", *PLSTM, "loop.log_every=1", *paths(tmp_path))
+    process = begin("train.py", *PLSTM, *paths(tmp_path))
     wait_for(lambda: list(tmp_path.glob(f"runs/*/checkpoints/{checkpoint}")) or process.poll() is not None)
     process.send_signal(kill)
     end(process, -kill if kill == signal.SIGKILL else 128 + kill)
-    assert "resumed at step" in train(tmp_path, *PLSTM, "loop.log_every=1")
-    assert run_folder(tmp_path).name == run_folder(logged_each_step).name
-    assert_same_numbers(tmp_path, logged_each_step)
-    assert last_metrics(tmp_path) == last_metrics(logged_each_step)
+    assert "resumed at step" in train(tmp_path, *PLSTM)
+    assert run_folder(tmp_path).name == run_folder(finished).name
+    assert_same_numbers(tmp_path, finished)
+    assert last_metrics(tmp_path) == last_metrics(finished)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):

@@ -178,6 +178,10 @@ def test_metadata_of_weights_fill_in_and_run_nothing(sign, tmp_path):
         with pytest.raises(UserError, match="would be filled in from this machine") as refused:
             config_of(path)
         assert SECRET not in str(refused.value)
+    for sizes in ('{"features": "x"}', '{"features": -1}', '{"features": 1e400}', "[1]", "{"):
+        safetensors(path, metadata | {"config": json.dumps(plain()), "sizes": sizes})
+        with pytest.raises(UserError, match="its metadata are damaged"):
+            from_checkpoint(path)
     pickles = [pickle.dumps(Planted(sign), protocol) for protocol in range(6)]
     for content in (*pickles, b"", struct.pack("<Q", 2**62) + b"{}"):  # the last has a header of a size that nobody has
         path.write_bytes(content)

@@ -13,8 +13,7 @@ from flax import nnx
 from plstm.ops.grid import GridGates
 
 SOURCE_BIAS, MARK_BIAS, DIRECT_BIAS, TRANSITION_BIAS = -4.0, -4.0, -6.0, 1.0  # Table 2
-TRANSITION_SCALE = 5.0
-ORIENTATION_BIAS_RANGE = 2.0
+TRANSITION_SCALE, ORIENTATION_BIAS_RANGE = 5.0, 2.0
 DIRECTIONS = 4
 HIGHEST = jax.lax.Precision.HIGHEST  # by default accelerators multiply float32 in fewer bits
 

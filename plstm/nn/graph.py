@@ -20,9 +20,8 @@ TRANSITION_NODES = ("shared", "tail")
 class GraphMixer(nnx.Module):
     """pLSTM on packed DAGs in P- or D-mode, a multi-head RMSNorm and the output projection.
 
-    p_norm: see `plstm.ops.dag.normalise_transitions`. pruned: the P-mode, too, keeps to the multitree.
-    transition_node: the node that a transition reads: "shared", where the two edges meet, or "tail", where the first
-    begins.
+    p_norm: see `plstm.ops.dag.normalise_transitions`. pruned: the P-mode uses only the multitree, too. transition_node:
+    the node that a transition reads, "shared", where the two edges meet, or "tail", where the first one begins.
     """
 
     def __init__(

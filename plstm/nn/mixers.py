@@ -16,9 +16,7 @@ class QueryKeyValue(nnx.Module):
 
     def __init__(self, dim: int, heads: int, *, dtype, rngs: nnx.Rngs):
         self.heads = heads
-        self.query = linear(dim, dim, dtype=dtype, rngs=rngs)
-        self.key = linear(dim, dim, dtype=dtype, rngs=rngs)
-        self.value = linear(dim, dim, dtype=dtype, rngs=rngs)
+        self.query, self.key, self.value = (linear(dim, dim, dtype=dtype, rngs=rngs) for _ in range(3))
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """[..., dim] -> q, k, v, each [..., heads, dim / heads]."""

@@ -1,4 +1,4 @@
-"""Which form of the 2-D operator is fastest, by backend: written by `scripts/benchmark.py tune`, not by hand.
+"""Which form of the 2-D operator is fastest, by backend, as `scripts/benchmark.py tune` measured it.
 
 `forms`: the form of the gating matrix, by structure. `chunkwise_from`: by structure and head size (the root of
 d_k d_v), the number of nodes from which the chunkwise method is faster; None where it was not up to the largest grid

@@ -51,9 +51,8 @@ class Select(Measure):
 class Reference(Strict):
     """A model of which the table has published numbers only.
 
-    `paper` maps column names, or with sections the sections (then for the first column), to a number or [mean, +-]. It may
-    have the paper's best value under the last part of `select.over`; with the table's `costs` its words under
-    "parameters" and "flops".
+    `paper` maps column names (with sections these, for the first column) to a number or [mean, +-], the last part of
+    `select.over` to the paper's best value, and with the table's `costs` "parameters" and "flops" to its words.
     """
 
     name: str
@@ -64,8 +63,8 @@ class Reference(Strict):
 class Row(Reference):
     """A model of the table and the experiment that trains it.
 
-    `init_from` is the experiment of an earlier row, whose run of the same swept values this row fine-tunes. `require` adds
-    to the table's; `sweep` replaces the table's values of the keys it names by some of them.
+    `init_from` is the experiment of an earlier row, whose run of the same swept values this row fine-tunes. `require`
+    adds to the table's; `sweep` has some of the table's values for the keys it names.
     """
 
     experiment: str
@@ -76,27 +75,16 @@ class Row(Reference):
 
 
 class Figure(Strict):
-    """Which figures are drawn.
+    """Which figures are drawn."""
 
-    `panels` maps splits to titles of training curves of `metric`, with the entry `baseline` of the baseline file. `dots`
-    draws the table's columns beside the paper's numbers.
-    """
-
-    dots: bool = False
-    panels: dict[str, str] = {}
-    metric: str = PRIMARY_METRIC
-    baseline: str | None = None
+    dots: bool = False  # the table's columns beside the paper's numbers
+    panels: dict[str, str] = {}  # training curves: split -> title
+    metric: str = PRIMARY_METRIC  # of these
+    baseline: str | None = None  # in these, an entry of the baseline file
 
 
 class TableDefinition(Strict):
-    """A file of `configs/tables`.
-
-    `sweep` maps config keys to the values run for every row; `sections` is the swept key that has a part of the table
-    for each value, `average_over` those that a seed is averaged over. With `choose_once` other seeds run only the chosen
-    value of `select.over`, once one seed has all. `require` maps config keys to the value that every run must have.
-    `baselines` is a path below the results folder. `percent` shows 100 times the metrics. `costs` adds what a row's
-    experiment says of itself: pixels, epochs, parameters and multiply-adds.
-    """
+    """A file of `configs/tables`."""
 
     name: str
     title: str
@@ -104,20 +92,20 @@ class TableDefinition(Strict):
     columns: list[Column]
     rows: list[Row]
     references: list[Reference] = []
-    sweep: dict[str, list[Any]]
-    sections: str | None = None
+    sweep: dict[str, list[Any]]  # config key -> values run for every row
+    sections: str | None = None  # the swept key that has a part of the table for each value
     section_titles: dict[str, str] = {}
-    average_over: list[str] = []
+    average_over: list[str] = []  # the swept keys that a seed is averaged over
     select: Select | None = None
-    choose_once: bool = False
-    require: dict[str, Any] = {}
-    baselines: str | None = None
+    choose_once: bool = False  # other seeds run only the chosen value, once one seed has all
+    require: dict[str, Any] = {}  # config key -> the value that every run must have
+    baselines: str | None = None  # a path below the results folder
     chance: float | None = None
     notes: list[str] = []
     figure: Figure = Figure()
-    percent: bool = False
-    digits: int = 3
-    costs: bool = False
+    percent: bool = False  # shows 100 times the metrics
+    digits: int = 3  # after the point
+    costs: bool = False  # shows what experiments say of themselves: pixels, epochs, parameters and multiply-adds
 
     @property
     def chosen_key(self) -> str | None:
@@ -171,7 +159,11 @@ class TableDefinition(Strict):
         for where, is_wrong, words in (
             ("columns", not names or len(set(names)) < len(names), "must name at least one metric, and none twice"),
             ("choose_once", self.choose_once and not self.select, "needs select"),
-            ("figure.baseline", self.figure.baseline and not self.baselines, "needs baselines"),
+            (
+                "figure.baseline",
+                self.figure.baseline and not (self.baselines and self.figure.panels),
+                "needs baselines and panels",
+            ),
             ("costs", self.costs and self.sections, "is not for a table with sections"),
             ("figure.panels", self.figure.panels and self.sections, "is not for a table with sections"),
             ("section_titles", self.section_titles.keys() - set(map(str, self.section_values)), "must name sections"),
@@ -183,20 +175,20 @@ class TableDefinition(Strict):
         for key in ("name", "experiment"):
             if len({getattr(row, key) for row in self.rows}) < max(len(self.rows), 1):
                 yield f"rows must have some, and no two with the same {key}"
-        for kind in ("rows", "references"):
-            for index, model in enumerate(getattr(self, kind)):
-                where = f"{kind}[{index}]"
-                for key, value in model.paper.items():
-                    if not self._is_published(key, value):
-                        yield f"{where}.paper.{key} must be a number or [mean, +-] for one of the columns or sections"
-                if model.epochs and not self.costs:
-                    yield f"{where}.epochs needs the table's costs"
-        for index, row in enumerate(self.rows):
-            if row.init_from not in {None, *(earlier.experiment for earlier in self.rows[:index])}:
-                yield f"rows[{index}].init_from: no earlier row has experiment {row.init_from!r}"
+        models = [(f"rows[{index}]", row) for index, row in enumerate(self.rows)]
+        for where, model in models + [(f"references[{index}]", model) for index, model in enumerate(self.references)]:
+            for key in (key for key, value in model.paper.items() if not self._is_published(key, value)):
+                yield f"{where}.paper.{key} must be a number or [mean, +-] for one of the columns or sections"
+            if model.epochs and not self.costs:
+                yield f"{where}.epochs needs the table's costs"
+        known: set[str | None] = {None}
+        for where, row in models:
+            if row.init_from not in known:
+                yield f"{where}.init_from: no earlier row has experiment {row.init_from!r}"
+            known.add(row.experiment)
             for key, values in row.sweep.items():
                 if any(value not in self.sweep.get(key, ()) for value in values):
-                    yield f"rows[{index}].sweep: the table does not sweep {key} over {values}"
+                    yield f"{where}.sweep: the table does not sweep {key} over {values}"
 
     def _is_published(self, key: str, value: Any) -> bool:
         if key in COSTS:

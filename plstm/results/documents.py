@@ -4,8 +4,8 @@
     <!-- end -->
     <!--= FILE PLACE*FACTOR:FORMAT -->12.3<!--/-->      a number of a JSON or JSONL file; *FACTOR may be left out
 
-A place is a path such as `rows[grid=12,structure=general].ours.median_seconds`, or `rows.0.ratio` by position; of the runs
-in a JSONL file it begins with a choice, `[seed=43].record.metrics.last.test.accuracy`.
+A place is a path such as `rows[grid=12,structure=general].ours.median_seconds`, or `rows.0.ratio` by position; of the
+runs in a JSONL file it begins with a choice, `[seed=43].record.metrics.last.test.accuracy`.
 """
 
 from __future__ import annotations

@@ -28,16 +28,14 @@ def execute(
     """Start jobs in order, each a process in `root` with its output on ours, so many at a time.
 
     Args:
-        work: what to run, in order.
-        overrides: key=value to add to a job's command; its UserError counts as that job's failure.
+        overrides: key=value to add to a job's command. Its UserError, and that of `after_job`, is the job's failure.
         root: the folder of `train.py`.
-        after_job: called after every job that exits with status 0; its UserError counts as that job's failure.
+        after_job: called after every job that exits with status 0.
         processes: how many jobs run side by side; more than one compute with one thread each.
         is_needed: asked before a job starts; where not, it is left out.
 
-    Returns:
-        One line a failed job; a failure does not stop the others. KeyboardInterrupt is handed to the running processes
-        as SIGINT, which are waited for, and then raised again.
+    Returns one line a failed job. KeyboardInterrupt is handed to the running processes as SIGINT, which are waited for,
+    and then raised again.
     """
     failures: list[str] = []
     waiting, running = list(enumerate(work, 1)), {}

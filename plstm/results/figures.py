@@ -1,4 +1,4 @@
-"""Figures of results tables, from run records: training curves, and columns beside the paper's numbers; .png and .svg."""
+"""Figures of results tables, from run records: training curves, and columns beside the paper's numbers."""
 
 from __future__ import annotations
 
@@ -37,9 +37,8 @@ BASELINE = {"color": "0.45", "lw": 0.9, "ls": (0, (6, 3)), "zorder": 0}
 def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> list[Path]:
     """Draw what the definition's `figure` asks for of the cells that the table shows.
 
-    Returns:
-        `figures/<name>-curves` and `figures/<name>-dots`, .png and .svg each; none without a whole seed. Raises UserError
-        for a run without its curve.
+    Returns the .png and .svg of `figures/<name>-curves` and `figures/<name>-dots`; none without a whole seed. Raises
+    UserError for a run without its curve.
     """
     cells = [group.chosen for group in find_groups(table, records)[0] if group.chosen.runs]
     paths = draw_curves(table, cells, results_dir) if cells and table.figure.panels else []
@@ -49,8 +48,7 @@ def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: P
 def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:
     """Draw `figure.metric` over epochs, a panel a split and a line a model, as in Figures 2 and 6 of arXiv 2506.11997.
 
-    A line is the mean over the runs, its band their 90% t interval; chance is dotted, the definition's baseline dashed, the
-    paper's mean curve (where the definition names a file of it) thin behind ours.
+    A line is the mean over the runs, its band their 90% t interval; chance is dotted, the definition's baseline dashed.
     """
     wanted, styles = table.figure, _row_styles(table)
     curves = {cell.row.name: _mean_curves(cell.runs, wanted.metric, results_dir) for cell in cells}
@@ -106,8 +104,8 @@ def _draw_line(axis: Axes, curve: pd.DataFrame, label: str, colour: str, line: o
 def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:
     """Draw the table's columns, a panel a section and a line a model.
 
-    A filled dot is ours in the first column, the bar through it the 90% t interval over seeds (where there are several), a
-    hollow dot ours in another column, a diamond the paper's number; baselines are dashed.
+    A filled dot is ours in the first column, the bar through it the 90% t interval over seeds, a hollow dot ours in
+    another column, a diamond the paper's number; baselines are dashed.
     """
     from matplotlib.ticker import MaxNLocator
 

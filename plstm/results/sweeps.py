@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,9 @@ class Job:
 def planned_runs(table: TableDefinition) -> list[PlannedRun]:
     """Every row times every swept value, in the order to run them.
 
-    Section by section and seed by seed over all rows, first with the value of `select.over` that the paper found best (the
-    sweep's first where it gives none) and then with the others, so that a sweep cut short still fills every row. With
-    `choose_once` a seed's values of `select.over` stay together. In a table with sections, rows without published numbers
-    come last.
+    Section by section and seed by seed over all rows. The value of `select.over` that the paper found best (the sweep's
+    first where it gives none) comes before the others, so that a sweep cut short still fills every row; with
+    `choose_once` a seed's values stay together. Of sections, rows without published numbers come last.
     """
     chosen = table.chosen_key
 
@@ -73,24 +72,12 @@ def planned_runs(table: TableDefinition) -> list[PlannedRun]:
 
         preferred = run.row.paper.get(table.chosen_name, table.sweep[chosen][0] if chosen else None)
         late = chosen is not None and not table.choose_once and run.values[chosen] != preferred
-        unpublished = table.sections is not None and not run.row.paper
-        row = table.rows.index(run.row)
-        return (
-            unpublished,
-            place(table.sections),
-            late,
-            place(*table.seed_keys),
-            row,
-            place(chosen, *table.average_over),
-        )
+        first = table.sections is not None and not run.row.paper, place(table.sections), late
+        return *first, place(*table.seed_keys), table.rows.index(run.row), place(chosen, *table.average_over)
 
-    return sorted((run for row in table.rows for run in _runs_of(table, row)), key=order)
-
-
-def _runs_of(table: TableDefinition, row: Row) -> Iterator[PlannedRun]:
-    sweep = table.sweep | row.sweep
-    for values in itertools.product(*sweep.values()):
-        yield PlannedRun(row, dict(zip(sweep, values, strict=True)))
+    sweeps = [(row, table.sweep | row.sweep) for row in table.rows]
+    grid = ((row, zip(sweep, values, strict=True)) for row, sweep in sweeps for values in product(*sweep.values()))
+    return sorted((PlannedRun(row, dict(values)) for row, values in grid), key=order)
 
 
 def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:
@@ -98,16 +85,14 @@ def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:
     if not table.average_over:
         return [Job((run,)) for run in runs]
     shared = table.average_over[-1]
-    groups = itertools.groupby(runs, lambda run: (run.row.experiment, run.values | {shared: None}))
+    groups = groupby(runs, lambda run: (run.row.experiment, run.values | {shared: None}))
     return [Job(tuple(group), shared) for _, group in groups]
 
 
 def match_records(table: TableDefinition, records: Sequence[Record]) -> tuple[Matches, dict[str, str]]:
-    """Find the finished ones among a table's runs.
+    """(run, its record or None) in the order to run them, and why other records are left out (id -> reason).
 
-    Returns:
-        (run, its record or None) in the order to run them, and for the id of every other record of the rows' experiments
-        the reason why it is left out.
+    Other records are those of the rows' experiments that do not fit; those of other experiments are passed over.
     """
     runs = {run.key: run for run in planned_runs(table)}
     found: dict[tuple, Record] = {}
@@ -160,10 +145,9 @@ def initial_override(matched: Matches, run: PlannedRun) -> list[str]:
 
 
 def expected_seconds(table: TableDefinition, run: PlannedRun, matched: Matches, hardware: Hardware) -> float | None:
-    """Wall seconds that a run should take, compilation and evaluation included.
+    """Wall seconds that a run should take: the mean over the row's finished runs of its section on the same hardware.
 
-    The mean over the row's finished runs of the same section on the same hardware, of those with the same value of
-    `select.over` where there are such; None where there are none.
+    Of those with the same value of `select.over` where there are such; None without any.
     """
     alike = [(o, r) for o, r in matched if r and o.row is run.row and r.hardware == hardware]
     for key in (table.sections, table.chosen_key):
@@ -174,9 +158,6 @@ def expected_seconds(table: TableDefinition, run: PlannedRun, matched: Matches, 
 
 def started_runs(table: TableDefinition, runs_dir: Path) -> set[tuple]:
     """The `PlannedRun.key` of every run of the table's experiments with a checkpoint in its folder `runs_dir`/<id>."""
-    keys = set()
-    for path in runs_dir.glob("*/.hydra/config.yaml"):
-        config = OmegaConf.to_container(OmegaConf.load(path))  # as written: nothing is filled in
-        if any((path.parents[1] / "checkpoints").glob("*")):
-            keys.add(_key(table, config))
-    return keys
+    paths = [path for path in runs_dir.glob("*/.hydra/config.yaml") if any(path.parents[1].glob("checkpoints/*"))]
+    configs = (OmegaConf.to_container(OmegaConf.load(path)) for path in paths)  # as written: nothing is filled in
+    return {_key(table, config) for config in configs}

@@ -17,7 +17,7 @@ import pandas as pd
 
 from data.files import write_file
 from plstm.results.cells import Cell, Group, find_groups
-from plstm.results.definitions import COSTS, PRIMARY_METRIC, Column, TableDefinition, read_baselines
+from plstm.results.definitions import COSTS, PRIMARY_METRIC, Column, Reference, TableDefinition, read_baselines
 from plstm.results.records import Record, commits_of, record_path
 
 DASH = "–"
@@ -35,14 +35,9 @@ def render_table(
     """
     groups, left_out = find_groups(table, records)
     lines = [_cell_line(table, group, cell, cost) for group in groups for cell in group.cells]
-    lines += [
-        _baseline_line(table, entry, section)
-        for section in table.section_values
-        for entry in read_baselines(table, results_dir)
-    ]
-    for model in table.references:
-        paper = {f"{column.name}_paper": table.paper(model, column, None)[0] for column in table.columns}
-        lines.append({"model": model.name, "epochs": model.epochs} | _costs_of_paper(model.paper) | paper)
+    for section in table.section_values:
+        lines += [_baseline_line(table, entry, section) for entry in read_baselines(table, results_dir)]
+        lines += [_reference_line(table, model, section) for model in table.references]
     shown = [line for line in lines if line.get("shown", True)]
     notes = [*table.notes, *_notes(table, groups, left_out)]
     frame = pd.DataFrame([{key: _csv_text(value) for key, value in line.items()} for line in lines])
@@ -64,28 +59,25 @@ def write_table(*arguments: Any) -> list[Path]:
 
 
 def stale_files(*arguments: Any) -> list[str]:
-    """One line for every file of `render_table`, which has the same arguments, that is missing or has other contents."""
-    files = render_table(*arguments)
-    missing = [f"missing: {path}" for path in files if not path.is_file()]
-    return missing + [f"stale: {path}" for path in files if path.is_file() and path.read_bytes() != files[path]]
+    """One line for every file of `render_table`, which has the same arguments, that is missing or not the same."""
+    files = render_table(*arguments).items()
+    return [f"stale: {path}" for path, data in files if not path.is_file() or path.read_bytes() != data]
 
 
 def _notes(table: TableDefinition, groups: list[Group], left_out: dict[str, str]) -> list[str]:
-    notes = []
-    fewer, partial = [], []
-    for group in groups:
-        for cell in group.cells:
-            place = ", ".join(filter(None, [cell.row.name, table.section_title(cell.section)]))
-            place += f", {table.chosen_name} {cell.choice}" * bool(table.select)
-            if cell is group.chosen and len(group.shared_seeds) < len(cell.means):
-                fewer.append(f"{place}: {len(group.shared_seeds)} of {len(cell.means)}")
-            if left := cell.finished - len(cell.runs):
-                partial.append(f"{place}: {left}")
+    notes, fewer, partial = [], [], []
+    for group, cell in ((own, cell) for own in groups for cell in own.cells):
+        place = ", ".join(filter(None, [cell.row.name, table.section_title(cell.section)]))
+        place += f", {table.chosen_name} {cell.choice}" * bool(table.select)
+        if cell is group.chosen and len(group.shared_seeds) < len(cell.means):
+            fewer.append(f"{place}: {len(group.shared_seeds)} of {len(cell.means)}")
+        if left := cell.finished - len(cell.runs):
+            partial.append(f"{place}: {left}")
     if fewer:
         notes.append(f"Chosen on fewer seeds than shown, those that all values have: {'; '.join(fewer)}.")
     if partial:
         notes.append(f"Finished runs of seeds that are not whole, not counted: {'; '.join(partial)}.")
-    if any("*" in commit for group in groups for commit in commits_of(group.chosen.runs)):
+    if any("*" in commit for own in groups for commit in commits_of(own.chosen.runs)):
         notes.append("* The code of a run may differ from the commit: changed files in its working tree, or no git.")
     for why, count in sorted(Counter(left_out.values()).items()):
         notes.append(f"Not counted: {count} finished runs of these experiments ({why}).")
@@ -107,17 +99,17 @@ def _cell_line(table: TableDefinition, group: Group, cell: Cell, cost: CostOf | 
         own, start = cost(cell.row.experiment), cell.row.init_from
         line |= {"pixels": own.pixels, "steps": own.steps, "epochs_before": cost(start).epochs if start else None}
         line |= {"epochs": own.epochs, "parameters": own.parameters, "multiply_adds": own.flops // 2}
-        line |= _costs_of_paper(cell.row.paper)
+        line |= {f"{key}_paper": cell.row.paper.get(key) for key in COSTS}
     else:
         line |= {"epochs": cell.mean("epochs"), "parameters": cell.runs[0].parameters if cell.runs else None}
-    for measure in {m.name: m for m in (*table.columns, table.select) if m}.values():
-        mean, half_width, _ = cell.interval(measure)
-        line |= {measure.name: mean, f"{measure.name}_interval": half_width}
-        line[f"{measure.name}_deviation"] = cell.deviation(measure) if table.average_over else None
-        paper = table.paper(cell.row, measure, cell.section) if isinstance(measure, Column) else []
-        published, interval = [*paper, None, None][:2]
-        line |= {f"{measure.name}_paper": published, f"{measure.name}_paper_interval": interval}
-        line[f"{measure.name}_difference"] = mean - published if None not in (mean, published) else None
+    for measure in {m.name: m for m in (table.select, *table.columns) if m}.values():
+        name, (mean, half_width, _) = measure.name, cell.interval(measure)
+        line |= {name: mean, f"{name}_interval": half_width}
+        line[f"{name}_deviation"] = cell.deviation(measure) if table.average_over else None
+    for column in table.columns:
+        line |= _paper_line(table, cell.row, column, cell.section)
+        mean, paper = line[column.name], line[f"{column.name}_paper"]
+        line[f"{column.name}_difference"] = None if None in (mean, paper) else mean - paper
     line |= {field: cell.mean(field) for field in ("examples_per_second", "wall_seconds")}
     line["device"] = ", ".join(sorted({_device(run) for run in cell.runs})) or None
     line["seeds"] = " ".join(cell.means.index)
@@ -125,8 +117,17 @@ def _cell_line(table: TableDefinition, group: Group, cell: Cell, cost: CostOf | 
     return line | {"commits": " ".join(commits_of(cell.runs, digits=40))}
 
 
-def _costs_of_paper(paper: dict[str, Any]) -> Line:
-    return {f"{key}_paper": paper.get(key) for key in COSTS}
+def _paper_line(table: TableDefinition, model: Reference, column: Column, section: Any) -> Line:
+    number, interval = [*table.paper(model, column, section), None, None][:2]
+    return {f"{column.name}_paper": number, f"{column.name}_paper_interval": interval}
+
+
+def _reference_line(table: TableDefinition, model: Reference, section: Any) -> Line:
+    line = {"section": section, "model": model.name, "epochs": model.epochs}
+    line |= {f"{key}_paper": model.paper.get(key) for key in COSTS}
+    for column in table.columns:
+        line |= _paper_line(table, model, column, section)
+    return line
 
 
 def _baseline_line(table: TableDefinition, entry: dict[str, Any], section: Any) -> Line:

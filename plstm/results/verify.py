@@ -19,7 +19,7 @@ from plstm.results.records import CURVE_DIGITS, PRIMARY_METRIC, Record, read_cur
 RATIOS = (
     ("speedup", "quadtree", "ours", "median_seconds"),
     ("speedup_over_scan", "scan", "ours", "median_seconds"),
-    ("speedup", "at_once", "in_lots", "median_seconds"),
+    ("speedup", "at_once", "chunked", "median_seconds"),
     ("speedup", "given_back", "kept", "median_seconds"),
     ("ratio", "pLSTM", "ViT", "median_seconds"),
     ("time_ratio", "recomputed", "kept", "median_seconds"),
@@ -28,7 +28,7 @@ RATIOS = (
 
 
 def record_problems(record: Record, results_dir: Path) -> list[str]:
-    """What in a record does not follow from its curve: metrics of the last and the best step, and which step is the best."""
+    """What in a record does not follow from its curve: metrics of the last and the best step, and which is the best."""
     curve = {(p.step, p.split, p.metric): p.value for p in read_curve(record, results_dir)}
     found = []
     best, split = record.metrics["best"], value_at(record.config, "loop.best_split")
@@ -47,7 +47,7 @@ def record_problems(record: Record, results_dir: Path) -> list[str]:
 
 
 def _is_rounded(value: float, kept: float) -> bool:
-    """Whether a curve keeps this value: as it is, or rounded to six significant digits, or formerly to four decimals."""
+    """Whether a curve keeps this value: as it is, to six significant digits, or formerly to four decimals."""
     return kept in (value, float(f"{value:.{CURVE_DIGITS}g}"), round(value, 4))
 
 

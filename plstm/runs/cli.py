@@ -173,13 +173,8 @@ def explain(error: Exception, entry: type) -> str:
             "; choose other data=... or model=..." if followed[1] in known_keys(entry) else "; there is no such key"
         )
         return f"{followed[2]}: follows {followed[1]}, which this run does not have{remedy}"
-    if group := re.search(r"Merge error: (\w+) is not a subclass of (\w+)", text):
-        key = next((key for key, kind in _group_types(entry) if kind == group[2]), group[2])
-        return f"{key}: is a group of keys and cannot be a value ({group[1]}); set its keys, {key}.<key>=..."
-    if value := re.search(r"(Value '.*' .*)[\s\S]*?full_key: (\S+)", text):
-        return f"{value[2]}: {value[1]}"
-    if missing := re.search(r"[Mm]issing mandatory value: (\S+)", text):
-        return f"{missing[1]}: give a value, {missing[1]}=..."
+    if value := re.search(r"([^\n]+)\n\s*full_key: (\S+)", text):
+        return f"{value[2]}: {value[1].strip()}"
     return " ".join(str(chain[0]).split())
 
 
@@ -201,14 +196,6 @@ def _nearest(word: str, choices: list[str]) -> str:
 def known_keys(entry: type) -> list[str]:
     """The dotted keys of a schema; those of a training run are of all tasks and families of models."""
     return list(dict.fromkeys(key for node in _schema_nodes(entry) for key in _dotted_keys(node)))
-
-
-def _group_types(entry: type) -> list[tuple[str, str]]:
-    """Each group of keys with the name of its dataclass."""
-    nodes = _schema_nodes(entry)
-    return [
-        (key, OmegaConf.get_type(node, key).__name__) for node in nodes for key in node if OmegaConf.is_dict(node[key])
-    ]
 
 
 def _schema_nodes(entry: type) -> list[DictConfig]:

@@ -85,13 +85,12 @@ def describe_run(task: Task, plan: Plan, mesh: Mesh, state: TrainState, folder: 
     return rows + ([("start", origin)] if origin else [])
 
 
-def start_tracker(config: Config, folder: Path, lines: list[dict[str, Any]]) -> Tracker:
-    """Starts or continues the run in W&B; `lines` are those of metrics.jsonl so far."""
-    return Tracker.start(
-        run_id=folder.name,
-        directory=folder,
-        mode=config.logger.mode if is_main() else "disabled",
-        lines=lines,
+def start_tracker(config: Config, folder: Path) -> Tracker:
+    """Starts or continues the run in W&B."""
+    return Tracker(
+        config.logger.mode if is_main() else "disabled",
+        id=folder.name,
+        dir=str(folder),
         name=run_name(config),
         group=config.experiment,
         job_type="train",

@@ -55,7 +55,7 @@ class Info:
     step: int
     class_names: tuple[str, ...]
     preprocessing: Preprocessing | None
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, int] = field(hash=False)  # nnx.jit needs the rest to be hashable
     config: Config = field(compare=False, repr=False)
 
 
@@ -183,6 +183,8 @@ def _info(path: Path, metadata: Mapping[str, str] | None) -> Info:
         keys = ("config", "sizes", "class_names", "preprocessing")
         config, sizes, names, preprocessing = (json.loads(metadata[key]) for key in keys)
         config = from_file(config)
+        if not all(type(size) is int and size >= 0 for size in dict(sizes).values()):
+            raise ValueError(f"sizes: {sizes}")
         if preprocessing is not None:
             values = {key: tuple(value) if isinstance(value, list) else value for key, value in preprocessing.items()}
             preprocessing = Preprocessing(**values)

@@ -141,18 +141,16 @@ class Task:
 
 
 def classification_metrics(
-    logits: jax.Array, labels: jax.Array, mask: jax.Array, losses: jax.Array | None = None
+    logits: jax.Array, labels: jax.Array, mask: jax.Array | None = None, losses: jax.Array | None = None
 ) -> Metrics:
-    """Loss (nats) and accuracy over the examples where `mask` is True.
+    """Loss (nats) and accuracy over the examples where `mask` is True, all of them unless given.
 
     logits [batch, classes], labels int [batch], mask bool [batch]; losses [batch]: the cross entropy unless given. A
     label of -1 (an undecodable image) counts as an error, with the loss of a uniform guess.
     """
+    mask = jnp.ones(labels.shape, bool) if mask is None else mask
     if losses is None:
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         losses = jnp.where(labels < 0, math.log(logits.shape[-1]), losses)
-    hits, count = logits.argmax(-1) == labels, mask.sum().astype(jnp.float32)
-    return {
-        "loss": (jnp.sum(losses * mask), count),
-        "accuracy": (jnp.sum(hits & mask).astype(jnp.float32), count),
-    }
+    hits, count = (logits.argmax(-1) == labels) & mask, mask.sum(dtype=jnp.float32)
+    return {"loss": (jnp.sum(losses * mask), count), "accuracy": (hits.sum(dtype=jnp.float32), count)}

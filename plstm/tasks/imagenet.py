@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from data.imagenet.batches import ImageBatches, ImageSplit
@@ -130,7 +129,7 @@ class ImageNetTask(VisionTask):
         images, targets = mix(images, targets, mixing_key, augment.mixup, augment.cutmix)
         logits = model(images, key=drop_key)
         losses = LOSSES[optim.loss](logits, targets)
-        return losses.mean(), classification_metrics(logits, batch["label"], jnp.ones(losses.shape, bool), losses)
+        return losses.mean(), classification_metrics(logits, batch["label"], losses=losses)
 
     def _source(self, split: str) -> Sequence[dict[str, Any]]:
         data = self.config.data

@@ -104,7 +104,7 @@ class VisionTask(Task):
             jax.nn.one_hot(batch["label"], logits.shape[-1]), self.config.optim.label_smoothing
         )
         losses = optax.softmax_cross_entropy(logits, targets)
-        return losses.mean(), classification_metrics(logits, batch["label"], jnp.ones(losses.shape, bool), losses)
+        return losses.mean(), classification_metrics(logits, batch["label"], losses=losses)
 
     def statistics(self, model: VisionModel, batch: Batch) -> dict[str, jax.Array]:
         """The gates' means in each layer; none for ViT."""

@@ -1,7 +1,5 @@
 """Averages the training metrics between two log lines, and measures the speed."""
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Any

@@ -4,15 +4,12 @@ Orbax does not notice a changed file. So each checkpoint holds SHA256SUMS, the d
 before the rename that completes the checkpoint, and one whose files do not match is not used. `sha256sum -c` reads it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,43 +48,37 @@ class Checkpoints:
             if is_main():
                 self._set_damaged_aside(say)
             from_main(0)  # the other processes look at the folder after that
-        try:
-            self._manager = self._make_manager()
-        except OSError as error:
-            raise UserError(f"cannot write checkpoints to {self.folder}: {first_line(error)}") from error
-        except ValueError as error:  # a score that cannot be read
-            damaged = next((path for path in _steps(self.folder) if _damage(path)), self.folder)
-            raise UserError(f"{damaged}: a damaged checkpoint ({first_line(error)}); move it away") from error
-        if not read_only:
-            # Orbax removes an old checkpoint after a new one is complete; a kill in between leaves one too many.
-            for step in sorted(self._manager.all_steps())[:-NEWEST]:
-                if step != self._manager.best_step():
-                    self._manager.delete(step)
-
-    def _make_manager(self) -> ocp.CheckpointManager:
-        sys.unraisablehook = _without_closed_loops
         latest = checkpoint_managers.LatestN(NEWEST)
         best = checkpoint_managers.BestN(get_metric_fn=lambda metrics: metrics["score"], n=1)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=checkpoint_managers.AnyPreservationPolicy([latest, best]),
             best_fn=lambda metrics: metrics["score"],
-            create=not self._read_only,
-            read_only=self._read_only,
-            cleanup_tmp_directories=not self._read_only,
+            create=not read_only,
+            read_only=read_only,
+            cleanup_tmp_directories=not read_only,
             temporary_path_class=_ChecksummedPath,
-            todelete_subdir=None if self._read_only else DELETED,  # a rename: none is ever half deleted
+            todelete_subdir=None if read_only else DELETED,  # a rename: none is ever half deleted
         )
         handlers = {"state": ocp.StandardCheckpointHandler(), "info": ocp.JsonCheckpointHandler()}
-        return ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
+        try:
+            self._manager = ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
+        except OSError as error:
+            raise UserError(f"cannot write checkpoints to {self.folder}: {first_line(error)}") from error
+        except ValueError as error:  # a score that cannot be read
+            damaged = next((path for path in _steps(self.folder) if _damage(path)), self.folder)
+            raise UserError(f"{damaged}: a damaged checkpoint ({first_line(error)}); move it away") from error
+        # Orbax removes an old checkpoint after a new one is complete; a kill in between leaves one too many.
+        for step in sorted(self._manager.all_steps())[:-NEWEST]:
+            if not read_only and step != self._manager.best_step():
+                self._manager.delete(step)
 
     def _set_damaged_aside(self, say: Callable[[str], None]) -> None:
         for path in _steps(self.folder):
             if damage := _damage(path):
                 aside = self.folder / DAMAGED / path.name
+                shutil.rmtree(aside, ignore_errors=True)  # an earlier one of the same step
                 try:
                     aside.parent.mkdir(exist_ok=True)
-                    while aside.exists():
-                        aside = aside.with_name(aside.name + "-again")
                     path.rename(aside)
                 except OSError as error:
                     raise UserError(f"{path}: {damage}; cannot move it away ({error.strerror})") from error
@@ -96,8 +87,7 @@ class Checkpoints:
     def save(self, step: int, state: Any, info: Mapping[str, Any], score: float) -> None:
         """Starts to save `state` (a tree of arrays) and `info` (JSON) as the checkpoint of `step`.
 
-        It replaces one of the same step. The highest `score` marks the best checkpoint. Raises UserError if an earlier
-        checkpoint could not be written.
+        It replaces one of the same step. Raises UserError if an earlier checkpoint could not be written.
         """
         with self._writing():
             self._manager.wait_until_finished()
@@ -117,10 +107,7 @@ class Checkpoints:
         return None if step is None or self._manager.metrics(step)["score"] < 0 else step
 
     def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        """The state and info of the checkpoint of `step`.
-
-        Args:
-            like: a tree of arrays, or of jax.ShapeDtypeStruct with shardings, that the state is restored onto.
+        """The state, restored onto the arrays or jax.ShapeDtypeStruct of the tree `like`, and info of a checkpoint.
 
         Raises UserError if the checkpoint is damaged or of another model.
         """
@@ -146,19 +133,17 @@ class Checkpoints:
         """Waits, then releases the folder."""
         self.wait()
         self._manager.close()
-        if not self._read_only:
-            self._empty_deleted()
+        self._empty_deleted()
 
     def _empty_deleted(self) -> None:
-        if is_main():
+        if is_main() and not self._read_only:
             shutil.rmtree(self.folder / DELETED, ignore_errors=True)
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[Path]:
         """Gives the folder of a step. Raises UserError if it is damaged or Orbax cannot read it."""
         path = self.folder / str(step)
-        damage = _damage(path) if self._read_only else None  # otherwise checked on opening
-        if damage:
+        if damage := self._read_only and _damage(path):  # otherwise checked on opening
             raise UserError(f"{path}: a damaged checkpoint, {damage}; move it away to take the one before")
         try:
             yield path
@@ -174,10 +159,8 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             code = re.search(r"os_error_code='(\d+)'", str(error))  # at the end of TensorStore's long message
             reason = os.strerror(int(code[1])) if code else first_line(error)
-            text = f"cannot write the checkpoint in {self.folder}: {reason}"
-            raise UserError(
-                f"{text}; free space there, then rerun the same command to resume from the last one"
-            ) from error
+            remedy = "free space there, then rerun the same command to resume from the last one"
+            raise UserError(f"cannot write the checkpoint in {self.folder}: {reason}; {remedy}") from error
 
 
 class _ChecksummedPath(atomicity.AtomicRenameTemporaryPath):
@@ -203,9 +186,9 @@ def _write_checksums(folder: Path) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """SHA256 by name of all files that have a checksum."""
+    """SHA256 by name of all files that have a checksum; hidden ones are a file system's or a viewer's."""
     digests = {}
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(folder.rglob("[!.]*")):
         name = str(path.relative_to(folder))
         if path.is_file() and name not in WITHOUT_CHECKSUM:
             with open(path, "rb") as file:
@@ -219,27 +202,16 @@ def _damage(folder: Path) -> str | None:
         lines = (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()
         wanted = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
         found = _digests(folder)
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).relative_to(folder)} is missing"
-    except OSError as error:
-        return f"{error.filename} cannot be read ({error.strerror})"
-    except ValueError:
-        return f"{CHECKSUMS} cannot be read"
-    if not wanted:
-        return f"{CHECKSUMS} is empty"
-    for name in wanted:
-        if found.get(name) != wanted[name]:
-            return f"{name} has changed since it was written" if name in found else f"{name} is missing"
-    for name in found:
-        if name not in wanted and not Path(name).name.startswith("."):  # hidden files are a file system's or viewer's
+    except (OSError, ValueError) as error:
+        return f"{getattr(error, 'filename', None) or CHECKSUMS} cannot be read ({first_line(error)})"
+    for name in wanted | found:
+        if name not in wanted:
             return f"{CHECKSUMS} does not name {name}"
-    return None
-
-
-def _without_closed_loops(unraisable) -> None:
-    """Hides what TensorStore's threads print about a failed write, which is raised as a UserError anyway."""
-    if str(unraisable.exc_value) != "Event loop is closed":
-        sys.__unraisablehook__(unraisable)
+        if name not in found:
+            return f"{name} is missing"
+        if wanted[name] != found[name]:
+            return f"{name} has changed since it was written"
+    return None if wanted else f"{CHECKSUMS} is empty"
 
 
 def _difference(wanted: Any, found: Any) -> str | None:

@@ -1,7 +1,5 @@
 """What a run was made with: commit, versions, hardware, XLA flags; no other environment variable, they hold secrets."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -18,14 +16,11 @@ DISTRIBUTIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", 
 
 
 def describe_environment(repo_root: str | Path) -> dict:
-    """What is needed to repeat a run, as JSON:
+    """What is needed to repeat a run, as JSON: {"commit", "dirty", "versions", "hardware", "xla_flags"}.
 
-    {"commit": str | None, "dirty": bool | None, "versions": {name: str | None}, "hardware": {...},
-    "xla_flags": str | None}.
-
-    `commit` and `dirty` are None unless `repo_root`, the clone the run was started from, is the top of a git clone.
-    `dirty` says that a file under `CODE_PATHS` was changed, deleted or added since the commit. `xla_flags` is the
-    variable XLA_FLAGS: the number of threads in it, for one, changes the last digits of sums.
+    `commit` and `dirty` are None unless `repo_root` is the top of a git clone. `dirty` says that a file under
+    `CODE_PATHS` was changed, deleted or added since the commit. The threads in `xla_flags`, the variable XLA_FLAGS,
+    change the last digits of sums.
     """
     commit, dirty = _describe_commit(Path(repo_root).resolve())
     versions = {"python": platform.python_version(), "plstm": plstm.__version__}
@@ -44,18 +39,16 @@ def _describe_commit(root: Path) -> tuple[str | None, bool | None]:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(root), *arguments]
     try:
+        command = ["git", "-C", str(root), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    found = next(metadata.distributions(name=name), None)
+    return found and found.version
 
 
 def _hardware() -> dict[str, str | int]:

@@ -1,7 +1,5 @@
 """The one way to evaluate, used during training, at its end, and by eval.py, so that all agree to the last digit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol

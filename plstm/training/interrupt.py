@@ -1,10 +1,9 @@
 """Signals as a request to stop after the current step, so that nothing is lost."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
+from typing import Self
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
 
@@ -25,10 +24,10 @@ class Interrupt:
         self._previous = {}
         self._leaving = threading.Lock()
 
-    def __enter__(self) -> Interrupt:
-        is_handled = callable(signal.getsignal(signal.SIGUSR2))
-        for number in (*STOPS, *([signal.SIGUSR2] if is_handled else [])):
-            self._previous[number] = signal.signal(number, self._request)
+    def __enter__(self) -> Self:
+        for number in (*STOPS, signal.SIGUSR2):
+            if number in STOPS or callable(signal.getsignal(number)):
+                self._previous[number] = signal.signal(number, self._request)
         # Python calls handlers only when the main thread returns from C++; a thread reads the signal's number at once.
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)

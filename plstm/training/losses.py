@@ -1,7 +1,5 @@
 """Classification losses over soft targets: one number per example, so that padding can be masked."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -1,7 +1,5 @@
 """The host's memory: freed memory is kept between steps, mappings are counted, out-of-memory errors become one line."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -23,17 +21,12 @@ FULL = 0.8  # of the mappings that Linux allows; what is compiled until the next
 def keep_freed_memory() -> bool:
     """Makes malloc keep freed memory for the next allocation; returns whether it does. Call it before threads start.
 
-    On CPUs a training step allocates and frees gigabytes of temporaries. If the system takes them back, it must clear
-    fresh pages in every step, which takes a tenth to a third of the step's time. Nothing changes without glibc, with an
-    accelerator, whose runtime keeps its own memory, and where the environment configures malloc (MALLOC_... or mmap_max
-    in GLIBC_TUNABLES).
+    On CPUs the system must otherwise clear fresh pages in every step, a tenth to a third of its time. Nothing changes
+    without glibc, with an accelerator, or where MALLOC_... or GLIBC_TUNABLES configure malloc.
     """
-    is_set = any(name.startswith("MALLOC_") for name in os.environ)
-    if is_set or "mmap_max" in os.environ.get("GLIBC_TUNABLES", "") or entry_points(group="jax_plugins"):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
+    is_set = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if is_set or mallopt is None or entry_points(group="jax_plugins"):
         return False
     return all([mallopt(option, value) for option, value in MALLOC_OPTIONS.values()])
 
@@ -41,17 +34,15 @@ def keep_freed_memory() -> bool:
 def forget_programs_near_limit() -> bool:
     """Drops all compiled programs if the process has nearly as many mappings as Linux allows; returns whether it did.
 
-    XLA maps every kernel of a CPU program separately, and the process aborts beyond vm.max_map_count (65,530). A run
-    whose batches have dozens of sizes comes near that. What is needed again is read from the compilation cache.
+    XLA maps every kernel of a CPU program separately, and the process aborts beyond vm.max_map_count (65,530), which
+    batches of dozens of sizes come near. What is needed again is read from the compilation cache.
     """
-    try:
-        used, most = MAPPINGS.read_bytes().count(b"\n"), int(MOST_MAPPINGS.read_text())
-    except (OSError, ValueError):  # another system
+    if not (MAPPINGS.exists() and MOST_MAPPINGS.exists()):  # another system
         return False
-    if used < FULL * most:
-        return False
-    jax.clear_caches()
-    return True
+    is_near = MAPPINGS.read_bytes().count(b"\n") >= FULL * int(MOST_MAPPINGS.read_text())
+    if is_near:
+        jax.clear_caches()
+    return is_near
 
 
 @contextlib.contextmanager

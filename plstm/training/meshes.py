@@ -5,10 +5,7 @@ device has all of it (data parallelism), with fsdp=devices nothing is stored twi
 results are the same.
 """
 
-from __future__ import annotations
-
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +27,7 @@ class MeshConfig:
 
 
 def make_mesh(batch_size: int, fsdp: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The devices, by default all, in the order of their processes; neighbours share a copy of the state.
-
-    Raises UserError if their number does not divide the batch, or `fsdp` does not divide their number.
-    """
+    """The devices, by default all; raises UserError unless they divide the batch, and `fsdp` their number."""
     devices = sorted(devices or jax.devices(), key=lambda device: (device.process_index, device.id))
     if len(devices) % fsdp:
         raise UserError(f"mesh.fsdp={fsdp}: must divide the number of devices, {len(devices)}")
@@ -85,15 +79,15 @@ class Layout:
     def gather(self, tree: Any) -> Any:
         """A placed state with a whole copy on each device."""
         is_whole = all(leaf.is_fully_replicated for leaf in jax.tree.leaves(tree))
-        return tree if is_whole else self._copy(tree)
-
-    @functools.cached_property
-    def _copy(self) -> Callable[[Any], Any]:
-        return jax.jit(lambda tree: tree, out_shardings=self.copies)
+        return tree if is_whole else jax.jit(_same, out_shardings=self.copies)(tree)
 
     def local(self, tree: Any) -> Any:
         """A placed state, whole, on one device of this process."""
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), self.gather(tree))
+
+
+def _same(tree: Any) -> Any:  # one function, so that jit compiles it once
+    return tree
 
 
 def _place(array: Any, sharding: NamedSharding) -> jax.Array:

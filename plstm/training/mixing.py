@@ -1,7 +1,5 @@
 """Augmentation of a whole batch, on the device: random erasing, then mixup or cutmix. All functions can be jitted."""
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -1,7 +1,5 @@
 """AdamW and LAMB with the decay mask of the paper's experiments, and the warm-up and cosine schedule."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -3,9 +3,8 @@
 Each process runs the same program. Process 0 prints, logs and writes; all of them read, compute and save checkpoints.
 """
 
-from __future__ import annotations
-
 import os
+import re
 import sys
 import threading
 import zlib
@@ -28,22 +27,18 @@ STEPS_LATE = 2  # a vote is counted this many steps later, when its result has a
 def start_processes(timeout: float, environment: Mapping[str, str] = os.environ) -> None:
     """Connects this process with the others of its run, if there are others; call it before anything else of JAX.
 
-    There are if COORDINATOR_ADDRESS (host:port of process 0), NUM_PROCESSES and PROCESS_ID are set, or in a Slurm step
-    (srun) of several tasks. After `timeout` seconds without the others the program ends with one line and status 2.
-
-    Raises UserError for variables that are missing or wrong.
+    There are if `VARIABLES` are set, or in a Slurm step (srun) of several tasks. After `timeout` seconds without the
+    others the program ends with one line and status 2. Raises UserError for variables that are missing or wrong.
     """
     arguments = _from_variables(environment) or _from_slurm(environment)
     if arguments is None or jax.distributed.is_initialized():
         return
     number, processes = arguments["process_id"], arguments["num_processes"]
     where = arguments.get("coordinator_address", "Slurm's first node")
-    if number == 0:
-        print(f"process 0 of {processes}: waiting for the others at {where}", flush=True)
+    print(f"process {number} of {processes}: waiting for the others at {where}", flush=True)
 
     def give_up() -> None:  # JAX itself would abort the program with a stack trace
-        missing = "not all others came" if number == 0 else "process 0 does not answer"
-        message = f"process {number} of {processes}: {missing} at {where} in {timeout:g} seconds"
+        message = f"process {number} of {processes}: the others did not come to {where} in {timeout:g} seconds"
         print(f"error: {message}; start all of them, or raise mesh.timeout", file=sys.stderr, flush=True)
         os._exit(2)
 
@@ -56,17 +51,14 @@ def start_processes(timeout: float, environment: Mapping[str, str] = os.environ)
 
 
 def _from_variables(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    values = {name: environment.get(name) or environment.get(f"JAX_{name}") for name in VARIABLES}
+    values = {name: environment.get(name) or environment.get(f"JAX_{name}", "") for name in VARIABLES}
     address, processes, number = values.values()
-    if address is None:
+    if not address:
         return None
-    if missing := [name for name, value in values.items() if value is None]:
-        raise UserError(f"{', '.join(missing)}: not set, but COORDINATOR_ADDRESS is; set all three or none")
-    if not (processes.isdigit() and number.isdigit() and int(number) < int(processes)):
-        raise UserError(f"PROCESS_ID={number}, NUM_PROCESSES={processes}: must be whole numbers, the first smaller")
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise UserError(f"COORDINATOR_ADDRESS={address}: must be host:port of process 0")
+    found = re.fullmatch(r".+:\d+ (\d+) (\d+)", f"{address} {processes} {number}")
+    if not found or int(found[2]) >= int(found[1]):
+        given = ", ".join(f"{name}={value}" for name, value in values.items())
+        raise UserError(f"{given}: set all three or none: host:port of process 0, and two numbers, the last smaller")
     arguments = dict(coordinator_address=address, num_processes=int(processes), process_id=int(number))
     return arguments | {"cluster_detection_method": "deactivate"}
 

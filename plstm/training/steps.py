@@ -1,7 +1,5 @@
 """The training step and what a training run carries from step to step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

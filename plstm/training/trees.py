@@ -1,7 +1,5 @@
 """Names for the leaves of a tree of arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -117,12 +117,31 @@ def compile_step(step: Callable, arguments: tuple) -> tuple[Callable, Row]:
     return run, {"compile_seconds": seconds, "memory_bytes": used - plan.alias_size_in_bytes}
 
 
-def compare_steps(steps: Mapping[str, Callable], arguments: tuple, repeats: int) -> dict[str, Row]:
-    """Compilation, planned memory and times of steps that take the same arguments."""
-    compiled = {name: compile_step(step, arguments) for name, step in steps.items()}
-    runs = {name: functools.partial(run, *arguments) for name, (run, _) in compiled.items()}
-    seconds = alternate(runs, repeats)
-    return {name: report | timing(seconds[name]) for name, (_, report) in compiled.items()}
+def bind_step(step: Callable, arguments: tuple) -> tuple[Callable, Row]:
+    """As `compile_step`, the arguments bound."""
+    run, report = compile_step(step, arguments)
+    return functools.partial(run, *arguments), report
+
+
+def compare(makers: Mapping[str, Callable], repeats: int, tolerant: bool = False) -> dict[str, Row]:
+    """Reports of compiled runs, with their times in turns.
+
+    makers: name -> function that returns a run and its report. tolerant: an error stands in the place of what cannot be
+    compiled or run, because the others are worth having.
+    """
+    found, runs = {}, {}
+    for name, make in makers.items():
+        try:
+            run, found[name] = make()
+            jax.block_until_ready(run())
+            runs[name] = run
+        except Exception as error:
+            if not tolerant:
+                raise
+            found[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
+    for name, seconds in alternate(runs, repeats).items():
+        found[name] |= timing(seconds)
+    return found
 
 
 def peak_memory() -> int:

@@ -21,7 +21,7 @@ from plstm.ops.grid import METHODS, plstm2d
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import init_state, make_train_step
-from scripts.benchmarks.harness import Row, Subject, alternate, compile_step, option, ratio, timing
+from scripts.benchmarks.harness import Row, Subject, alternate, compare, compile_step, option, ratio, timing
 from scripts.benchmarks.operators import draw_operator_inputs, gradient_step
 
 MODELS = {
@@ -55,19 +55,23 @@ class TrainingStep:
         self._inputs = layout.place_rows({"image": images, "label": labels}), jax.random.key(0)
         self._state = layout.place_state(state)
         step = make_train_step(graphdef, optimizer, schedule, classification_loss, layout=layout)
-        self.executable, self.report = compile_step(step, (self._state, *self._inputs))
+        self._run, self.report = compile_step(step, (self._state, *self._inputs))
         self.flops = 3 * batch * forward_flops(config)
 
     def __call__(self) -> Any:
-        self._state, metrics = self.executable(self._state, *self._inputs)
+        self._state, metrics = self._run(self._state, *self._inputs)
         return metrics
+
+
+def make_step(config: VisionConfig, batch: int) -> tuple[TrainingStep, Row]:
+    """A step and its report, with its operations."""
+    step = TrainingStep(config, batch)
+    return step, step.report | {"flops": step.flops}
 
 
 def compare_models(configs: dict[str, VisionConfig], batch: int, repeats: int) -> dict[str, Row]:
     """Compilation, planned memory, times and operations of each config's training step."""
-    steps = {name: TrainingStep(config, batch) for name, config in configs.items()}
-    seconds = alternate(steps, repeats)
-    return {name: step.report | timing(seconds[name]) | {"flops": step.flops} for name, step in steps.items()}
+    return compare({name: functools.partial(make_step, config, batch) for name, config in configs.items()}, repeats)
 
 
 def measure_sizes(options: argparse.Namespace) -> Iterator[Row]:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import jax
 import jax.numpy as jnp
-from plstm.ops.lots import count_lots
 
-from plstm.ops.grid import METHODS, STRUCTURES, GridGates, by_matrix, plstm2d
+from plstm.ops.grid import FORMS, METHODS, STRUCTURES, GridGates, by_matrix, plstm2d
+from plstm.ops.grid.chunks import num_chunks
 from scripts.benchmarks import quadtree
-from scripts.benchmarks.harness import Row, Subject, compare_steps, option, ratio
+from scripts.benchmarks.harness import Row, Subject, bind_step, compare, option, ratio
 
 HEADS, DIM = 3, 64  # of pLSTM-Vis-T
 HOPELESS = 2.5  # times slower than the best form on one grid: not tried on larger ones
-FORMS = {  # of the gating matrix; in D-mode "row_transfer" is a closed form
-    "general": ("row_transfer", "source_scan"),
-    "rank_one": ("row_transfer", "source_scan", "batch_minor"),
-    "no_ru": ("row_transfer", "batch_minor"),
-}
 
 
 def draw_operator_inputs(structure: str, grid: int, batch: int, heads: int = HEADS, dim: int = DIM) -> tuple:
@@ -51,9 +47,12 @@ def gradient_step(operator: Callable) -> Callable:
     return step
 
 
-def compare_operators(operators: dict[str, Callable], arguments: tuple, repeats: int) -> dict[str, Row]:
-    """As `compare_steps`, of forward and backward passes."""
-    return compare_steps({name: gradient_step(run) for name, run in operators.items()}, arguments, repeats)
+def compare_operators(
+    operators: dict[str, Callable], arguments: tuple, repeats: int, **options: bool
+) -> dict[str, Row]:
+    """As `compare`, of forward and backward passes."""
+    makers = {name: partial(bind_step, gradient_step(operator), arguments) for name, operator in operators.items()}
+    return compare(makers, repeats, **options)
 
 
 def measure_operator(options: argparse.Namespace) -> Iterator[Row]:
@@ -75,9 +74,9 @@ def measure_chunks(options: argparse.Namespace) -> Iterator[Row]:
     """The operator in chunks of batch and heads that stay in the cache, against all at once."""
     for structure in options.structures:
         for grid, images in options.cases:
-            chunks = count_lots(images * HEADS, grid**4 * jnp.dtype(jnp.float32).itemsize)
+            chunks = num_chunks(images * HEADS, grid**4 * jnp.dtype(jnp.float32).itemsize)
             by_chunks = partial(by_matrix, structure=structure, form="auto")
-            operators = {"chunked": partial(by_chunks, lots=chunks), "at_once": partial(by_chunks, lots=1)}
+            operators = {"chunked": partial(by_chunks, chunks=chunks), "at_once": partial(by_chunks, chunks=1)}
             found = compare_operators(operators, draw_operator_inputs(structure, grid, images), options.repeats)
             speedup = ratio(found, "at_once", "chunked", "speedup")
             yield {"structure": structure, "grid": grid, "images": images, "chunks": chunks, **found, **speedup}
@@ -91,27 +90,28 @@ def grid_and_images(text: str) -> tuple[int, int]:
     return grid, images
 
 
+def forms_of(structure: str) -> dict[str, Callable]:
+    """The forms that are fit for this backend."""
+    forms = {form: partial(by_matrix, structure=structure, form=form) for form in FORMS[structure]}
+    if jax.default_backend() != "cpu":
+        forms.pop("batch_minor", None)  # made for CPUs
+    methods = ("chunkwise", "fused") if jax.default_backend() == "gpu" else ("chunkwise",)
+    return forms | {method: partial(plstm2d, structure=structure, method=method) for method in methods}
+
+
 def measure_forms(options: argparse.Namespace) -> Iterator[Row]:
     """Every form of the operator by structure, batch and grid: what plstm/ops/tuned.py chooses by."""
-    for structure in options.structures:
-        for batch in options.batches:
-            operators = {form: partial(by_matrix, structure=structure, form=form) for form in FORMS[structure]}
-            operators["chunkwise"] = partial(plstm2d, structure=structure, method="chunkwise")
-            for grid in sorted(options.grids):
-                found = compare_operators(operators, draw_operator_inputs(structure, grid, batch), options.repeats)
-                seconds = {name: form["median_seconds"] for name, form in found.items()}
-                fastest = min(seconds, key=seconds.get)
-                yield {
-                    "structure": structure,
-                    "grid": grid,
-                    "batch": batch,
-                    "dim": DIM,
-                    "fastest": fastest,
-                    "forms": found,
-                }
-                for name, value in seconds.items():
-                    if name != "chunkwise" and value > HOPELESS * seconds[fastest]:
-                        del operators[name]
+    for structure, batch in itertools.product(options.structures, options.batches):
+        forms = forms_of(structure)
+        for grid in sorted(options.grids):
+            q, k, v, gates, direct, cotangent = draw_operator_inputs(structure, grid, batch)
+            q, k, v, cotangent = (tensor.astype(options.dtype) for tensor in (q, k, v, cotangent))
+            found = compare_operators(forms, (q, k, v, gates, direct, cotangent), options.repeats, tolerant=True)
+            seconds = {name: form["median_seconds"] for name, form in found.items() if "median_seconds" in form}
+            fastest = min(seconds, key=seconds.get, default=None)
+            yield {"structure": structure, "grid": grid, "batch": batch, "dim": DIM, "fastest": fastest, "forms": found}
+            hopeless = {name for name, value in seconds.items() if value > HOPELESS * seconds[fastest]} - {"chunkwise"}
+            forms = {name: form for name, form in forms.items() if name not in hopeless}
 
 
 STRUCTURE_OPTION = option(list(STRUCTURES), "of the transitions", str, choices=STRUCTURES)
@@ -139,6 +139,7 @@ SUBJECTS = {
             "--grids": option([12, 24, 32, 48], "side lengths"),
             "--batches": option([1, 3], f"images of {HEADS} heads"),
             "--structures": STRUCTURE_OPTION,
+            "--dtype": option("float32", "of queries, keys and values", str, choices=["float32", "bfloat16"]),
         },
     ),
 }

@@ -17,21 +17,17 @@ def normal(shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def test_kernels_start_normal_with_the_released_deviation():
-    layer = linear(512, 256, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+@pytest.mark.parametrize("kind", ["linear", "patch embedding"])
+def test_kernels_start_normal_with_the_released_deviation_and_patches_lecun_normal(kind):
+    if kind == "linear":
+        layer, variance = linear(512, 256, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)), 2 / (5 * 512)
+    else:
+        layer, variance = PatchEmbedding(16, 3, 256, dtype=jnp.float32, rngs=nnx.Rngs(0)).project, 1 / 768
     kernel = np.asarray(layer.kernel[...])
-    assert kernel.dtype == np.float32 and kernel.shape == (512, 256)
-    assert kernel.std() == pytest.approx(math.sqrt(2 / (5 * 512)), rel=0.01)
-    assert abs(kernel).max() > 3.5 * kernel.std()  # not truncated at two
+    assert kernel.dtype == np.float32 and kernel.shape == ({"linear": 512}.get(kind, 768), 256)
+    assert kernel.std() == pytest.approx(math.sqrt(variance), rel=0.01)
+    assert kind != "linear" or abs(kernel).max() > 3.5 * kernel.std()  # not truncated at two
     np.testing.assert_array_equal(layer.bias[...], 0)
-
-
-def test_patch_embedding_starts_lecun_normal_without_bias():
-    layer = PatchEmbedding(16, 3, 256, dtype=jnp.float32, rngs=nnx.Rngs(0))
-    kernel = np.asarray(layer.project.kernel[...])
-    assert kernel.shape == (768, 256)
-    assert kernel.std() == pytest.approx(math.sqrt(1 / 768), rel=0.01)
-    np.testing.assert_array_equal(layer.project.bias[...], 0)
 
 
 def test_patches_are_cut_in_reading_order(filled):
@@ -68,11 +64,13 @@ def test_norms_compute_in_float32_with_an_epsilon_of_1e_5(filled, kind):
     assert hasattr(layer, "bias") == (kind == "layernorm")
 
 
-def test_mlp_is_two_layers_around_a_tanh_gelu(filled):
-    layer = filled(lambda: MLP(8, 4, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+@pytest.mark.parametrize("approximate", [True, False])
+def test_mlp_is_two_layers_around_a_gelu(filled, approximate):
+    layer = filled(lambda: MLP(8, 4, dtype=jnp.float32, rngs=nnx.Rngs(0), approximate=approximate))
     x = normal((2, 3, 8))
     hidden = x @ np.asarray(layer.up.kernel[...], np.float64) + layer.up.bias[...]
-    hidden *= 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden**3)))
+    by_tanh = np.tanh(math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden**3))
+    hidden *= 0.5 * (1 + (by_tanh if approximate else np.vectorize(math.erf)(hidden * math.sqrt(0.5))))
     np.testing.assert_allclose(jax.jit(layer)(x), hidden @ layer.down.kernel[...] + layer.down.bias[...], atol=1e-5)
 
 
@@ -83,12 +81,6 @@ def test_exact_gelu_is_the_librarys_in_value_and_gradient():
     np.testing.assert_allclose(jax.jit(exact_gelu)(x), oracle(x), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(slope(x), jax.vmap(jax.grad(oracle))(x), rtol=1e-6, atol=2e-6)
     assert exact_gelu(x.astype(jnp.bfloat16)).dtype == slope(x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
-
-
-def test_mlp_takes_the_exact_gelu_where_told():
-    layer = MLP(8, 4, dtype=jnp.float32, rngs=nnx.Rngs(0), approximate=False)
-    x = normal((5, 8))
-    np.testing.assert_allclose(layer(x), layer.down(jax.nn.gelu(layer.up(x), approximate=False)), atol=1e-6)
 
 
 def test_layer_scale_starts_where_told_and_keeps_the_dtype():

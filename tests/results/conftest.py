@@ -1,16 +1,20 @@
 """Example records: finished runs of the tables here with made-up accuracies."""
 
+import contextlib
 import hashlib
+import importlib
+import io
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 from xml.etree import ElementTree
 
 import pytest
 from omegaconf import OmegaConf
 
+from plstm.errors import UserError
 from plstm.results.definitions import load_table
 from plstm.results.records import Record, record_path, write_record
 from plstm.results.sweeps import planned_runs
@@ -23,7 +27,7 @@ HARDWARE = {"platform": "gpu", "device_kind": "H100", "device_count": 1, "cpu_mo
 def example_record(
     experiment="arrow/plstm", seed=43, lr=1e-4, table="arrow", best=None, init_from=None, values=None, **changes
 ):
-    """A record as its table asks for it; `val`, `test` and `test_ext` are last accuracies, others replace whole fields."""
+    """A record as its table asks for it; `val`, `test`, `test_ext` are last accuracies, others replace whole fields."""
     definition = load_table(TABLES / f"{table}.yaml")
     swept = {"seed": seed} | ({"optim.peak_lr": lr} if "optim.peak_lr" in definition.sweep else {}) | (values or {})
     config = OmegaConf.create({"experiment": experiment, "init_from": init_from})
@@ -140,9 +144,14 @@ def path_of(record, folder):
 
 
 def run_script(name, *arguments):
-    """A script with these arguments, run to its end."""
-    command = [sys.executable, f"scripts/{name}.py", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    """What `main` of a script prints with these arguments, the status that it ends with, and the line of its error."""
+    main, printed = importlib.import_module(f"scripts.{name}").main, io.StringIO()
+    with mock.patch("sys.argv", [name, *map(str, arguments)]), contextlib.redirect_stdout(printed):
+        try:
+            status, error = main() or 0, ""
+        except UserError as problem:
+            status, error = 2, str(problem)
+    return SimpleNamespace(returncode=status, stdout=printed.getvalue(), stderr=error)
 
 
 def svg_texts(path):

@@ -4,6 +4,7 @@ from multiprocessing import get_context
 import pytest
 from pydantic import ValidationError
 
+from data.files import write_file
 from plstm.errors import UserError
 from plstm.results.records import (
     CurvePoint,
@@ -12,7 +13,6 @@ from plstm.results.records import (
     read_curve,
     read_records,
     value_at,
-    write_file,
     write_record,
 )
 
@@ -144,10 +144,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     write_file(path, b"old")
 
     def full(*_):
-        raise OSError("disk full")
+        raise OSError(28, "disk full")
 
     monkeypatch.setattr("os.replace", full)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OSError, match=f"disk full: '{path}'"):
         write_file(path, b"new")
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("table.md", b"old")]
 

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from flax import nnx
 from hydra import compose
-from omegaconf import OmegaConf
-from omegaconf.errors import InterpolationResolutionError
 
-from plstm.config import Config, plain_config, portable, run_id, to_config, to_eval_config
+from plstm.config import Config, run_id, to_config, to_eval_config
 from plstm.errors import UserError
 from plstm.models import VisionConfig, build_model
-from plstm.runs.cli import explain, quote_ids
+from plstm.runs.cli import quote_ids
 from plstm.runs.finetuning import Initial, adapt, initial_id
+from plstm.runs.folders import write_config
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import TrainState
-from train import Training
+from plstm.training.trees import named_leaves
+from train import start
 
 SMALL = ["debug=smoke", "model.dim=16", "model.heads=2", "model.depth=1", "optim.name=adamw"]
 HERE = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
@@ -29,12 +29,11 @@ HERE = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
 
 def start_run(runs, node, checkpoints):
     """A folder as train.py leaves it, with a checkpoint for each (step, state, final), the earlier the better."""
-    folder = runs / run_id(plain_config(to_config(node)))
-    (folder / ".hydra").mkdir(parents=True)
-    OmegaConf.save(node, folder / ".hydra/config.yaml")
+    folder = runs / run_id(to_config(node))
+    write_config(folder, to_config(node), [])
     kept = Checkpoints(folder / "checkpoints")
     for step, state, final in checkpoints:
-        kept.save(step, state, {"final": final}, score=1 / step)
+        kept.save(step, state, {"final": final, "sizes": {}}, score=1 / step)
     kept.close()
     return folder
 
@@ -88,33 +87,31 @@ def test_a_run_is_named_by_its_id_its_first_digits_or_its_folder(trained, runs, 
             initial_id(name, runs)
 
 
-def test_the_id_follows_the_start_and_not_its_place(trained, runs, tmp_path, composed):
-    elsewhere = shutil.copytree(trained, tmp_path / "moved")
-    experiment = ["experiment=reduced/imagenet_vit_finetune", *SMALL, f"paths.runs={runs}"]
+def test_the_id_follows_the_start_and_not_its_place(trained, runs, finetuning):
+    def identify(name, *more):
+        config = finetuning(*more)
+        config.init_from = initial_id(name, runs)  # as train.py
+        return run_id(config)
 
-    def folder(start, *more):
-        arguments = [*experiment, f"init_from='{start}'", *more]
-        return compose("train", overrides=arguments, return_hydra_config=True).hydra.run.dir
-
-    here = folder(trained.name)
-    assert here == folder(trained) == folder(elsewhere) == folder(trained.name[:6])
-    assert here != folder("0123456789ab") and here != folder(trained.name, "init_checkpoint=best")
-    with pytest.raises(InterpolationResolutionError) as caught:
-        folder("no-such-run")
-    assert explain(caught.value, Config).startswith("init_from=no-such-run: no such run in")
-    with pytest.raises(InterpolationResolutionError) as caught:
-        compose("train", overrides=experiment, return_hydra_config=True).hydra.run.dir  # noqa: B018
-    assert explain(caught.value, Config) == "init_from: name the run to fine-tune, init_from=<its id or folder>"
+    here = identify(trained.name)
+    assert here == identify(str(trained)) == identify(trained.name[:6])
+    assert here != identify("0123456789ab") and here != identify(trained.name, "init_checkpoint=best")
+    with pytest.raises(UserError, match="^init_from: name the run to fine-tune, init_from=<its id or folder>$"):
+        initial_id("", runs)
 
 
-def test_a_training_starts_from_those_weights(finetuning, trained, weights, tmp_path):
-    config = finetuning("data.size=48", "logger.mode=disabled")
-    training = Training(config, run_id(plain_config(config)), tmp_path / "run", [], str(trained))
-    training.checkpoints.close()
-    assert training.start_weights == f"the weights of {trained}, step 16"
-    pairs = zip(*(jax.tree.leaves(tree) for tree in (training.state.params, weights)), strict=True)
-    for ours, first in pairs:
-        np.testing.assert_array_equal(ours, 2 * first)
+def test_a_training_starts_from_those_weights(finetuning, trained, weights, tmp_path, monkeypatch):
+    config = finetuning("data.size=48", "logger.mode=disabled", f"init_from={trained}", f"paths.results={tmp_path}")
+    seen = {}
+    monkeypatch.setattr(
+        "train.describe_run", lambda *arguments: seen.update(zip("tpmsfo", arguments, strict=True)) or []
+    )
+    monkeypatch.setattr("train.start_tracker", lambda *arguments: 1 / 0)  # ends it before the first step
+    with pytest.raises(ZeroDivisionError):
+        start(config, [], None)
+    assert seen["o"] == f"the weights of {trained}, step 16"
+    jax.tree.map(lambda ours, first: np.testing.assert_array_equal(ours, 2 * first), seen["s"].params, weights)
+    assert seen["f"].name == run_id(config) and config.init_from == trained.name
 
 
 @pytest.mark.parametrize("run", ["12e456", "123e45", "1e5", "123456", "1f392a"])
@@ -127,12 +124,6 @@ def test_only_ids_are_quoted():
     words = ["optim.peak_lr=1e-4,3e4", "seed=1e5", "init_from=runs/12e45", "run=1f392a"]
     assert [quote_ids(word) for word in words] == words
     assert quote_ids("init_from=1e5,3f,2e7") == 'init_from="1e5",3f,"2e7"'
-
-
-def test_records_name_the_start_by_its_id():
-    overrides = ["experiment=x", "init_from=/scratch/run", "paths.runs=/scratch"]
-    assert portable(overrides, "12345e678901") == ["experiment=x", 'init_from="12345e678901"']
-    assert portable(overrides[:1]) == overrides[:1]
 
 
 @pytest.mark.parametrize(("checkpoint", "step"), [("last", 16), ("best", 8)])
@@ -180,7 +171,7 @@ def test_an_unfinished_run_is_refused(composed, runs, finetuning):
 
 
 def test_best_of_a_run_that_chose_none_is_refused(composed, runs, finetuning):
-    node = composed("experiment=reduced/imagenet_vit", *SMALL, "seed=45", "loop.best_metric=null")
+    node = composed("experiment=reduced/imagenet_vit", *SMALL, "seed=45", "loop.best_split=null")
     folder = start_run(runs, node, [(8, {"step": jnp.int32(8)}, {})])
     with pytest.raises(UserError, match="init_checkpoint=best"):
         Initial(folder.name, finetuning("init_checkpoint=best"))
@@ -195,8 +186,20 @@ def test_only_other_classes_make_a_new_head():
     fill = lambda value, shapes: jax.tree.map(lambda leaf: np.full(leaf.shape, value), shapes)  # noqa: E731
     params, changes = adapt(fill(1.0, shapes_of()), fill(2.0, shapes_of(classes=5)))
     assert changes == ["a new head, 3 -> 5 classes"]
-    assert {path[0].key for path, leaf in jax.tree_util.tree_leaves_with_path(params) if leaf.max() == 2} == {"head"}
+    assert {name for name, leaf in named_leaves(params).items() if leaf.max() == 2} == {"head.kernel", "head.bias"}
     assert adapt(shapes_of(), shapes_of())[1] == []
+
+
+def test_a_head_without_bias_is_a_head():
+    def make(classes, value):
+        return {"norm": {"scale": np.full(4, value)}, "head": {"kernel": np.full((4, classes), value)}}
+
+    params, changes = adapt(make(3, 1.0), make(5, 2.0))
+    assert changes == ["a new head, 3 -> 5 classes"]
+    assert (params["head"]["kernel"] == 2).all() and (params["norm"]["scale"] == 1).all()
+    assert adapt(make(3, 1.0), make(3, 2.0))[1] == []
+    with pytest.raises(UserError, match="parameter head.kernel is .* there and .* here"):
+        adapt({"head": {"kernel": np.ones((4, 3))}}, {"head": {"kernel": np.ones((8, 5))}})
 
 
 @pytest.mark.parametrize(

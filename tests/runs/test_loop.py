@@ -5,101 +5,135 @@ from __future__ import annotations
 import itertools
 import shutil
 import signal
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
 
 import train
-from plstm.config import plain_config, run_id, to_config
+from plstm.config import LoopConfig, run_id, shared_config, to_config
 from plstm.errors import ReadError
 from plstm.results.records import commits_of, read_records
+from plstm.runs.programs import Plan, compile_programs
+from plstm.runs.status import is_best
+from plstm.tasks import TASKS
 from plstm.training import memory
+from plstm.training.checkpoints import Checkpoints
 from plstm.training.interrupt import Interrupt
-from train import Training
+from plstm.training.tracking import read_metrics
 
 
 @pytest.fixture
-def start(composed, tmp_path):
-    """Function without arguments that starts, or resumes, a short run in this process."""
+def config(composed, tmp_path):
     folders = [f"data.root={tmp_path}", f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results"]
     tiny = ["debug=smoke", "model=vit_small", "model.dim=16", "model.heads=2", "logger.mode=disabled"]
-    loop = ["optim.epochs=4", "loop.log_every=5", "loop.eval_every=1000"]
-    config = to_config(composed("experiment=demo/vit", *tiny, *loop, *folders))
-    run = run_id(plain_config(config))
+    loop = ["optim.epochs=4", "loop.log_every=5", "loop.eval_every=1000", "loop.final_splits=[val]"]
+    return to_config(composed("experiment=demo/vit", *tiny, *loop, *folders))
 
-    def start() -> Training:
-        training = Training(config, run, tmp_path / "runs" / run, [], None)
-        training.show_banner()
-        return training
+
+@pytest.fixture
+def start(config):
+    """Function that starts, or resumes, a short run in this process; a signal may have come before its first step."""
+
+    def start(signal_number: int | None = None):
+        with Interrupt() as interrupt:
+            interrupt.signal_number = signal_number
+            return train.start(config, [], interrupt)
 
     return start
 
 
-def test_a_record_names_the_commits_and_machines_of_all_sessions(start, tmp_path, monkeypatch):
+def test_a_record_names_the_commits_and_machines_of_all_sessions(start, config, tmp_path, monkeypatch):
     environment = train.describe_environment(train.ROOT)
     first, second = ({**environment, "commit": digit * 40, "dirty": digit == "a"} for digit in "ab")
-    seconds = 0.0
-    for session in (first, second, second, None):
-        monkeypatch.setattr(train, "describe_environment", lambda root, made=session or environment: made)
-        training = start()
-        assert training.wall_before == seconds
-        with Interrupt() as interrupt:
-            interrupt.signal_number = session and signal.SIGTERM  # as if one came during the first step
-            assert training.run_loop(interrupt) == (signal.SIGTERM if session else None)
-        if session is None:
-            training.finish(training.whole_weights())
-        training.checkpoints.close()
-        assert training.info["wall_seconds"] > seconds
-        seconds = training.info["wall_seconds"]
+    checkpoints, seconds = tmp_path / "runs" / run_id(config) / "checkpoints", 0.0
+    for session in (first, second, second):
+        monkeypatch.setattr(train, "describe_environment", lambda root, made=session: made)
+        with pytest.raises(train.Stopped) as stopped:
+            start(signal.SIGTERM)
+        assert stopped.value.args == (signal.SIGTERM,)
+        kept = Checkpoints(checkpoints, read_only=True)
+        info = kept.info(kept.last_step())
+        assert info["wall_seconds"] > seconds
+        seconds = info["wall_seconds"]
+    monkeypatch.setattr(train, "describe_environment", lambda root: environment)
+    assert start().wall_seconds >= round(seconds, 1)
     (record,) = read_records(tmp_path / "results")
     assert record.earlier == [{"until": 1, **first}, {"until": 3, **second}]
     assert (record.commit, record.hardware) == (environment["commit"], environment["hardware"])
     assert {"aaaaaaa*", "bbbbbbb"} < set(commits_of([record]))
+    assert start() == record  # it has finished
 
 
-def test_the_host_reads_from_the_device_at_log_points_only(start, monkeypatch):
-    training = start()
+def test_the_host_reads_from_the_device_at_log_points_only(start, config, monkeypatch):
+    now, reads, array = SimpleNamespace(step=None), [], type(jnp.zeros(1))
+    add, value = train.MetricAverager.add, array._value  # what float(), int() and NumPy call for an array's numbers
 
-    array, reads = type(jnp.zeros(1)), []
-    value = array._value  # what float(), int() and NumPy call for an array's numbers
-    monkeypatch.setattr(array, "_value", property(lambda self: reads.append(training.step) or value.fget(self)))
-    with Interrupt() as interrupt:
-        training.run_loop(interrupt)
-    training.checkpoints.close()
-    training.tracker.finish(1)
-    assert training.steps >= 12
-    assert set(reads) == {*range(5, training.steps, 5), training.steps}
+    def count_step(self, metrics):
+        now.step = (now.step or 0) + 1
+        return add(self, metrics)
+
+    def forget(self, *arguments):  # what follows the last step may read
+        now.step = None
+
+    monkeypatch.setattr(train.MetricAverager, "add", count_step)
+    monkeypatch.setattr(
+        train, "evaluate", lambda *arguments: forget(None) or {"loss": 0.0, "accuracy": 0.0, "count": 1}
+    )
+    monkeypatch.setattr(array, "_value", property(lambda self: reads.append(now.step) or value.fget(self)))
+    start()
+    steps = Plan.of(config, TASKS[config.task](config)).steps
+    assert steps >= 12
+    assert set(reads) - {None} == {*range(5, steps, 5), steps}
 
 
-def test_where_batches_cannot_be_read_the_run_saves_before_it_ends(start, capsys):
-    training = start()
-    batches = training.source
+def test_where_batches_cannot_be_read_the_run_saves_before_it_ends(start, monkeypatch, capsys):
+    batches = TASKS["arrow"].batches
 
     class Broken:
+        def __init__(self, *arguments):
+            self.whole = batches(*arguments)
+
         def from_step(self, step):
-            yield from itertools.islice(batches.from_step(step), 7 - step)
+            yield from itertools.islice(self.whole.from_step(step), 7 - step)
             raise ReadError("image 7 is gone")
 
-    training.source = Broken()
-    with Interrupt() as interrupt, pytest.raises(ReadError, match="image 7 is gone"):
-        training.run_loop(interrupt)
-    training.checkpoints.close()
-    assert "saved at step 7; the same command goes on" in capsys.readouterr().out
-    assert start().start == 7
+    with monkeypatch.context() as patch:
+        patch.setattr(TASKS["arrow"], "batches", lambda *arguments: Broken(*arguments))
+        with pytest.raises(ReadError, match="image 7 is gone"):
+            start()
+    assert "saved at step 7; the same command resumes the run" in capsys.readouterr().out
+    start()
+    assert "resumed at step 7" in capsys.readouterr().out.replace("\n", " ")
 
 
-def test_forgetting_programs_changes_no_digit(start, tmp_path, monkeypatch):
+def test_forgetting_programs_changes_no_digit(start, config, tmp_path, monkeypatch):
     few = tmp_path / "max_map_count"
     few.write_text("1")
-    lines = []
+    config.loop.eval_every, lines = 4, []
     for limit in (memory.MOST_MAPPINGS, few):
         monkeypatch.setattr(memory, "MOST_MAPPINGS", limit)
-        training = start()
-        training.eval_every = 4
-        with Interrupt() as interrupt:
-            training.run_loop(interrupt)
-        training.checkpoints.close()
-        found = training.metrics.lines()
-        lines.append([{name: line[name] for name in line if name != "images_per_second"} for line in found])
+        start()
+        found = read_metrics(tmp_path / "runs" / run_id(config) / "metrics.jsonl")
+        lines.append([line | {"examples_per_second": 0} for line in found])
         shutil.rmtree(tmp_path / "runs")
+        shutil.rmtree(tmp_path / "results")
     assert lines[0] == lines[1] and len(lines[0]) > 6
+
+
+@pytest.mark.parametrize(("tie", "equal_is_best"), [("latest", True), ("earliest", False)])
+def test_of_equal_scores_the_config_says_which_is_best(tie, equal_is_best):
+    loop, best = LoopConfig(best_tie=tie), {"step": 2, "val": {"accuracy": 0.5}}
+    for accuracy, expected in ((0.25, False), (0.5, equal_is_best), (0.75, True)):
+        assert is_best({"val": {"accuracy": accuracy}}, best, loop, "accuracy") is expected
+    assert is_best({"val": {"accuracy": 0.0}}, None, loop, "accuracy")
+    assert not is_best({"val": {"accuracy": 1.0}}, None, LoopConfig(best_split=None), "accuracy")
+
+
+def test_folds_and_seeds_share_what_is_compiled_and_other_models_do_not(composed):
+    """Also where folds have not equally many training graphs, but as many batches."""
+    tiny = ["experiment=graphs/gin", "debug=smoke", "model.dim=8"]
+    made = []
+    for more in (["data.fold=0"], ["data.fold=1", "seed=44"], ["data.fold=1", "model.dim=16"]):
+        made.append(compile_programs(shared_config(to_config(composed(*tiny, *more))), 4, 2, 2))
+    assert made[0] is made[1] is not made[2]

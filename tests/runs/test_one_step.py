@@ -13,15 +13,15 @@ from plstm.tasks import TASKS
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer, learning_rate_schedule
 from plstm.training.steps import init_state, make_train_step
-
-from .test_experiments import EXPERIMENTS, start_of
+from plstm.training.trees import named_leaves
+from tests.config.test_experiments import EXPERIMENTS, start_of
 
 # Without weight decay, which moves parameters that have no gradient.
 SMALL = ["debug=smoke", "model.dim=16", "optim.batch_size=8", "optim.weight_decay=0"]
 # LAMB, binary cross entropy, mixing, stochastic depth, LayerScale; batch norm; other tests train pLSTM.
 QUICK = ["imagenet/vit_s", "graphs/gin"]
 # What makes no other program.
-ALIKE = ("experiment", "seed", "init_from", "init_checkpoint", "loop", "logger", "paths", "report", "data")
+ALIKE = ("experiment", "seed", "init_from", "init_checkpoint", "loop", "logger", "paths", "data")
 SETTINGS = ("peak_lr", "end_factor", "warmup_epochs", "epochs", "weight_decay", "batch_size")
 
 
@@ -63,13 +63,12 @@ def take_step(config) -> tuple[float, list[str], list[str]]:
     task = TASKS[config.task](config)
     optimizer = build_optimizer(config.optim, learning_rate_schedule(config.optim, 20, 0))
     graphdef, state = init_state(task.build_model(config.seed), optimizer)
-    layout, key = Layout(make_mesh(config.optim.batch_size)), jax.random.key(0)
-    step = make_train_step(graphdef, optimizer, lambda n: 0.0, task.loss, key=key, layout=layout)
-    before = jax.tree.map(np.asarray, state.params)
-    batch = next(task.batches(key, layout).from_step(0))
-    state, metrics = step(state, batch)
-    after = jax.tree.map(np.asarray, state.params)
-    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(before)]
-    pairs = list(zip(names, jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
-    unmoved = [name for name, old, new in pairs if (old == new).all()]
-    return float(metrics["loss"]), unmoved, [name for name, _, new in pairs if not np.isfinite(new).all()]
+    layout = Layout(make_mesh(config.optim.batch_size))
+    step = make_train_step(graphdef, optimizer, lambda n: 0.0, task.loss, layout=layout)
+    before = jax.tree.map(np.array, state.params)
+    batch = next(task.batches(layout).from_step(0))
+    state, metrics = step(state, batch, jax.random.key(0))
+    total, count = metrics.averaged["loss"]
+    after = named_leaves(state.params)
+    unmoved = [name for name, old in named_leaves(before).items() if (old == after[name]).all()]
+    return float(total / count), unmoved, [name for name, new in after.items() if not np.isfinite(new).all()]

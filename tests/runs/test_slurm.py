@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hydra import compose
 
 from plstm.results.records import read_records
 
-from .conftest import ROOT
-
+ROOT = Path(__file__).resolve().parents[2]
 has_plugin = importlib.util.find_spec("submitit") is not None
 needs_plugin = pytest.mark.skipif(not has_plugin, reason="hydra-submitit-launcher is not installed (extra slurm)")
 

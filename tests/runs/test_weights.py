@@ -10,15 +10,15 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from omegaconf import OmegaConf
 from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from plstm.config import Config, identity, plain_config
+from plstm.config import Config, portable_config
 from plstm.errors import UserError
-from plstm.models import VisionConfig, build_model, from_checkpoint, save_safetensors
-from plstm.runs.weights import config_of
+from plstm.models import VisionConfig, build_model
+from plstm.runs.folders import write_config
+from plstm.runs.weights import config_of, from_checkpoint, save_safetensors
 from plstm.tasks.arrow import ArrowData
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.optimizers import build_optimizer
@@ -26,6 +26,7 @@ from plstm.training.steps import init_state
 
 ROOT = Path(__file__).resolve().parents[2]
 ID = "0123456789ab"
+INFO = {"sizes": {}, "class_names": ["away", "at"]}  # as train.py keeps it
 
 
 def tiny_config() -> Config:
@@ -46,11 +47,10 @@ def runs(tmp_path_factory) -> Path:
     """A folder of one run, with checkpoints of steps 1 (the best) and 2."""
     folder = tmp_path_factory.mktemp("runs")
     config = tiny_config()
-    (folder / ID / ".hydra").mkdir(parents=True)
-    OmegaConf.save(OmegaConf.create(plain_config(config)), folder / ID / ".hydra" / "config.yaml")
+    write_config(folder / ID, config, [])
     checkpoints = Checkpoints(folder / ID / "checkpoints")
     for step, score in ((1, 0.9), (2, 0.1)):
-        checkpoints.save(step, tiny_state(config, step)[1], {}, score)
+        checkpoints.save(step, tiny_state(config, step)[1], INFO, score)
     checkpoints.close()
     return folder
 
@@ -85,7 +85,7 @@ def test_a_checkpoint_without_a_score_is_not_the_best(runs, tmp_path):
     folder = tmp_path / ID
     shutil.copytree(runs / ID / ".hydra", folder / ".hydra")
     checkpoints = Checkpoints(folder / "checkpoints")
-    checkpoints.save(2, tiny_state(tiny_config(), 2)[1], {}, -1.0)  # as of a run stopped before its first evaluation
+    checkpoints.save(2, tiny_state(tiny_config(), 2)[1], INFO, -1.0)  # as of a run stopped before its first evaluation
     checkpoints.close()
     with pytest.raises(UserError, match=f"{folder}: no best checkpoint; .*; or take the last"):
         from_checkpoint(folder, checkpoint="best")
@@ -95,18 +95,14 @@ def test_the_file_says_all_that_is_needed_to_use_it(runs, exported):
     with safe_open(exported, framework="np") as file:
         metadata, names = file.metadata(), set(file.keys())
     assert {"head.kernel", "embedding.project.bias", "groups.blocks.1.mlp.up.kernel"} <= names
-    plain = {"format": "plstm", "format_version": "1", "run": ID, "step": "2"}
+    plain = {"format": "plstm", "format_version": "2", "sizes": "{}", "run": ID, "step": "2"}
     assert {key: metadata[key] for key in plain} == plain
     config = json.loads(metadata["config"])
-    assert config == identity(plain_config(tiny_config()))
+    assert config == portable_config(tiny_config())
     assert config["model"]["dim"] == 16 and "paths" not in config
     assert json.loads(metadata["class_names"]) == ["away", "at"]
-    assert json.loads(metadata["preprocessing"]) == {
-        "size": 48,
-        "crop_ratio": 1.0,
-        "mean": [0.485, 0.456, 0.406],
-        "deviation": [0.229, 0.224, 0.225],
-    }
+    channels = {"mean": [0.485, 0.456, 0.406], "deviation": [0.229, 0.224, 0.225]}
+    assert json.loads(metadata["preprocessing"]) == {"size": 48, "crop_ratio": 1.0} | channels
     assert config_of(exported).data == config_of(ID, runs).data == tiny_config().data
 
 
@@ -123,7 +119,7 @@ def test_a_file_s_own_preprocessing_is_used(exported, tmp_path):
 
 
 def test_weights_of_a_gpu_s_kernels_serve_elsewhere(exported, tmp_path):
-    path, config = tmp_path / "other.safetensors", identity(plain_config(tiny_config()))
+    path, config = tmp_path / "other.safetensors", portable_config(tiny_config())
     rewrite(exported, path, config=json.dumps(config | {"model": config["model"] | {"method": "fused"}}))
     image = np.random.default_rng(0).standard_normal((1, 48, 48, 3), np.float32)
     model = from_checkpoint(path)
@@ -131,43 +127,26 @@ def test_weights_of_a_gpu_s_kernels_serve_elsewhere(exported, tmp_path):
     assert model.info.config.model.method == "fused"
 
 
-def rewrite(source: Path, path: Path, change=lambda tensors: None, **metadata) -> None:
+def rewrite(source: Path, path: Path, tensors: dict | None = None, **metadata) -> None:
     """A copy of a file with changed tensors or metadata; None leaves an entry out."""
-    tensors = load_file(source)
     with safe_open(source, framework="np") as file:
         kept = {key: value for key, value in (file.metadata() | metadata).items() if value is not None}
-    change(tensors)
+    tensors = {name: tensor for name, tensor in (load_file(source) | (tensors or {})).items() if tensor is not None}
     save_file(tensors, path, kept)
 
 
-def drop(tensors):
-    del tensors["norm.scale"]
-
-
-def add(tensors):
-    tensors["norm.shift"] = np.zeros(3, np.float32)
-
-
-def widen(tensors):
-    tensors["head.bias"] = np.zeros(10, np.float32)
-
-
-def halve(tensors):
-    tensors["head.bias"] = tensors["head.bias"].astype(np.float16)
-
-
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("name", "tensor", "words"),
     [
-        (drop, "no tensor norm.scale"),
-        (add, "a tensor norm.shift, which the model does not"),
-        (widen, r"tensor head.bias is F32 \(10,\) there and F32 \(2,\) here"),
-        (halve, r"tensor head.bias is F16 \(2,\) there and F32 \(2,\) here"),
+        ("norm.scale", None, "no tensor norm.scale"),
+        ("norm.shift", np.zeros(3, np.float32), "a tensor norm.shift, which the model does not"),
+        ("head.bias", np.zeros(10, np.float32), r"tensor head.bias is F32 \(10,\) there and F32 \(2,\) here"),
+        ("head.bias", np.zeros(2, np.float16), r"tensor head.bias is F16 \(2,\) there and F32 \(2,\) here"),
     ],
 )
-def test_tensors_of_another_model_are_named(exported, tmp_path, change, words):
+def test_tensors_of_another_model_are_named(exported, tmp_path, name, tensor, words):
     path = tmp_path / "other.safetensors"
-    rewrite(exported, path, change)
+    rewrite(exported, path, {name: tensor})
     with pytest.raises(UserError, match=f"{path}: not of this model: .*{words}"):
         from_checkpoint(path)
 
@@ -176,7 +155,7 @@ def test_tensors_of_another_model_are_named(exported, tmp_path, change, words):
     ("metadata", "words"),
     [
         ({"format": None}, "made by another program; .* scripts/export.py"),
-        ({"format_version": "2"}, "format version 2, and this code reads 1"),
+        ({"format_version": "1"}, "format version 1, and this code reads 2; export it again"),
         ({"config": None}, "metadata are damaged"),
         ({"config": "[1"}, "metadata are damaged"),
         ({"config": "[]"}, "metadata are damaged"),
@@ -184,6 +163,7 @@ def test_tensors_of_another_model_are_named(exported, tmp_path, change, words):
         ({"config": '{"data": {}, "optim": {}, "task": "knots"}'}, "metadata are damaged .*task='knots'"),
         ({"step": "many"}, "metadata are damaged"),
         ({"class_names": None}, "metadata are damaged"),
+        ({"sizes": None}, "metadata are damaged"),
         ({"preprocessing": '{"side": 3}'}, "metadata are damaged .*side"),
     ],
 )

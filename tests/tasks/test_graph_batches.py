@@ -11,7 +11,7 @@ from data.graphs.tudataset import read_tudataset
 from plstm.tasks import graph_batches
 from plstm.tasks.graph_batches import GraphBatches
 
-TOY = read_tudataset("TOY", Path(__file__).parent / "tudataset" / "TOY")
+TOY = read_tudataset("TOY", Path(__file__).parents[1] / "data" / "tudataset" / "TOY")
 
 
 def graphs_of(batch, graphs):

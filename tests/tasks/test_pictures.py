@@ -1,10 +1,12 @@
 from xml.etree import ElementTree
 
 import numpy as np
-import pytest
+from flax import nnx
 from PIL import Image
 
-from plstm.tasks.pictures import gating_figure, samples_figure
+from plstm.models.vision import VisionConfig, VisionModel
+from plstm.tasks import pictures
+from plstm.tasks.pictures import draw_gating, draw_samples
 
 
 def pixels(path):
@@ -18,30 +20,38 @@ def svg_texts(path):
 
 
 def test_samples_show_prediction_and_correctness(tmp_path):
-    images = np.full((8, 48, 48), 255, np.uint8)
+    images = np.full((8, 48, 48, 1), 255, np.uint8)
     images[:, 20:30, 20:30] = 0
     at = np.array([0.97, 0.02, 0.9, 0.3, 0.5, 0.1, 0.8, 0.6])
+    logits = {"val": np.log(np.stack([1 - at, at], axis=1))[:6], "test": np.log(np.stack([1 - at, at], axis=1))[6:]}
     label = np.array([1, 0, 0, 1, 1, 0, 1, 1])
-    probabilities, names = np.stack([1 - at, at], axis=1), ("past", "at")
-    titles = [f"sample {i}" for i in range(8)]
-    png, svg = samples_figure(images, label, probabilities, names, titles, tmp_path / "samples")
-    texts = svg_texts(svg)
+    batches = {"val": {"split": "val", "label": label[:6], "mask": np.ones(6, bool)}}
+    batches["test"] = {"split": "test", "label": label[6:], "mask": np.ones(2, bool)}
+    pixels_of = {"val": images[:6], "test": images[6:]}
+    predict = lambda params, batch: logits[batch["split"]]  # noqa: E731
+    (png,) = draw_samples(None, predict, batches, pixels_of, ("past", "at"), tmp_path / "samples")
+    texts = svg_texts(png.with_suffix(".svg"))
     assert [text for text in texts if text.startswith(("✓", "✗"))] == [
         *["✓ at 0.97", "✓ past 0.98", "✗ at 0.90", "✗ past 0.70"],
         *["✗ past 0.50", "✓ past 0.90", "✓ at 0.80", "✓ at 0.60"],  # a tie is class 0, as in the accuracy
     ]
-    assert [text for text in texts if text.startswith("sample")] == [f"sample {i}" for i in range(8)]
+    titles = [*(f"val {n}" for n in range(6)), "test 0", "test 1"]
+    assert [text for text in texts if text.startswith(("val", "test"))] == titles
     assert (pixels(png) == 0).all(-1).mean() > 0.01
 
 
-def test_gating_shows_sign_scale_and_source(tmp_path):
+def test_gating_shows_sign_scale_and_source(tmp_path, monkeypatch):
     y, x = np.mgrid[:12, :12]
-    pattern = np.where((y >= 4) & (x >= 3), 0.5 ** (y - 4) * (-0.7) ** (x - 3), 0.0)
-    png, svg = gating_figure([pattern, np.zeros((6, 9))], ["D-mode", "P-mode"], (4, 3), tmp_path / "gating")
-    texts = svg_texts(svg)
-    assert "D-mode" in texts and "P-mode" in texts and {"-1", "0", "1"} <= set(texts)
+    pattern = np.where((y >= 6) & (x >= 6), 0.5 ** (y - 6) * (-0.7) ** (x - 6.0), 0.0)[None]
+    patterns = {"D": (1, pattern), "P": (0, np.zeros((1, 12, 12)))}
+    monkeypatch.setattr(pictures, "gating_patterns", lambda model, image, source: patterns)
+    model = VisionModel(VisionConfig(image_size=24, patch_size=2, dim=16, depth=2, heads=1, classes=2), nnx.Rngs(0))
+    (png,) = draw_gating(model, np.zeros((24, 24, 3), np.float32), tmp_path / "gating")
+    texts = svg_texts(png.with_suffix(".svg"))
+    assert [text for text in texts if "mode" in text] == ["P-mode, layer 1, head 1", "D-mode, layer 2, head 1"]
+    assert {"-1", "0", "1"} <= set(texts)
     image = pixels(png).astype(int)
     red, blue = image[..., 0] - image[..., 2], image[..., 2] - image[..., 0]
     assert (red > 80).any() and (blue > 80).any()
-    with pytest.raises(ValueError, match="zip"):
-        gating_figure([pattern], ["one", "two"], (0, 0), tmp_path / "gating")
+    monkeypatch.setattr(pictures, "gating_patterns", lambda model, image, source: {})
+    assert draw_gating(model, np.zeros((24, 24, 3), np.float32), tmp_path / "none") == []

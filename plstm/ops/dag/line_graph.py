@@ -197,10 +197,20 @@ def pack(
     depth = int(level.max(initial=0))
     width = width or _step_width(len(line_to), depth)
     packed = PackedDags(
-        *(tail, head, on_edges(True, no_edge.astype(bool))),
-        *(line_from, line_to, np.ones(len(line_to), bool), joined("multitree"), joined("reverse_multitree")),
-        *(_schedule(level[line_to], width), _schedule(height[line_from], width)),
-        *(blocks, block_nodes, block_edges, depth),
+        tail=tail,
+        head=head,
+        edge_mask=on_edges(True, no_edge.astype(bool)),
+        line_from=line_from,
+        line_to=line_to,
+        line_mask=np.ones(len(line_to), bool),
+        multitree=joined("multitree"),
+        reverse_multitree=joined("reverse_multitree"),
+        schedule=_schedule(level[line_to], width),
+        reverse_schedule=_schedule(height[line_from], width),
+        blocks=blocks,
+        block_nodes=block_nodes,
+        block_edges=block_edges,
+        depth=depth,
     )
     return packed, placement
 

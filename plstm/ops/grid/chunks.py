@@ -1,7 +1,7 @@
 """Independent entries of batch x heads, computed a chunk at a time so that a chunk's tensors stay in a CPU's cache.
 
 Making a gating matrix takes many passes over N x N numbers an entry; with all entries at once each pass goes to memory.
-The backward pass computes a chunk again instead of reading it. `scripts/benchmark.py lots` compares the two.
+The backward pass computes a chunk again instead of reading it. `scripts/benchmark.py chunks` compares the two.
 """
 
 from __future__ import annotations

@@ -1,0 +1,59 @@
+"""What eval.py evaluates: the run's own data, but for what is given."""
+
+from __future__ import annotations
+
+import pytest
+from hydra import compose
+
+from eval import choose_source, choose_splits, choose_task
+from plstm.config import to_config, to_eval_config
+from plstm.errors import UserError
+
+
+@pytest.fixture
+def data_of(composed):
+    """Function of (arguments of the run, those of the evaluation): the task's data after both."""
+
+    def data_of(run: list[str], *arguments: str):
+        return choose_task(to_config(composed(*run)), to_eval_config(compose("eval", list(arguments)))).config.data
+
+    return data_of
+
+
+@pytest.mark.parametrize(
+    ("run", "key", "own", "given"),
+    [
+        (["data.generate=false"], "generate", False, True),
+        (["data.generate=true"], "generate", True, False),
+        (["experiment=graphs/gin", "data.download=false"], "download", False, True),
+        (["experiment=graphs/gin"], "download", True, False),
+        (["data.root=here"], "root", "here", "there"),
+        (["data.workers=2"], "workers", 2, 0),
+        (["experiment=imagenet/vit_s"], "max_corrupt", 0.001, 0.5),
+    ],
+)
+def test_the_run_s_data_are_taken_but_for_what_is_given(data_of, run, key, own, given):
+    assert getattr(data_of(run), key) == own
+    assert getattr(data_of(run, f"data.{key}={given}"), key) == given
+
+
+def test_a_key_that_the_run_s_data_lack_changes_nothing(data_of):
+    assert data_of([], "data.download=false") == data_of([])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["run=x", "weights=y"], "run: give a value, .* and not both"),
+        ([], "run: give a value"),
+        (["run=x", "checkpoint=newest"], "checkpoint=newest: choose one of last, best"),
+        (["run=x", "data.split=val", "data.folder=y"], "data.folder: takes the place of data.split"),
+        (["run=x", "data.folder=y", "data.max_corrupt=2"], r"data.max_corrupt=2.0: must be in \[0, 1\]"),
+        (["run=x", "data.workers=-1"], "data.workers=-1: must be from 0 to 1024"),
+    ],
+)
+def test_bad_input_is_named(composed, arguments, line):
+    options = to_eval_config(compose("eval", arguments)) if composed else None
+    with pytest.raises(UserError, match=line):
+        choose_source(options)
+        choose_splits(choose_task(to_config(composed()), options), options)
