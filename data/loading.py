@@ -31,11 +31,8 @@ SECONDS_TO_SAVE = 60
 
 @lru_cache(maxsize=4)
 def epoch_order(seed: int, epoch: int, examples: int) -> np.ndarray:
-    """The order in which an epoch visits its examples: a permutation, int64 [examples], read-only.
-
-    It is the same in every release of NumPy, which keeps RandomState's numbers.
-    """
-    order = np.random.RandomState((seed, epoch)).permutation(examples)
+    """The order in which an epoch visits its examples: a permutation, int64 [examples], read-only."""
+    order = np.random.RandomState((seed, epoch)).permutation(examples)  # the same in every release of NumPy
     order.flags.writeable = False
     return order
 
@@ -82,23 +79,23 @@ def pack(images: np.ndarray) -> np.ndarray:
 
 
 def unpack(bits: Any, size: int) -> Any:
-    """uint8 [..., ceil(size * size / 8)] -> uint8 [..., size, size] of 0 and 255.
-
-    NumPy arrays stay NumPy; JAX arrays stay JAX, also inside jax.jit (with `size` static).
-    """
+    """uint8 [..., ceil(size * size / 8)] -> uint8 [..., size, size] of 0 and 255; NumPy or JAX, as it is given."""
     xp = np if isinstance(bits, np.ndarray) else jnp
     pixels = xp.unpackbits(bits, axis=-1, count=size * size)
     return pixels.reshape(*bits.shape[:-1], size, size) * xp.uint8(255)
 
 
 class DeviceBatches:
-    """A whole packed split on the device, shuffled there by index."""
+    """A whole packed split on the device, shuffled there by index.
+
+    `put` places an array on the device, or a copy on each; `layout` is the sharding of the batches.
+    """
 
     def __init__(self, split: PackedSplit, batch_size: int, seed: int, put=jnp.asarray, layout=None):
-        """`put` places an array on the device, or a copy on each; `layout` is the sharding of the batches."""
         self._bits, self._labels = put(np.asarray(split.bits)), put(split.labels.astype(np.int32))
         self._batch_size, self._seed, self._put = batch_size, seed, put
-        self._gather = jax.jit(_gather, out_shardings=layout)
+        gather = lambda bits, labels, order, n: {"image": bits[order[n]], "label": labels[order[n]]}  # noqa: E731
+        self._gather = jax.jit(gather, out_shardings=layout)
 
     def from_step(self, step: int) -> Iterator[dict[str, jax.Array]]:
         """Endless batches {"image": packed bits, "label": int32 [batch]}; `step` 0 is the first of the training."""
@@ -110,10 +107,6 @@ class DeviceBatches:
             for n in range(position, steps):
                 yield self._gather(self._bits, self._labels, order, n)
             epoch, position = epoch + 1, 0
-
-
-def _gather(bits, labels, order, n):
-    return {"image": bits[order[n]], "label": labels[order[n]]}
 
 
 @dataclass(eq=False, repr=False)

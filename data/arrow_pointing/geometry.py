@@ -162,7 +162,7 @@ class ArrowVariant:
 
     def __post_init__(self):
         object.__setattr__(self, "scale", float(self.scale))
-        Canvas(self.size, self.scale)
+        Canvas(self.size, self.scale)  # checks both
         if self.train_seed < 0:
             raise UserError(f"data.train_seed={self.train_seed}: must be 0 or more; the paper's are 43 to 47")
         for key in ("train_images", "eval_images"):
@@ -183,7 +183,7 @@ class ArrowVariant:
         return Canvas(self.size * (2 if SPLITS[split].extended else 1), self.scale)
 
     def images(self, split: str) -> int:
-        """How many images `split` has. Raises UserError for an unknown split."""
+        """Of a split. Raises UserError for an unknown one."""
         if split not in SPLITS:
             raise UserError(f"data.split={split}: no such split; choose from {', '.join(SPLITS)}")
         return self.train_images if split == "train" else self.eval_images or SPLITS[split].images

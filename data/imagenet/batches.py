@@ -4,8 +4,8 @@ Order and randomness are functions of (seed, epoch, image, view) alone: so a che
 resumed run continues with the batch it would have had, and the number of reading processes changes nothing.
 
 A view is written once, into the batch in shared memory that this process hands to the device. Each reading process
-makes whole batches, and grain keeps up to four of each one's: shared memory must hold (4 workers + 3) batches, and while
-a training evaluates, those of the evaluation as well; a batch of 2,048 views of 192 x 192 takes 0.23 GB.
+makes whole batches, and grain keeps up to four of each one's: shared memory must hold (4 workers + 3) batches, and those
+of an evaluation as well; a batch of 2,048 views of 192 x 192 takes 0.23 GB.
 """
 
 import os
@@ -13,7 +13,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -122,11 +122,28 @@ class _EvaluationBatches(_Batches):
         return self._make(range(len(self.rows)), fill) | {"mask": mask}
 
 
+@dataclass(eq=False, repr=False)
 class _Reader:
     """Reads batches and reports undecodable images, each once; ends the run when they are too many."""
 
-    def __init__(self, source: Sequence[dict[str, Any]], max_corrupt: float, instead: str):
-        self._source, self._max_corrupt, self._instead, self._corrupt = source, max_corrupt, instead, set()
+    source: Sequence[dict[str, Any]]  # picklable; source[i] is {"image": a file's bytes, "label", "file_name"}
+    size: int  # pixels a side
+    _: KW_ONLY
+    workers: int = 0  # processes that read, spawned (so programs need a main guard); 0: threads of this one
+    process_index: int = 0  # which part of each batch to read
+    process_count: int = 1
+    max_corrupt: float = MAX_CORRUPT  # share of the images that may be undecodable; more of them raise ReadError
+
+    def __post_init__(self):
+        self._corrupt = set()
+
+    def _shape(self, batch_size: int, workers: int) -> tuple:
+        """The fields of `_Batches`."""
+        rows, rest = divmod(batch_size, self.process_count)
+        if rest:
+            raise UserError(f"optim.batch_size={batch_size}: must be a multiple of the {self.process_count} processes")
+        start = self.process_index * rows
+        return self.source, batch_size, self.size, workers, range(start, start + rows)
 
     def _read(self, batches: _Batches, start: int = 0, beside: int = 0) -> Iterator[dict[str, Any]]:
         """batches[start], batches[start + 1], ..., made ahead in processes, or in a thread of this one."""
@@ -143,50 +160,37 @@ class _Reader:
         for name, why in corrupt:
             if name not in self._corrupt:
                 self._corrupt.add(name)
-                warnings.warn(f"{name}: cannot be decoded ({why}); {self._instead}", stacklevel=4)
-        if len(self._corrupt) > self._max_corrupt * len(self._source):
+                warnings.warn(f"{name}: cannot be decoded ({why}); {self.instead}", stacklevel=4)
+        if len(self._corrupt) > self.max_corrupt * len(self.source):
             raise ReadError(
-                f"{len(self._corrupt)} of {len(self._source):,} images cannot be decoded, the last {corrupt[-1][0]}: "
-                f"more than data.max_corrupt={self._max_corrupt:g} of them; prepare the data again, or allow more"
+                f"{len(self._corrupt)} of {len(self.source):,} images cannot be decoded, the last {corrupt[-1][0]}: "
+                f"more than data.max_corrupt={self.max_corrupt:g} of them; prepare the data again, or allow more"
             )
 
 
+@dataclass(eq=False, repr=False)
 class ImageBatches(_Reader):
     """Endless batches of augmented views, each image decoded once for its views in a batch.
 
     Epoch e visits the images in the order of `data.loading.epoch_order(seed, e, images)`, each `config.repeats` times
     in a row, and ends after floor(images / batch size) batches: with r repeats it visits the first r-th of that order.
-    Where the batch size is no multiple of r, some images have views in two batches.
-
-    source: picklable; `source[i]` is {"image": a file's bytes, "label": int, "file_name": str}. batch_size: views over
-    all processes; this one reads its rows only, the process_index-th part. size: pixels a side. seed: of order and
-    augmentation, 0 or more. workers: processes that read, spawned (so programs need a main guard); 0: threads of this
-    one. put: places an array on the device or devices; it may keep the array, but must not write to it. max_corrupt:
-    share of the source's images that may be undecodable; more of them raise ReadError. Each is reported once, and the
-    source's next image takes its place with its own label, so that batches are full. beside: bytes of shared memory
-    that evaluations will want while this reads on.
+    Where the batch size is no multiple of r, some images have views in two batches. The source's next image takes an
+    undecodable one's place with its own label, so that batches are full.
     """
 
-    def __init__(
-        self,
-        source: Sequence[dict[str, Any]],
-        batch_size: int,
-        size: int,
-        config: AugmentConfig,
-        seed: int,
-        workers: int = 0,
-        put: Callable[[np.ndarray], Any] = np.asarray,
-        process_index: int = 0,
-        process_count: int = 1,
-        max_corrupt: float = MAX_CORRUPT,
-        beside: int = 0,
-    ):
-        if batch_size > len(source):
-            raise UserError(f"optim.batch_size={batch_size}: more than the {len(source)} training images")
-        super().__init__(source, max_corrupt, "the next image takes its place")
-        rows = _rows(batch_size, process_index, process_count)
-        self._batches = _TrainingBatches(source, batch_size, size, workers, rows, config, seed)
-        self._put, self._beside = put, beside
+    batch_size: int  # views over all processes; this one reads its rows only
+    config: AugmentConfig
+    seed: int  # of order and augmentation, 0 or more
+    _: KW_ONLY
+    put: Callable[[np.ndarray], Any] = np.asarray  # places an array on the device or devices; it may keep the array
+    beside: int = 0  # bytes of shared memory that evaluations will want while this reads on
+    instead = "the next image takes its place"
+
+    def __post_init__(self):
+        if self.batch_size > len(self.source):
+            raise UserError(f"optim.batch_size={self.batch_size}: more than the {len(self.source)} training images")
+        super().__post_init__()
+        self._batches = _TrainingBatches(*self._shape(self.batch_size, self.workers), self.config, self.seed)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -198,33 +202,20 @@ class ImageBatches(_Reader):
 
         Raises ReadError for too many corrupt images, and UserError where shared memory is too small.
         """
-        for batch in self._read(self._batches, step, self._beside):
-            yield {name: self._put(value) for name, value in batch.items()}
+        for batch in self._read(self._batches, step, self.beside):
+            yield {name: self.put(value) for name, value in batch.items()}
             del batch
 
 
+@dataclass(eq=False, repr=False)
 class ImageSplit(_Reader):
-    """A split to evaluate on: every image once, resized and cropped at its centre.
+    """A split to evaluate on: every image once, resized and cropped at its centre."""
 
-    Arguments as for `ImageBatches`; crop_ratio: of the crop's side to the resized image's shorter side.
-    """
-
-    def __init__(
-        self,
-        source: Sequence[dict[str, Any]],
-        size: int,
-        crop_ratio: float,
-        workers: int = 0,
-        process_index: int = 0,
-        process_count: int = 1,
-        max_corrupt: float = MAX_CORRUPT,
-    ):
-        super().__init__(source, max_corrupt, "it counts as wrong")
-        self.size, self._crop_ratio, self._workers = size, crop_ratio, workers
-        self._process = process_index, process_count
+    crop_ratio: float  # of the crop's side to the resized image's shorter side
+    instead = "it counts as wrong"
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
     def batches(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
         """{"image": uint8 [rows, size, size, 3], "label": int32 [rows], "mask": bool [rows]}, equally many a process.
@@ -232,7 +223,7 @@ class ImageSplit(_Reader):
         The last batch is padded; the mask is False there. A corrupt image is grey and labelled -1, so that it counts as
         an error, with the loss of a guess: leaving it out would flatter the model.
         """
-        return self._read(self._plan(batch_size, self._workers))
+        return self._read(self._plan(batch_size, self.workers))
 
     def first(self, batch_size: int) -> dict[str, np.ndarray]:
         """The first of `batches`, read in this process: starting others would take longer."""
@@ -240,19 +231,11 @@ class ImageSplit(_Reader):
 
     def shared_bytes(self, batch_size: int) -> int:
         """Shared memory that the reading of `batches` takes at most."""
-        return self._plan(batch_size, self._workers).shared_bytes()
+        return self._plan(batch_size, self.workers).shared_bytes()
 
     def _plan(self, batch_size: int, workers: int) -> _EvaluationBatches:
         workers = min(workers, -(-len(self) // batch_size))
-        rows = _rows(batch_size, *self._process)
-        return _EvaluationBatches(self._source, batch_size, self.size, workers, rows, self._crop_ratio)
-
-
-def _rows(batch_size: int, process_index: int, process_count: int) -> range:
-    if batch_size % process_count:
-        raise UserError(f"optim.batch_size={batch_size}: must be a multiple of the {process_count} processes")
-    rows = batch_size // process_count
-    return range(process_index * rows, (process_index + 1) * rows)
+        return _EvaluationBatches(*self._shape(batch_size, workers), self.crop_ratio)
 
 
 def _check_shared_memory(needed: int) -> None:

@@ -31,11 +31,9 @@ class FolderSource(Sequence):
 def folder_source(path: str | os.PathLike, known: Sequence[str] | None = None) -> FolderSource:
     """The images under path/<class>/, at any depth, by their suffix; hidden files are left out.
 
-    Labels number the class folders in sorted order. Where all of them have names of ImageNet's 1,000 classes, such as
-    n01440764, they are ImageNet's labels, also where some classes are missing. Where `known` has the names of a model's
-    classes, folders must be named so, or by their numbers, and labels are places in it.
-
-    Raises UserError where there is no such folder, no class folder or no image, or a folder's class is not known.
+    Labels number the class folders in sorted order; where all have names of ImageNet's classes, such as n01440764, they
+    are ImageNet's. Where `known` has the names of a model's classes, folders must be named so, or by their numbers, and
+    labels are places in it. Raises UserError where there is no such folder, class folder, image, or class.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -43,16 +41,12 @@ def folder_source(path: str | os.PathLike, known: Sequence[str] | None = None) -
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not names:
         raise UserError(f"{folder}: has no class folders; images must lie in {folder}/<class>/")
-    classes = names if known is None else list(known)
-    if known is None and set(names) <= set(synsets()):
-        classes = synsets()
-    label = {name: number for number, name in enumerate(classes)}
-    if known is not None:
-        label = {str(number): number for number in range(len(classes))} | label
-    for name in names:
-        if name not in label:
-            few = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
-            raise UserError(f"{folder / name}: the model has no such class; it has {few} (or numbers from 0)")
+    classes = list(known or (synsets() if set(names) <= set(synsets()) else names))
+    label = {str(number): number for number in range(len(classes))} if known else {}
+    label |= {name: number for number, name in enumerate(classes)}
+    if unknown := [name for name in names if name not in label]:
+        few = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
+        raise UserError(f"{folder / unknown[0]}: the model has no such class; it has {few} (or numbers from 0)")
     paths = [path for name in names for path in sorted((folder / name).rglob("*"))]
     images = [path for path in paths if path.suffix.lower() in SUFFIXES and path.is_file() and path.name[0] != "."]
     files = [(str(path), label[path.parts[0]]) for path in (image.relative_to(folder) for image in images)]

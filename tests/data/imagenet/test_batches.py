@@ -55,7 +55,7 @@ class Source:
 
 
 def batches(source=None, batch_size=10, config=CONFIG, seed=SEED, **options) -> ImageBatches:
-    return ImageBatches(source or Source(), batch_size, SIZE, config, seed, **options)
+    return ImageBatches(source or Source(), SIZE, batch_size, config, seed, **options)
 
 
 def take(source: ImageBatches, steps: int, start: int = 0) -> list[dict]:
@@ -241,7 +241,7 @@ from data.augment.recipes import AugmentConfig
 from data.imagenet.batches import ImageBatches
 from data.imagenet.folders import folder_source
 if __name__ == "__main__":
-    stream = ImageBatches(folder_source(sys.argv[1]), 4, 16, AugmentConfig(), 0, workers=2).from_step(0)
+    stream = ImageBatches(folder_source(sys.argv[1]), 16, 4, AugmentConfig(), 0, workers=2).from_step(0)
     for _ in range(40):
         next(stream)
         print("batch", flush=True)
