@@ -1,7 +1,5 @@
 """Images at one bit a pixel, and the order of training: the same on the device and streamed, and after a resume."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The images of arrow pointing: the published ones byte for byte, the sampler, and reduced canvases."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

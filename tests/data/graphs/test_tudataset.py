@@ -1,7 +1,5 @@
 """Reading graph sets in their text format: a small set that lies beside this test, damage, fetching, and the folds."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

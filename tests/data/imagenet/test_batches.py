@@ -1,7 +1,5 @@
 """Batches of photographs: which views, the same however they are read, and what becomes of corrupt images."""
 
-from __future__ import annotations
-
 import gc
 import io
 import itertools

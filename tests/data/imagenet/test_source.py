@@ -1,7 +1,5 @@
 """ImageNet on disk: small tars in the official layout through TFDS's own builder, read back; and the commands."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import pickle
