@@ -94,8 +94,9 @@ class DeviceBatches:
     def __init__(self, split: PackedSplit, batch_size: int, seed: int, put=jnp.asarray, layout=None):
         self._bits, self._labels = put(np.asarray(split.bits)), put(split.labels.astype(np.int32))
         self._batch_size, self._seed, self._put = batch_size, seed, put
-        gather = lambda bits, labels, order, n: {"image": bits[order[n]], "label": labels[order[n]]}  # noqa: E731
-        self._gather = jax.jit(gather, out_shardings=layout)
+        self._gather = jax.jit(
+            lambda bits, labels, order, n: {"image": bits[order[n]], "label": labels[order[n]]}, out_shardings=layout
+        )
 
     def from_step(self, step: int) -> Iterator[dict[str, jax.Array]]:
         """Endless batches {"image": packed bits, "label": int32 [batch]}; `step` 0 is the first of the training."""

@@ -111,15 +111,3 @@ def parse_rand_augment(text: str) -> RandAugment:
         f"augment.auto_augment={text}: write {THREE_AUGMENT}, or like rand-m9-mstd0.5-inc1: m from 0 to 10, "
         "mstd 0 or more, n (operations an image, 2) 1 or more, inc1"
     )
-
-
-def three_augment(rng: np.random.Generator) -> Step:
-    """3-Augment (Touvron et al. 2022, DeiT III): one of three operations, equally likely."""
-    choices = (("Solarize", 128), ("Grayscale", None), ("GaussianBlur", rng.uniform(0.1, 2.0)))
-    return choices[rng.integers(3)]
-
-
-def color_jitter(strength: float, rng: np.random.Generator) -> list[Step]:
-    """Brightness, contrast and saturation in random order, each by a factor U(1 - strength, 1 + strength)."""
-    names = ("Brightness", "Contrast", "Color")
-    return [(names[n], rng.uniform(1 - strength, 1 + strength)) for n in rng.permutation(3)]

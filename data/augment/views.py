@@ -1,7 +1,4 @@
-"""Views: augmented versions of an image for training, and its centre for evaluation.
-
-Drawing a view is apart from making it, so that a draw can be shown.
-"""
+"""Views: augmented versions of an image for training, and its centre for evaluation."""
 
 import math
 from typing import NamedTuple
@@ -9,9 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from data.augment import recipes
 from data.augment.operations import OPERATIONS
-from data.augment.recipes import AugmentConfig, Step
+from data.augment.recipes import THREE_AUGMENT, AugmentConfig, Step, parse_rand_augment
 
 AREA = (0.08, 1.0)  # of the image
 ASPECT = (3 / 4, 4 / 3)  # width over height
@@ -29,25 +25,28 @@ class View(NamedTuple):
 
 
 def view_rng(seed: int, epoch: int, index: int, view: int) -> np.random.Generator:
-    """The random numbers of one view: of the run's seed, the epoch, the image's index and the view's; all 0 or more.
-
-    The four numbers are the key and upper counter of a counter-based generator, so the streams never meet, and who
-    asks, in which process and order, changes nothing.
-    """
+    """The random numbers of one view: of the run's seed, the epoch, the image's index and the view's; all 0 or more."""
+    # A counter-based generator: the streams never meet, and who asks, in which process and order, changes nothing.
     return np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, view, index, 0]))
 
 
 def draw_view(width: int, height: int, config: AugmentConfig, rng: np.random.Generator) -> View:
-    """Draws crop, flip, auto-augment and color jitter, in this order, for an image of this size in pixels."""
+    """Draws crop, flip, auto-augment and color jitter, in this order, for an image of this size in pixels.
+
+    3-Augment (Touvron et al. 2022, DeiT III) is one of three operations, equally likely. Color jitter is brightness,
+    contrast and saturation in random order, each by a factor U(1 - strength, 1 + strength).
+    """
     box = random_resized_box(width, height, rng)
     flip = rng.random() < config.flip
     steps: list[Step] = []
-    if config.auto_augment == recipes.THREE_AUGMENT:
-        steps.append(recipes.three_augment(rng))
+    if config.auto_augment == THREE_AUGMENT:
+        choices = (("Solarize", 128), ("Grayscale", None), ("GaussianBlur", rng.uniform(0.1, 2.0)))
+        steps.append(choices[rng.integers(3)])
     elif config.auto_augment is not None:
-        steps += recipes.parse_rand_augment(config.auto_augment).draw(rng)
-    if config.color_jitter:
-        steps += recipes.color_jitter(config.color_jitter, rng)
+        steps += parse_rand_augment(config.auto_augment).draw(rng)
+    if strength := config.color_jitter:
+        names = ("Brightness", "Contrast", "Color")
+        steps += [(names[n], rng.uniform(1 - strength, 1 + strength)) for n in rng.permutation(3)]
     return View(box, flip, tuple(steps))
 
 
@@ -70,7 +69,7 @@ def augment(image: Image.Image, size: int, config: AugmentConfig, rng: np.random
 def random_resized_box(width: int, height: int, rng: np.random.Generator) -> Box:
     """The box of a random resized crop (Szegedy et al. 2015): uniform area share, log-uniform aspect, uniform place.
 
-    Ten tries for a box that fits, else the largest central box whose aspect is in `ASPECT`.
+    Where none of `TRIES` fits, the largest central box whose aspect is in `ASPECT`.
     """
     for _ in range(TRIES):
         area = rng.uniform(*AREA) * width * height

@@ -26,13 +26,6 @@ from plstm.errors import UserError
 URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
 MOST_BYTES = 2**31  # of a set
 TIMEOUT = 60  # seconds without an answer
-# What `fingerprint` gives for the sets of the results here; a set that is not listed is taken as it is.
-FINGERPRINTS = {
-    "MUTAG": "f90eb0d7297e7112939f36834d3c741ce359dffa3b6d3db44cdd69bfbcb9ff7b",
-    "PTC_FM": "5e57eb2a22149ecce410b3e37d1ab9bde69bc281dcaa91a7b03a37621e0e670f",
-    "PROTEINS": "354bee8c22b3b7f5801fd779b7c06988f8ca92149965cac2a05586d93153a5a7",
-    "NCI1": "9f21951c083822f6315433c0a090b26e1859211e2d561adaebffa8c6d99d8e9e",
-}
 
 
 class Sizes(NamedTuple):
@@ -43,11 +36,18 @@ class Sizes(NamedTuple):
     classes: tuple[str, ...]  # labels, in order
 
 
-SIZES = {  # of the same sets
+# Of the sets of the results here, with what `fingerprint` gives; a set that is not listed is taken as it is.
+SIZES = {
     "MUTAG": Sizes(188, 7, ("-1", "1")),
     "PTC_FM": Sizes(349, 18, ("-1", "1")),
     "PROTEINS": Sizes(1113, 4, ("1", "2")),
     "NCI1": Sizes(4110, 37, ("0", "1")),
+}
+FINGERPRINTS = {
+    "MUTAG": "f90eb0d7297e7112939f36834d3c741ce359dffa3b6d3db44cdd69bfbcb9ff7b",
+    "PTC_FM": "5e57eb2a22149ecce410b3e37d1ab9bde69bc281dcaa91a7b03a37621e0e670f",
+    "PROTEINS": "354bee8c22b3b7f5801fd779b7c06988f8ca92149965cac2a05586d93153a5a7",
+    "NCI1": "9f21951c083822f6315433c0a090b26e1859211e2d561adaebffa8c6d99d8e9e",
 }
 
 
@@ -89,11 +89,10 @@ class Fold(NamedTuple):
 
 
 def load_tudataset(name: str, root: str | None = None, *, download: bool = True, verify: bool = True) -> GraphSet:
-    """Reads a set, after fetching it where it is missing.
+    """Reads a set, after fetching it into <root>/tudataset/<name>/ where it is missing.
 
-    root: where data sets live (see `data.files.data_root`), or a folder with a copy in <name>/ or <name>/raw/.
-    download: fetch a missing set into <root>/tudataset/<name>/. verify: compare with the known fingerprint, if any.
-    Raises UserError for a set that is not there, and for files that are missing, damaged or not the known ones.
+    root: see `data.files.data_root`; a copy in <name>/ or <name>/raw/ is found, too. verify: compare with the known
+    fingerprint, if any. Raises UserError for files that are missing, damaged or not the known ones.
     """
     folder = data_root(root)
     places = [folder / "tudataset" / name, folder / name, folder / name / "raw"]
@@ -114,27 +113,35 @@ def load_tudataset(name: str, root: str | None = None, *, download: bool = True,
 
 def read_tudataset(name: str, folder: Path) -> GraphSet:
     """The set `name` from the text files in `folder`. Raises UserError naming a file that is missing or damaged."""
-    prefix = f"{folder / name}_"
-    graph_of, labels = (_column(f"{prefix}{kind}.txt") for kind in ("graph_indicator", "graph_labels"))
-    count, nodes = len(labels), len(graph_of)
+    files = {kind: folder / f"{name}_{kind}.txt" for kind in ("A", "graph_indicator", "graph_labels")}
+    graph_of, labels, pairs = (_table(files[kind]) for kind in ("graph_indicator", "graph_labels", "A"))
+    for kind, table in (("graph_indicator", graph_of), ("graph_labels", labels)):
+        if table.shape[1] != 1:
+            raise _damaged(files[kind], f"must have one number a line, not {table.shape[1]}")
+    graph_of, labels, count, nodes = graph_of[:, 0], labels[:, 0], len(labels), len(graph_of)
     if 0 in (nodes, count) or graph_of[0] != 1 or graph_of[-1] != count or not np.isin(np.diff(graph_of), (0, 1)).all():
-        raise _damaged(f"{prefix}graph_indicator.txt", f"must count up from 1 to the {count} graphs of graph_labels")
-    node_start = np.searchsorted(graph_of, np.arange(1, count + 2))
-    edges = _edges(f"{prefix}A.txt", graph_of)
-    graph = graph_of[edges[:, 0]] - 1
+        raise _damaged(files["graph_indicator"], f"must count up from 1 to the {count} graphs of graph_labels")
+    if pairs.shape[1] != 2 or pairs.min(initial=1) < 1 or pairs.max(initial=1) > nodes:
+        raise _damaged(files["A"], f"must hold pairs of node numbers from 1 to {nodes}")
+    crossing = np.flatnonzero(graph_of[pairs[:, 0] - 1] != graph_of[pairs[:, 1] - 1])
+    if len(crossing):
+        raise _damaged(files["A"], f"line {crossing[0] + 1} joins nodes of two graphs")
+    edges = np.unique(np.sort(pairs - 1, axis=1), axis=0)
+    edges = edges[edges[:, 0] != edges[:, 1]]
+    graph, node_start = graph_of[edges[:, 0]] - 1, np.searchsorted(graph_of, np.arange(1, count + 2))
     classes, labels = np.unique(labels, return_inverse=True)
     return GraphSet(
         name=name,
         labels=labels.astype(np.int32),
         node_start=node_start,
-        features=_features(f"{prefix}node_attributes.txt", f"{prefix}node_labels.txt", nodes),
+        features=_features(folder / f"{name}_node_attributes.txt", folder / f"{name}_node_labels.txt", nodes),
         edge_start=np.searchsorted(graph, np.arange(count + 1)),
         edges=(edges - node_start[graph][:, None]).astype(np.int32),
         classes=tuple(map(str, classes.tolist())),
     )
 
 
-def _table(path: str, dtype: type = np.int64) -> np.ndarray:
+def _table(path: Path, dtype: type = np.int64) -> np.ndarray:
     """All numbers of a file, [lines, columns]."""
     try:
         return np.loadtxt(path, dtype, delimiter=",", ndmin=2)
@@ -142,30 +149,11 @@ def _table(path: str, dtype: type = np.int64) -> np.ndarray:
         raise _damaged(path, str(error)) from error
 
 
-def _column(path: str) -> np.ndarray:
-    table = _table(path)
-    if table.shape[1] != 1:
-        raise _damaged(path, f"must have one number a line, not {table.shape[1]}")
-    return table[:, 0]
-
-
-def _edges(path: str, graph_of: np.ndarray) -> np.ndarray:
-    """Undirected edges without loops as sorted pairs of node numbers, from 0 over the whole set: int64 [edges, 2]."""
-    pairs, nodes = _table(path), len(graph_of)
-    if pairs.shape[1] != 2 or pairs.min(initial=1) < 1 or pairs.max(initial=1) > nodes:
-        raise _damaged(path, f"must hold pairs of node numbers from 1 to {nodes}")
-    crossing = np.flatnonzero(graph_of[pairs[:, 0] - 1] != graph_of[pairs[:, 1] - 1])
-    if len(crossing):
-        raise _damaged(path, f"line {crossing[0] + 1} joins nodes of two graphs")
-    edges = np.unique(np.sort(pairs - 1, axis=1), axis=0)
-    return edges[edges[:, 0] != edges[:, 1]]
-
-
-def _features(attributes: str, labels: str, nodes: int) -> np.ndarray:
+def _features(attributes: Path, labels: Path, nodes: int) -> np.ndarray:
     """Attributes, then each column of labels one-hot, or a one where there is neither file: float32 [nodes, F]."""
     parts = []
     for path, dtype in ((attributes, np.float64), (labels, np.int64)):
-        table = _table(path, dtype) if os.path.exists(path) else np.empty((nodes, 0))
+        table = _table(path, dtype) if path.exists() else np.empty((nodes, 0))
         if len(table) != nodes:
             raise _damaged(path, f"has {len(table)} lines for {nodes} nodes")
         parts += [table] if path == attributes else [column[:, None] == np.unique(column) for column in table.T]
@@ -173,11 +161,9 @@ def _features(attributes: str, labels: str, nodes: int) -> np.ndarray:
     return features if features.size else np.ones((nodes, 1), np.float32)
 
 
-def _damaged(path: str, why: str) -> UserError:
-    folder = os.path.dirname(path)
-    return UserError(
-        f"{path}: missing or damaged ({why}); delete {folder} to fetch it again, or name another data.root"
-    )
+def _damaged(path: Path, why: str) -> UserError:
+    again = f"delete {path.parent} to fetch it again, or name another data.root"
+    return UserError(f"{path}: missing or damaged ({why}); {again}")
 
 
 def fingerprint(graphs: GraphSet) -> str:

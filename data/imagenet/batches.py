@@ -3,9 +3,9 @@
 Order and randomness are functions of (seed, epoch, image, view) alone: so a checkpoint needs no iterator state, a
 resumed run continues with the batch it would have had, and the number of reading processes changes nothing.
 
-A view is written once, into the batch in shared memory that this process hands to the device. Each reading process
-makes whole batches, and grain keeps up to four of each one's: shared memory must hold (4 workers + 3) batches, and those
-of an evaluation as well; a batch of 2,048 views of 192 x 192 takes 0.23 GB.
+A view is written once, into the batch in shared memory that this process hands to the device. Grain keeps up to four
+batches of each reading process: shared memory must hold (4 workers + 3) batches, and those of an evaluation as well; a
+batch of 2,048 views of 192 x 192 takes 0.23 GB.
 """
 
 import os

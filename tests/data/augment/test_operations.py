@@ -32,8 +32,8 @@ def gray(image: np.ndarray) -> np.ndarray:
     return (19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16
 
 
-# Of the bytes of all pictures in turn, at all levels, each with sign + and then -; made where every operation agreed with
-# its definition in plain NumPy, pixel by pixel.
+# Of the bytes of all pictures in turn, at all levels, each with sign + and then -; all agreed, pixel by pixel, with the
+# operations' definitions in plain NumPy.
 NAMES_AND_CRCS = """
     AutoContrast f2fba358 Equalize d84950ea Invert 4fad16e9 Rotate 3c9eb168 Posterize cf40fb42 Solarize ac6b70f9
     SolarizeAdd c2f3ffc0 Color ace4ca09 Contrast 0f2d5758 Brightness 44b9631b Sharpness 6a47e3fc ShearX 5789729b

@@ -7,8 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 from scipy import stats
 
-from data.augment import recipes
 from data.augment.recipes import RAND_ARGUMENTS, RECIPES, AugmentConfig, RandAugment, parse_rand_augment
+from data.augment.views import draw_view
 from plstm.errors import UserError
 
 RAND = "rand-m9-mstd0.5-inc1"
@@ -100,7 +100,7 @@ def test_unknown_notation_is_refused(text):
 
 def test_three_augment_takes_one_of_three():
     rng = np.random.default_rng(4)
-    steps = [recipes.three_augment(rng) for _ in range(6000)]
+    steps = [draw_view(99, 99, RECIPES["deit3"], rng).steps[0] for _ in range(6000)]
     assert uniform(Counter(name for name, _ in steps), 3)
     assert {step for step in steps if step[0] != "GaussianBlur"} == {("Solarize", 128), ("Grayscale", None)}
     radii = [argument for name, argument in steps if name == "GaussianBlur"]
@@ -109,7 +109,7 @@ def test_three_augment_takes_one_of_three():
 
 def test_color_jitter_in_every_order():
     rng = np.random.default_rng(5)
-    steps = [recipes.color_jitter(0.3, rng) for _ in range(3000)]
+    steps = [draw_view(99, 99, RECIPES["deit3"], rng).steps[1:] for _ in range(3000)]
     orders = Counter(tuple(name for name, _ in each) for each in steps)
     assert uniform(orders, 6) and set(orders) == set(permutations(("Brightness", "Contrast", "Color")))
     for kind in ("Brightness", "Contrast", "Color"):
