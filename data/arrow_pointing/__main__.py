@@ -37,13 +37,10 @@ def main() -> None:
     {"build": build_data, "hash": print_hash, "sheet": draw_sheet}[args.command](args)
 
 
-def _variant(args: argparse.Namespace, **images: int | None) -> ArrowVariant:
-    return ArrowVariant(43 if args.seed is None else args.seed, args.size, args.scale, **images)
-
-
 def build_data(args: argparse.Namespace) -> None:
     """Prepare the data set and print its folder."""
-    variant = _variant(args, train_images=args.train_images, eval_images=args.eval_images)
+    seed = 43 if args.seed is None else args.seed
+    variant = ArrowVariant(seed, args.size, args.scale, args.train_images, args.eval_images)
     print(prepare(variant, args.root).data_path)
 
 
@@ -54,7 +51,7 @@ def _images(args: argparse.Namespace, count: int) -> Iterator[tuple[Arrow, np.nd
         raise UserError(f"--count {count}: {args.split} has 1 to {limit} images to take")
     if args.seed is not None and args.split != "train":
         raise UserError(f"--seed {args.seed}: {args.split} is the same for every run; leave --seed out, or take train")
-    variant = _variant(args)
+    variant = ArrowVariant(43 if args.seed is None else args.seed, args.size, args.scale)
     arrows, canvas = variant.arrows(args.split, count), variant.canvas(args.split)
     return ((arrow, render(arrow, canvas)) for arrow in tqdm(arrows, total=count, leave=False, disable=None))
 

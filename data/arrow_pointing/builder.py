@@ -105,21 +105,15 @@ def _build_command(variant: ArrowVariant, root: str | None) -> str:
     return words + (f" --root {shlex.quote(root)}" if root else "")
 
 
-def data_source(
-    variant: ArrowVariant, split: str, root: str | None = None, generate: bool = True
-) -> Sequence[dict[str, Any]]:
+def data_source(variant: ArrowVariant, split: str, root: str | None = None, generate: bool = True) -> TfdsSource:
     """Random access to a split: item i has "image" uint8 [S, S, 1] (0 or 255), "label", and `Arrow`'s other fields.
 
     Order and pixels are those of `variant.arrows`. Raises UserError as `prepare` does, for an unknown split, and where
     images are missing or damaged.
     """
-    count = variant.images(split)
+    positions = np.arange(variant.images(split))
     builder = prepare(variant, root, generate)
-    source = builder.as_data_source(split)
-    if len(source) != count:
-        where = f"{split} has {len(source)} images, not {count}"
-        raise UserError(f"{builder.data_path}: damaged data set ({where}); {REBUILD}")
-    return TfdsSource(source, np.arange(count), builder.data_path, REBUILD)
+    return TfdsSource(builder.as_data_source(split), positions, builder.data_path, REBUILD)
 
 
 def load_packed(variant: ArrowVariant, split: str, root: str | None = None, generate: bool = True) -> PackedSplit:

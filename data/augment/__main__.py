@@ -1,7 +1,6 @@
 """`python -m data.augment`: shows what a recipe does to a picture, and applies single operations."""
 
 import argparse
-import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,11 +31,13 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     show = commands.add_parser("sheet", help="draw a contact sheet of a picture's views under a recipe")
     one = commands.add_parser("op", help="apply one RandAugment operation to a whole picture")
-    one.add_argument("name", help="one of RandAugment's, as listed by python -m data.augment --help")
+    one.add_argument(
+        "name", choices=RAND_ARGUMENTS, metavar="name", help="one of RandAugment's, see python -m data.augment --help"
+    )
     for command in (show, one):
         command.add_argument("input", type=Path, help="the picture")
         command.add_argument("output", type=Path, help="the picture to write, by its suffix; .png keeps exact bytes")
-    show.add_argument("--recipe", default="deit3", help=f"{', '.join(RECIPES)} (deit3)")
+    show.add_argument("--recipe", choices=RECIPES, default="deit3", help="(deit3)")
     show.add_argument("--seed", type=int, default=43, help="of the run (43)")
     show.add_argument("--views", type=int, default=11, help="how many (11)")
     show.add_argument("--size", type=int, default=192, help="of a view, in pixels (192)")
@@ -60,17 +61,16 @@ def _listing() -> Iterable[str]:
 
 def sheet(args: argparse.Namespace) -> Image.Image:
     """The contact sheet: the central crop, and the views of image 0 in epoch 0 of a run with this seed."""
-    recipe = _named("--recipe", args.recipe, RECIPES)
     for key, least, most in (("seed", 0, 2**63), ("views", 1, 100), ("size", 16, 2048)):
         if not least <= getattr(args, key) <= most:
             raise UserError(f"--{key} {getattr(args, key)}: must be {least} to {most}")
-    image, config = _read(args.input), RECIPES[recipe]
+    image, config = _read(args.input), RECIPES[args.recipe]
     panels = [(evaluation_crop(image, args.size, 1.0), f"input, {image.width} x {image.height}: central crop")]
     for n in range(args.views):
         view = draw_view(*image.size, config, view_rng(args.seed, 0, 0, n))
         panels.append((make_view(image, args.size, view), f"view {n}: {_describe(view, image)}"))
     keys = ", ".join(f"{key} {value}" for key, value in vars(config).items())
-    title = f"{recipe}, seed {args.seed}: {keys}. Erasing and mixing happen on the device, not here."
+    title = f"{args.recipe}, seed {args.seed}: {keys}. Erasing and mixing happen on the device, not here."
     return contact_sheet(panels, title, columns=4, lines=6)
 
 
@@ -84,19 +84,9 @@ def _describe(view: View, image: Image.Image) -> str:
 
 def operation(args: argparse.Namespace) -> Image.Image:
     """The picture with one operation applied."""
-    name = _named("op", args.name, RAND_ARGUMENTS)
     if not 0 <= args.level <= MAX_MAGNITUDE:
         raise UserError(f"--level {args.level}: must be 0 to {MAX_MAGNITUDE:.0f}")
-    return OPERATIONS[name](_read(args.input), RAND_ARGUMENTS[name](args.level, args.sign))
-
-
-def _named(key: str, name: str, known: Iterable[str]) -> str:
-    """The known name that was meant, in any case of letters; UserError with the nearest where there is none."""
-    by_lower = {each.lower(): each for each in known}
-    near = by_lower[difflib.get_close_matches(name.lower(), by_lower, 1, 0)[0]]
-    if near.lower() != name.lower():
-        raise UserError(f"{key} {name}: unknown; the nearest is {near}, all are {', '.join(by_lower.values())}")
-    return near
+    return OPERATIONS[args.name](_read(args.input), RAND_ARGUMENTS[args.name](args.level, args.sign))
 
 
 def _read(path: Path) -> Image.Image:

@@ -17,9 +17,8 @@ PASSES = 3  # box blurs in each direction
 def gaussian_blur(image: Image.Image, radius: float) -> Image.Image:
     """What `ImageFilter.GaussianBlur(radius)` gives on an RGB image, radius (a standard deviation, pixels) over 0.
 
-    Pillow approximates a Gaussian by three box blurs along rows, then three along columns, each rounded to bytes; the
-    image's border is repeated outwards. The whole image is one flat uint32 array with a margin, so that a neighbour
-    is the same offset from every pixel and numpy's loops are long; values in the margin are refilled when needed.
+    Pillow's are three box blurs along rows, then three along columns, each rounded to bytes, with the border repeated.
+    The image is one flat uint32 array with a margin, so that a neighbour is the same offset from every pixel.
     """
     reach, inner, outer = _box_weights(radius)
     pixels = np.asarray(image)

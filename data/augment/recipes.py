@@ -95,10 +95,9 @@ class RandAugment(NamedTuple):
 
 
 def parse_rand_augment(text: str) -> RandAugment:
-    """From the field's notation, such as rand-m9-mstd0.5-inc1: m magnitude, mstd its deviation, n layers (2), inc1.
+    """From the field's notation, such as rand-m9-mstd0.5-inc1: m magnitude, mstd its deviation, n layers (2).
 
-    inc1, strength that increases with magnitude, must be there: there is no other form here. Raises UserError naming
-    augment.auto_augment for any other text.
+    inc1, strength that increases with magnitude, must be there. Raises UserError for any other text.
     """
     pairs = re.findall(r"-(m|mstd|n|inc)(\d+(?:\.\d+)?)", text)
     values = {"mstd": "0", "n": "2"} | dict(pairs)

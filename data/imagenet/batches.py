@@ -192,11 +192,6 @@ class ImageBatches(_Reader):
         super().__post_init__()
         self._batches = _TrainingBatches(*self._shape(self.batch_size, self.workers), self.config, self.seed)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """floor(images / batch size), repeats counted as images."""
-        return self._batches.steps
-
     def from_step(self, step: int) -> Iterator[dict[str, Any]]:
         """Endless {"image": uint8 [rows, size, size, 3], "label": int32 [rows]}; `step` 0 is the first of the training.
 
