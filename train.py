@@ -4,8 +4,6 @@ A run lives in runs/<id>, <id> a hash of its config: .hydra/, metrics.jsonl, che
 and a curve enter results/runs, from which tables and figures are made. Read from top to bottom.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import time
@@ -23,7 +21,7 @@ from plstm.config import Config, portable_overrides, run_id, run_name, shared_co
 from plstm.errors import ReadError
 from plstm.results.finished import finished_record
 from plstm.results.records import Record, curve_points, find_record, record_path, write_record
-from plstm.runs.cli import run_entry, task
+from plstm.runs.cli import hydra_task, run_entry
 from plstm.runs.finetuning import Initial, initial_id
 from plstm.runs.folders import lock_folder, write_config
 from plstm.runs.programs import Plan, compile_programs
@@ -50,7 +48,7 @@ class Stopped(Exception):
 
 
 @hydra.main(config_path=str(ROOT / "configs"), config_name="train", version_base="1.3")
-@task(Config)
+@hydra_task(Config)
 def main(node: DictConfig) -> Record | None:
     """Trains one run to its end, or until SIGTERM or SIGINT; returns its record (in process 0)."""
     logging.set_verbosity(logging.ERROR)

@@ -1,7 +1,5 @@
 """The typed config of a run: its schema, its checks, its id. `configs/` fills it in, the command line overrides it."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import hashlib
@@ -37,9 +35,7 @@ class LoopConfig:
     unit: str = "steps"  # or "epochs": what the next three count
     log_every: int = 100  # between two log lines of the training metrics
     eval_every: int = 2000  # between two evaluations of eval_splits
-    save_every: int | None = (
-        None  # between two checkpoints; null: at each evaluation, so that the best one is kept, too
-    )
+    save_every: int | None = None  # between two checkpoints; null: at each evaluation, which also keeps the best one
     eval_splits: list[str] = field(default_factory=lambda: ["val", "val_ext"])  # evaluated during training
     final_splits: list[str] = field(default_factory=lambda: ["val", "val_ext", "test", "test_ext"])  # and at its end
     best_split: str | None = "val"  # its primary metric names the best checkpoint; null: no best one

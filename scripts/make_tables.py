@@ -35,9 +35,10 @@ def main() -> int:
     stale = []
     for table in tables:
         what = table, records, arguments.results, experiment_cost
-        stale += stale_files(*what) if arguments.check else []
-        paths = [] if arguments.check else write_table(*what)
-        print(*["wrote", *paths] if paths else [], end="\n" * bool(paths))
+        if arguments.check:
+            stale += stale_files(*what)
+        else:
+            print("wrote", *write_table(*what))
     documents = [] if arguments.names or arguments.results != ROOT / "results" else document_paths(ROOT)
     for path in documents:
         if (text := fill_document(path, ROOT)) != path.read_text(encoding="utf-8"):

@@ -57,9 +57,7 @@ def check_options(table: TableDefinition, arguments: argparse.Namespace) -> None
     known = list(map(str, table.section_values)) if table.sections else []
     for section in arguments.sections.split(",") if arguments.sections else []:
         if section not in known:
-            raise UserError(
-                f"--sections: {section!r} is none of table {table.name}'s: {', '.join(known) or 'it has none'}"
-            )
+            raise UserError(f"--sections: {section!r} is no section of table {table.name}: {', '.join(known)}")
     if table.sections and arguments.examples_per_second:
         raise UserError(f"--examples-per-second: the FLOPs of table {table.name}'s runs follow only from their data")
 
@@ -71,10 +69,6 @@ def query_hardware() -> Hardware:
     if answer.returncode:
         raise UserError(f"JAX does not start on this machine: {answer.stderr.strip().splitlines()[-1]}")
     return json.loads(answer.stdout.splitlines()[-1])
-
-
-def hours(seconds: float) -> str:
-    return f"{seconds / 3600:.2f} h"
 
 
 def list_runs(table: TableDefinition, arguments: argparse.Namespace) -> list[sweeps.Job]:
@@ -90,9 +84,8 @@ def list_runs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
         seconds = sweeps.expected_seconds(table, run, matched, hardware) if hardware else None
         if seconds is not None or rate is None:
             return seconds
-        return experiment_cost(run.row.experiment).total_flops / (
-            3 * experiment_cost(table.rows[0].experiment).flops * rate
-        )
+        first, own = (experiment_cost(row.experiment) for row in (table.rows[0], run.row))
+        return own.total_flops / (3 * first.flops * rate)
 
     wanted = arguments.sections.split(",") if arguments.sections else None
     runs = [run for run, _ in matched if wanted is None or str(run.values[table.sections]) in wanted]
@@ -100,13 +93,13 @@ def list_runs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
     for job in sweeps.jobs(table, runs):
         left = tuple(run for run in job.runs if not record_of[run.key])
         if not left:
-            state, cost = "finished", hours(sum(record_of[run.key].wall_seconds for run in job.runs))
+            state, cost = "finished", f"{sum(record_of[run.key].wall_seconds for run in job.runs) / 3600:.2f} h"
         elif left[0].key in superfluous:
             state, cost, saved = "rejected", "not needed", saved + len(left)  # another value was chosen
         else:
             state = "partial" if len(left) < len(job.runs) or any(run.key in started for run in left) else "missing"
             own = [estimate(run) for run in left]
-            cost = "unknown cost" if None in own else f"about {hours(sum(own))}"
+            cost = "unknown cost" if None in own else f"about {sum(own) / 3600:.2f} h"
             costs += own
             job = sweeps.Job(left, job.shared)
             unfinished.append(job)
@@ -114,17 +107,13 @@ def list_runs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
             start = sweeps.initial_override(matched, job.runs[0])
         except UserError:
             start = ["init_from=ID"]
-        print(
-            f"{state:8}  {cost:>14}  {shlex.join(['python', 'train.py', *job.overrides, *start, *arguments.overrides])}"
-        )
-    counts = [
-        f"{len(runs) - len(costs) - saved} finished",
-        *([f"{saved} not needed"] if saved else []),
-        f"{len(costs)} to run",
-    ]
+        command = shlex.join(["python", "train.py", *job.overrides, *start, *arguments.overrides])
+        print(f"{state:8}  {cost:>14}  {command}")
+    counts = [f"{len(runs) - len(costs) - saved} finished"] + [f"{saved} not needed"] * bool(saved)
+    counts.append(f"{len(costs)} to run")
     if known := [cost for cost in costs if cost is not None]:
         where = f"at {rate:g} examples/s of the first row's model" if rate else "on this hardware"
-        counts.append(f"about {hours(sum(known))} for {len(known)} of them {where}")
+        counts.append(f"about {sum(known) / 3600:.2f} h for {len(known)} of them {where}")
     if len(known) < len(costs):
         counts.append(f"{len(costs) - len(known)} of unknown cost (no finished run to measure from)")
     print(f"{len(runs)} runs: {', '.join(counts)}", flush=True)

@@ -1,7 +1,5 @@
 """Fine-tuning: a run that starts from the weights of a finished one, `init_from`."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +15,7 @@ from plstm.runs.weights import restore_state
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.trees import named_leaves
 
-# Keys of `model` that a fine-tuned model may have otherwise: they do not change the parameters' meaning.
+# Keys of `model` in which the two models may differ: they do not change the parameters' meaning.
 MAY_DIFFER = ("image_size", "classes", "drop_path", "dtype", "method", "gate_init", "remat")
 POSITION, HEAD = "position", "head."
 

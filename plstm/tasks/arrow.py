@@ -1,7 +1,5 @@
 """Arrow pointing (Section 4.1): does the arrow point at the circle?"""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import jax

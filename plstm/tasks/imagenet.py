@@ -1,7 +1,5 @@
 """ImageNet-1k (Appendices G.3 and G.4): photographs of 1,000 classes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Image classification: what arrow pointing and ImageNet share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

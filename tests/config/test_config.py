@@ -253,9 +253,12 @@ def test_bad_values_are_named(key, value, words):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["model=graphs/gin"], "model: this one takes graphs, and data=... gives images; choose another model=..."),
-        (["experiment=graphs/gin", "model=vit_t"], "model.image_size: follows data.size, .*; choose other data=... or"),
-        (["data=tudataset"], "model.image_size: follows data.size, .*; choose other data=... or model=..."),
+        (["model=graphs/gin"], "model: .* takes graphs, and data=... gives images; choose another model=..."),
+        (
+            ["experiment=graphs/gin", "model=vit_t"],
+            "model: .* takes images, and data=... gives graphs; choose another model=...",
+        ),
+        (["data=tudataset"], "model: .* takes images, and data=... gives graphs; choose another model=..."),
         (["data.root='${no.such}'"], "data.root: follows no.such, which this run does not have; there is no such key"),
         (["model=graphs/gin", "model.modes=[P]"], "model.modes: not a key of this run's data or model"),
     ],

@@ -49,11 +49,13 @@ def test_a_key_that_the_run_s_data_lack_changes_nothing(data_of):
         (["run=x", "checkpoint=newest"], "checkpoint=newest: choose one of last, best"),
         (["run=x", "data.split=val", "data.folder=y"], "data.folder: takes the place of data.split"),
         (["run=x", "data.folder=y", "data.max_corrupt=2"], r"data.max_corrupt=2.0: must be in \[0, 1\]"),
+        (["run=x", "data.split=val"], "data.split=val: this run's data have no such examples"),
         (["run=x", "data.workers=-1"], "data.workers=-1: must be from 0 to 1024"),
     ],
 )
 def test_bad_input_is_named(composed, arguments, line):
-    options = to_eval_config(compose("eval", arguments)) if composed else None
+    config = to_config(composed("experiment=imagenet/vit_s", "data.name=mosaics"))  # with nothing held out for val
+    options = to_eval_config(compose("eval", arguments))
     with pytest.raises(UserError, match=line):
         choose_source(options)
-        choose_splits(choose_task(to_config(composed()), options), options)
+        choose_splits(choose_task(config, options), options)
