@@ -20,9 +20,7 @@ from flax import nnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.arrow_pointing.geometry import Arrow, Canvas, base_seed, parameters, render
-from data.arrow_pointing.probes import NO_LABEL, PROBES
-from data.arrow_pointing.splits import SPLITS
+from data.arrow_pointing.geometry import KAPPA, SPLITS, Arrow, Canvas, base_seed, parameters, render
 from data.loading import PackedSplit, pack
 from plstm.config import Config, run_name
 from plstm.errors import UserError, run_script
@@ -34,6 +32,51 @@ from scripts.common import ROOT, Parser, positive, provenance, write_results
 
 QUARTERS = 4  # of the distances that training has
 CHUNK = 4096  # images drawn at a time
+NO_LABEL = -1  # where an altered arrow is neither clearly at the circle nor past it, or an object leaves the canvas
+
+
+def true_label(arrow: Arrow) -> np.ndarray:
+    """1 where the arrow points at the circle, 0 where past it, -1 between the two; for arrays of geometries [n]."""
+    across, down = arrow.cx - arrow.ax, arrow.cy - arrow.ay
+    distance = np.hypot(across, down)
+    turn = np.abs(np.mod(arrow.phi - np.arctan2(down, across) + np.pi, 2 * np.pi) - np.pi)
+    inner, outer = (np.arcsin(np.minimum(arrow.radius * factor / distance, 1)) for factor in (1 / KAPPA, KAPPA))
+    return np.where(turn <= inner, 1, np.where(turn >= outer, 0, NO_LABEL))
+
+
+def _altered(arrow: Arrow, canvas: Canvas, **fields: np.ndarray) -> Arrow:
+    """The geometry with other fields, and the label that it then has."""
+    arrow = arrow._replace(**fields)
+    centres = np.stack([arrow.ax, arrow.ay, arrow.cx, arrow.cy])
+    inside = ((centres >= canvas.margin) & (centres <= canvas.size - canvas.margin)).all(axis=0)
+    distance = np.hypot(arrow.cx - arrow.ax, arrow.cy - arrow.ay)
+    apart = distance >= KAPPA * arrow.radius  # nearer, the arrow's midpoint lies in or at the circle
+    return arrow._replace(label=np.where(inside & apart, true_label(arrow), NO_LABEL))
+
+
+def _without_circle(arrow: Arrow, canvas: Canvas) -> Arrow:
+    """The circle drawn outside the canvas, the label kept: what the arrow alone tells the model."""
+    outside = np.full_like(arrow.cx, -canvas.size)
+    return arrow._replace(cx=outside, cy=outside)
+
+
+def _mirrored_circle(arrow: Arrow, canvas: Canvas) -> Arrow:
+    """The circle on the other side of the arrow's midpoint, as far away."""
+    return _altered(arrow, canvas, cx=2 * arrow.ax - arrow.cx, cy=2 * arrow.ay - arrow.cy)
+
+
+def _exchanged_circle(arrow: Arrow, canvas: Canvas) -> Arrow:
+    """The circle of the next geometry, so that the arrow tells nothing of where the circle is."""
+    return _altered(arrow, canvas, **{name: np.roll(getattr(arrow, name), -1) for name in ("radius", "cx", "cy")})
+
+
+PROBES = {
+    "as given": lambda arrow, canvas: arrow,
+    "without the circle": _without_circle,
+    "arrow reversed": lambda arrow, canvas: _altered(arrow, canvas, phi=arrow.phi + np.pi),
+    "circle mirrored at the arrow": _mirrored_circle,
+    "circle of another image": _exchanged_circle,
+}
 Answer = Callable[[PackedSplit], np.ndarray]  # images -> 0 or 1 [n]
 
 

@@ -20,8 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.arrow_pointing.geometry import KAPPA, Arrow, Canvas, sample_parameters, strokes
-from data.arrow_pointing.splits import SPLITS, ArrowVariant
+from data.arrow_pointing.geometry import KAPPA, SPLITS, Arrow, ArrowVariant, Canvas, sample_parameters, strokes
 from plstm.errors import UserError, run_script
 from scripts.common import ROOT, Parser, positive, provenance, write_results
 

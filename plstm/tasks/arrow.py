@@ -5,10 +5,8 @@ from dataclasses import dataclass, replace
 import jax
 from omegaconf import MISSING
 
-from data.arrow_pointing.builder import data_source
-from data.arrow_pointing.geometry import LABELS
-from data.arrow_pointing.packed import load_packed
-from data.arrow_pointing.splits import ArrowVariant
+from data.arrow_pointing.builder import data_source, load_packed
+from data.arrow_pointing.geometry import LABELS, ArrowVariant
 from data.loading import DeviceBatches, PackedSplit, StreamedBatches
 from plstm.errors import UserError
 from plstm.tasks.base import RunConfig

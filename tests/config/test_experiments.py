@@ -67,7 +67,7 @@ SIZES = {
     "b": dict(dim=768, heads=12, drop_path=0.1),
 }
 IMAGENET_OPTIM = dict(warmup_epochs=5.0, b1=0.9, b2=0.999, eps=1e-8, clip_norm=1.0)
-MIXED = dict(crop="random_resized", flip=0.5, mixup=0.8, cutmix=1.0)
+MIXED = dict(flip=0.5, mixup=0.8, cutmix=1.0)
 RAND = "rand-m9-mstd0.5-inc1"
 STAGES = {
     "pretrain": {
