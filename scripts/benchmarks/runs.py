@@ -27,7 +27,8 @@ def run_once(experiment: str, options: Any) -> dict[str, float]:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         seconds = time.perf_counter() - start
         if done.returncode:
-            raise UserError(f"train.py experiment={experiment}: status {done.returncode}: {done.stderr[-500:].strip()}")
+            last = done.stderr.strip().rpartition("\n")[-1]
+            raise UserError(f"train.py experiment={experiment} ended with status {done.returncode}: {last}")
         (record,) = read_records(Path(folder, "results"))
     examples, rate = record.steps * record.config["optim"]["batch_size"], record.examples_per_second
     return {"seconds": seconds, "step_seconds": examples / rate, "examples_per_second": rate}
