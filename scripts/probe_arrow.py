@@ -77,9 +77,10 @@ def by_distance(answers: np.ndarray, arrows: Arrow, reach: float) -> list[dict[s
     rows = []
     quarters = np.floor(distances(arrows) / reach * QUARTERS).clip(max=QUARTERS)
     for quarter in np.unique(quarters):
-        beyond, chosen = quarter == QUARTERS, quarters == quarter
-        limits = [None if beyond and end else float(reach * (quarter + end) / QUARTERS) for end in (0, 1)]
-        rows.append(dict(zip(("from_pixels", "to_pixels"), limits)) | score(answers[chosen], arrows.label[chosen]))
+        chosen = quarters == quarter
+        upper = None if quarter == QUARTERS else float(reach * (quarter + 1) / QUARTERS)
+        limits = {"from_pixels": float(reach * quarter / QUARTERS), "to_pixels": upper}
+        rows.append(limits | score(answers[chosen], arrows.label[chosen]))
     return rows
 
 

@@ -3,8 +3,8 @@
     python scripts/shortcut_baselines.py                         # the paper's canvas; results/baselines/arrow-192.json
     python scripts/shortcut_baselines.py --size 48 --scale 0.25  # a reduced one
 
-Each shortcut is a histogram over the quantities it sees, fitted on samples of the training distribution; it answers with
-its cell's more frequent label. Positions count relative to the canvas: a cell is the same share of an extended canvas.
+Each shortcut is a histogram over the quantities it sees, fitted on samples of the training distribution; it answers
+with its cell's more frequent label. Positions count relative to the canvas: a cell is the same share of an extended canvas.
 Finer bins and more samples change the results by about .001; the splits' own sampling error is .004.
 """
 
