@@ -87,7 +87,7 @@ def draw(number: int, rng: np.random.Generator) -> Image.Image:
 
 def colour(hue: float, rng: np.random.Generator) -> np.ndarray:
     """RGB in [0, 1]."""
-    pure = 0.5 + 0.5 * np.cos(2 * np.pi * (hue + np.array([0, 1, 2]) / 3))
+    pure = 0.5 + 0.5 * np.cos(TAU * (hue + np.array([0, 1, 2]) / 3))
     return rng.uniform(0.15, 0.35) + rng.uniform(0.45, 0.65) * pure
 
 

@@ -12,7 +12,7 @@ import optax
 
 from plstm.models import VisionConfig, build_model
 from plstm.models.flops import forward_flops
-from plstm.ops.grid import METHODS, plstm2d
+from plstm.ops.grid import plstm2d
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import init_state, make_train_step
@@ -66,8 +66,8 @@ def compare_models(configs: dict[str, VisionConfig], options: Any) -> dict[str, 
 def measure_sizes(options: Any) -> Iterator[Row]:
     """Training steps of pLSTM-Vis-T against ViT-T in the same loop, by image size."""
     for size in options.sizes:
-        same = {"image_size": size, "dtype": options.dtype, "method": options.method}
-        found = compare_models({name: make(**same) for name, make in MODELS.items()}, options)
+        configs = {name: make(image_size=size, dtype=options.dtype) for name, make in MODELS.items()}
+        found = compare_models(configs, options)
         for row in found.values():
             row["flops_per_second"] = row["flops"] / row["median_seconds"]
         yield {"size": size, "tokens": (size // 16) ** 2, **found, **ratio(found, "pLSTM", "ViT")}
@@ -129,17 +129,13 @@ def measure_memory(options: Any) -> Iterator[Row]:
         yield row
 
 
-BATCH = option(8, "images a step")
-PIXELS = "pixels a side"
-SIZES = {
-    "--method": option("auto", "of pLSTM's operator", str, choices=METHODS),
-    "--dtype": option("float32", "of the matrix products", str, choices=["float32", "bfloat16"]),
-}
-SCALED = SIZES | {"--sizes": option([192, 288, 384, 576, 768], PIXELS), "--batch": option(3, "images a step")}
-GRIDS = {"--sizes": option([192, 384], PIXELS), "--grid": option(48, "of the operator"), "--batch": BATCH}
+BATCH = {"--batch": option(8, "images a step")}
+DTYPE = {"--dtype": option("float32", "of the matrix products", str, choices=["float32", "bfloat16"])}
+SCALED = {"--sizes": option([192, 288, 384, 576, 768], "pixels a side"), "--batch": option(3, "images a step")}
+GRIDS = {"--sizes": option([192, 384], "pixels a side"), "--grid": option(48, "of the operator")}
 SUBJECTS = {
-    "model": Subject(measure_sizes, SIZES | {"--sizes": option([192], PIXELS), "--batch": BATCH}),
-    "scaling": Subject(measure_sizes, SCALED, summarise_scaling),
-    "compile": Subject(measure_compilation, {"--depths": option([4, 12, 24], "layers"), "--batch": BATCH}),
-    "memory": Subject(measure_memory, GRIDS),
+    "model": Subject(measure_sizes, {"--sizes": option([192], "pixels a side")} | BATCH | DTYPE),
+    "scaling": Subject(measure_sizes, SCALED | DTYPE, summarise_scaling),
+    "compile": Subject(measure_compilation, {"--depths": option([4, 12, 24], "layers")} | BATCH),
+    "memory": Subject(measure_memory, GRIDS | BATCH),
 }

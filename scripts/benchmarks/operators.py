@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from plstm.ops.grid import FORMS, METHODS, STRUCTURES, GridGates, by_matrix, plstm2d
+from plstm.ops.grid import FORMS, STRUCTURES, GridGates, by_matrix, plstm2d
 from plstm.ops.grid.chunks import num_chunks
 from scripts.benchmarks import quadtree
 from scripts.benchmarks.harness import Row, Subject, compare, compile_step, option, ratio
@@ -56,12 +56,12 @@ def compare_operators(operators: dict[str, Callable], arguments: tuple, repeats:
 def measure_operator(options: Any) -> Iterator[Row]:
     """The 2-D operator, forward and backward, against the paper's quad-tree and the plain scan."""
     for grid, structure in itertools.product(options.grids, STRUCTURES):
-        ours, scan = (partial(plstm2d, method=m, structure=structure) for m in (options.method, "recurrent"))
+        ours, scan = (partial(plstm2d, method=method, structure=structure) for method in ("auto", "recurrent"))
         arguments = draw_operator_inputs(structure, grid, options.batch, options.heads, options.dim)
         operators = {"ours": ours, "scan": scan, "quadtree": quadtree.plstm2d}
         found = compare_operators(operators, arguments, options.repeats)
         speedups = ratio(found, "quadtree", "ours", "speedup") | ratio(found, "scan", "ours", "speedup_over_scan")
-        yield {"grid": grid, "structure": structure, "method": options.method, **found, **speedups}
+        yield {"grid": grid, "structure": structure, "method": "auto", **found, **speedups}
 
 
 def measure_chunks(options: Any) -> Iterator[Row]:
@@ -103,13 +103,9 @@ OPERATOR = {
     "--batch": option(8, "images"),
     "--heads": option(HEADS, "of an image"),
     "--dim": option(DIM, "of a head's queries, keys and values"),
-    "--method": option("auto", "of our operator", str, choices=METHODS),
 }
 CASES = option([(8, 128), (12, 128), (16, 32), (24, 16)], "side of the grid x images", side_x_images)
-TUNE = {
-    "--grids": option([12, 24, 32, 48], "side lengths"),
-    "--batches": option([1, 3], f"images of {HEADS} heads"),
-}
+TUNE = {"--grids": option([12, 24, 32, 48], "side lengths"), "--batches": option([1, 3], f"images of {HEADS} heads")}
 STRUCTURE = {"--structures": option(list(STRUCTURES), "of the transitions", str, choices=STRUCTURES)}
 SUBJECTS = {
     "operator": Subject(measure_operator, OPERATOR),
