@@ -7,8 +7,6 @@ Balanced accuracy is the mean of the accuracies on images that point at the circ
 images are mostly of the second kind. Writes results/probes/<run>.json.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,10 +26,11 @@ from plstm.runs.folders import find_run, load_config
 from plstm.runs.weights import from_checkpoint
 from plstm.tasks import TASKS
 from plstm.training.steps import make_predict
-from scripts.common import ROOT, Parser, positive, provenance, write_results
+from scripts.common import ROOT, Parser, positive, write_results
 
 QUARTERS = 4  # of the distances that training has
 CHUNK = 4096  # images drawn at a time
+SHOWN = ("accuracy", "balanced_accuracy", "answered_at", "labelled_at")
 NO_LABEL = -1  # where an altered arrow is neither clearly at the circle nor past it, or an object leaves the canvas
 
 
@@ -92,30 +91,23 @@ def draw_geometries(canvas: Canvas, factor: int, count: int) -> Arrow:
 
 def classify(answer: Answer, arrows: Arrow, canvas: Canvas) -> np.ndarray:
     """The model's answers 0 or 1 to each geometry [n]."""
-    answers = []
-    for start in range(0, len(arrows.label), CHUNK):
-        part = zip(*(values[start : start + CHUNK] for values in arrows), strict=True)
-        images = np.stack([render(Arrow(*(value.item() for value in arrow)), canvas) for arrow in part])
+    answers, each = [], [Arrow(*(value.item() for value in arrow)) for arrow in zip(*arrows, strict=True)]
+    for start in range(0, len(each), CHUNK):
+        images = np.stack([render(arrow, canvas) for arrow in each[start : start + CHUNK]])
         answers.append(answer(PackedSplit(pack(images), np.zeros(len(images), np.uint8), canvas.size)))
     return np.concatenate(answers)
 
 
-def score(answers: np.ndarray, labels: np.ndarray) -> dict[str, float | int | None]:
+def score(answers: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     """Accuracies and the shares of "at" over the images that have a label; None where there is none to count."""
     known = labels != NO_LABEL
-    right, answers, labels = (answers == labels)[known], answers[known], labels[known]
-    kinds = [_mean(right[labels == label]) for label in (0, 1)]
-    return {
-        "images": len(right),
-        "accuracy": _mean(right),
-        "balanced_accuracy": None if None in kinds else sum(kinds) / 2,
-        "answered_at": _mean(answers),
-        "labelled_at": _mean(labels),
-    }
-
-
-def _mean(values: np.ndarray) -> float | None:
-    return float(values.mean()) if len(values) else None
+    answers, labels = answers[known], labels[known]
+    right = answers == labels
+    kinds = [right[labels == label] for label in (0, 1)]
+    balanced = float(np.mean([kind.mean() for kind in kinds])) if all(map(len, kinds)) else None
+    found = {"accuracy": right, "answered_at": answers, "labelled_at": labels}
+    means = {name: float(values.mean()) if len(values) else None for name, values in found.items()}
+    return {"images": len(right), **means, "balanced_accuracy": balanced}
 
 
 def distances(arrows: Arrow) -> np.ndarray:
@@ -123,14 +115,15 @@ def distances(arrows: Arrow) -> np.ndarray:
     return np.hypot(arrows.cx - arrows.ax, arrows.cy - arrows.ay)
 
 
-def by_distance(answers: np.ndarray, arrows: Arrow, reach: float) -> list[dict]:
+def by_distance(answers: np.ndarray, arrows: Arrow, reach: float) -> list[dict[str, Any]]:
     """Scores by quarters of the distances up to `reach`, and of all beyond."""
-    rows, edges = [], [*(reach * n / QUARTERS for n in range(QUARTERS + 1)), np.inf]
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
-        chosen = (distances(arrows) >= low) & (distances(arrows) < high)
-        if chosen.any():
-            limits = {"from_pixels": low, "to_pixels": None if np.isinf(high) else high}
-            rows.append(limits | score(answers[chosen], arrows.label[chosen]))
+    rows = []
+    quarters = np.floor(distances(arrows) / reach * QUARTERS).clip(max=QUARTERS)
+    for quarter in np.unique(quarters):
+        chosen = quarters == quarter
+        upper = None if quarter == QUARTERS else float(reach * (quarter + 1) / QUARTERS)
+        limits = {"from_pixels": float(reach * quarter / QUARTERS), "to_pixels": upper}
+        rows.append(limits | score(answers[chosen], arrows.label[chosen]))
     return rows
 
 
@@ -159,20 +152,8 @@ def probe(answer: Answer, training: Canvas, factors: list[int], count: int) -> I
         for name, alter in PROBES.items():
             altered = alter(arrows, canvas)
             answers = classify(answer, altered, canvas)
-            row = {"canvas_pixels": canvas.size, "probe": name, **score(answers, altered.label)}
-            if name == "as given":
-                row["by_distance"] = by_distance(answers, altered, reach)
-            yield row
-
-
-def print_row(row: dict[str, Any]) -> None:
-    """Prints a line for the row, and one for each range of distances."""
-    for part in [row, *row.get("by_distance", [])]:
-        numbers = [part[key] for key in ("accuracy", "balanced_accuracy", "answered_at", "labelled_at")]
-        shown = "".join(f"{'-' if number is None else format(number, '.3f'):>10}" for number in numbers)
-        far = f"{part['to_pixels']:.0f}" if part.get("to_pixels") else "..."
-        what = f"  {part['from_pixels']:.0f} to {far} pixels apart" if "from_pixels" in part else row["probe"]
-        print(f"{row['canvas_pixels']:6}{part['images']:10,}{shown}  {what}", flush=True)
+            parts = {"by_distance": by_distance(answers, altered, reach)} if name == "as given" else {}
+            yield {"canvas_pixels": canvas.size, "probe": name, **score(answers, altered.label), **parts}
 
 
 def main() -> None:
@@ -185,15 +166,15 @@ def main() -> None:
     options = parser.parse_args()
     logging.set_verbosity(logging.ERROR)
     config, folder, answer = load_answer(options.run, options.runs)
-    print(f"{'canvas':>6}{'images':>10}{'accuracy':>10}{'balanced':>10}{'says at':>10}{'is at':>10}  what")
+    print("".join(f"{title:>18}" for title in ("canvas_pixels", "images", *SHOWN)), " probe")
     rows = []
     for row in probe(answer, Canvas(config.data.size, config.data.scale), options.canvases, options.count):
         rows.append(row)
-        print_row(row)
+        scores = "".join(f"{'-' if row[name] is None else format(row[name], '.3f'):>18}" for name in SHOWN)
+        print(f"{row['canvas_pixels']:18}{row['images']:18,}{scores}  {row['probe']}", flush=True)
     settings = {"canvases": options.canvases, "count": options.count}
-    report = provenance() | {"settings": settings, "run": folder.name, "name": run_name(config), "rows": rows}
     path = options.out or ROOT / "results" / "probes" / f"{folder.name}.json"
-    write_results(path, report)
+    write_results(path, {"settings": settings, "run": folder.name, "name": run_name(config), "rows": rows})
     print(f"Written to {path}")
 
 
