@@ -97,7 +97,7 @@ verify: tables-check ## Check tables and docs against records, records against c
 
 .PHONY: figures
 figures: $(READY) ## Write results/figures from the run records
-	$(PY) scripts/make_figures.py $(ARGS)
+	$(PY) scripts/make_tables.py --figures $(ARGS)
 
 .PHONY: benchmark
 benchmark: $(READY) ## Measure on this machine (ARGS=operator, ARGS=model, ...; ARGS=--help lists the subjects)

@@ -1,11 +1,5 @@
-"""Mean test accuracy of the majority class over the graph table's folds: results/baselines/graphs.json.
+"""Mean test accuracy of the majority class over the graph table's folds: results/baselines/graphs.json."""
 
-python scripts/majority_baselines.py [--root FOLDER]       # data sets are downloaded where missing
-"""
-
-from __future__ import annotations
-
-import argparse
 import sys
 from pathlib import Path
 
@@ -17,8 +11,7 @@ sys.path.insert(0, str(ROOT))
 from data.graphs.tudataset import load_tudataset, make_folds
 from plstm.errors import run_script
 from plstm.results.definitions import load_table
-from plstm.training.environment import describe_environment
-from scripts.common import write_results
+from scripts.common import Parser, provenance, write_results
 
 
 def majority_accuracy(labels: np.ndarray, folds: int, seed: int) -> float:
@@ -28,19 +21,17 @@ def majority_accuracy(labels: np.ndarray, folds: int, seed: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", help="where data sets live, as data.root of a run")
+    parser = Parser(__doc__)
+    parser.add_argument("--root", help="where data sets live, as data.root of a run; they are downloaded where missing")
     parser.add_argument("--out", type=Path, default=ROOT / "results/baselines/graphs.json")
     arguments = parser.parse_args()
     table = load_table(ROOT / "configs/tables/graphs.yaml")
     folds, seed = table.require["data.folds"], table.require["data.fold_seed"]
-    row: dict[str, str | float] = {"name": "majority class"}
+    row = {"name": "majority class"}
     for name in table.section_values:
         row[name] = round(majority_accuracy(load_tudataset(name, arguments.root).labels, folds, seed), 4)
         print(f"{name:10}{row[name]:8.4f}", flush=True)
-    environment = {key: describe_environment(ROOT)[key] for key in ("commit", "dirty", "versions")}
-    report = {"command": "python scripts/majority_baselines.py", "folds": folds, "fold_seed": seed}
-    write_results(arguments.out, report | environment | {"baselines": [row]})
+    write_results(arguments.out, provenance() | {"folds": folds, "fold_seed": seed, "baselines": [row]})
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 Exit status: 0, 1 if something differs (one line each), 2 if a file cannot be read.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,8 +1,5 @@
 """What a results table shows: for each row, section and chosen value the means over seeds, from run records alone."""
 
-from __future__ import annotations
-
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +12,13 @@ from plstm.results.records import Record
 from plstm.results.sweeps import match_records
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity
 class Cell:
     """A row of the definition in one section with one value of `select.over`.
 
     `means` and `deviations` have a line for each whole seed and a column for each measure, in the table's unit; a seed
-    is whole when all its runs over `average_over` have finished. `runs` are those of whole seeds; `finished` and
-    `planned` count all, `keys` has the `PlannedRun.key` of each.
+    is whole when all its runs over `average_over` have finished. `runs` are those of whole seeds; `finished` counts
+    all, `keys` has the `PlannedRun.key` of all that are planned.
     """
 
     row: Row
@@ -33,11 +30,6 @@ class Cell:
     runs: list[Record]
     means: pd.DataFrame
     deviations: pd.DataFrame
-
-    @property
-    def planned(self) -> int:
-        """How many runs it has when all have finished."""
-        return len(self.keys)
 
     def interval(self, measure: Measure) -> Interval:
         """Over the seeds; of n = 0 without a mean before the first is whole."""
@@ -66,23 +58,23 @@ class Group:
     needed: list[Cell]
 
 
-def find_groups(table: TableDefinition, records: Sequence[Record]) -> tuple[list[Group], dict[str, str]]:
-    """All cells by section and row, and why other records of the rows' experiments are left out (id -> reason)."""
+def find_groups(table: TableDefinition, records: Sequence[Record]) -> tuple[list[Group], list[str]]:
+    """All cells by section and row, and the ids of other records of the rows' experiments, which are left out."""
     matched, left_out = match_records(table, records)
-    measures = [*table.columns, *([table.select] if table.select else [])]
+    measures = {m.name: m for m in (*table.columns, *([table.select] if table.select else []))}
     lines = []
     for number, (run, record) in enumerate(matched):
         line = {"number": number, "row": table.rows.index(run.row), "done": record is not None}
         for name, key in (("section", table.sections), ("choice", table.chosen_key)):
             line[name] = table.sweep[key].index(run.values[key]) if key else 0
         line["seed"] = " ".join(str(run.values[key]) for key in table.seed_keys)
-        lines.append(line | {m.name: table.scale * m.of(record) for m in measures if record})
-    names = list(dict.fromkeys(measure.name for measure in measures))
-    frame = pd.DataFrame(lines).reindex(columns=["section", "row", "choice", "seed", "number", "done", *names])
+        for name, m in measures.items():
+            line[name] = table.scale * record.metric(m.split, m.metric, m.at) if record else None
+        lines.append(line)
     cells: dict[tuple, list[Cell]] = {}
-    for (section, row, choice), part in frame.groupby(["section", "row", "choice"]):
+    for (section, row, choice), part in pd.DataFrame(lines).groupby(["section", "row", "choice"]):
         whole = part[part.groupby("seed")["done"].transform("all")].sort_values(["seed", "number"])
-        seeds = whole.groupby("seed")[names]
+        seeds = whole.astype(dict.fromkeys(measures, float)).groupby("seed")[[*measures]]
         cell = Cell(
             row=table.rows[row],
             section=table.section_values[section],
@@ -99,14 +91,12 @@ def find_groups(table: TableDefinition, records: Sequence[Record]) -> tuple[list
 
 
 def _choose(table: TableDefinition, cells: list[Cell]) -> Group:
-    seeds = [set(cell.means.index) for cell in cells if cell.runs]
-    shared = set.intersection(*seeds) if seeds else set()
+    candidates = [cell for cell in cells if cell.runs]
+    shared = set.intersection(*(set(cell.means.index) for cell in candidates)) if candidates else set()
 
     def score(cell: Cell) -> float:
-        scores = cell.means[table.select.name]
-        return scores[scores.index.isin(shared)].mean() if shared else scores.mean()
+        return cell.means.loc[sorted(shared) or slice(None), table.select.name].mean()
 
-    candidates = [cell for cell in cells if cell.runs]
     chosen = max(candidates, key=score) if candidates and table.select else cells[0]
     is_settled = table.choose_once and shared and len(candidates) == len(cells)
     return Group(cells, chosen, shared, [chosen] if is_settled else cells)
@@ -114,6 +104,5 @@ def _choose(table: TableDefinition, cells: list[Cell]) -> Group:
 
 def superfluous_runs(table: TableDefinition, records: Sequence[Record]) -> set[tuple]:
     """The `PlannedRun.key` of the runs that `choose_once` saves: those of values not chosen, where one is."""
-    found = find_groups(table, records)[0] if table.choose_once else []
-    rejected = (cell for group in found for cell in group.cells if not any(cell is other for other in group.needed))
-    return set(itertools.chain.from_iterable(cell.keys for cell in rejected))
+    groups = find_groups(table, records)[0] if table.choose_once else []
+    return {key for group in groups for cell in group.cells for key in cell.keys if cell not in group.needed}

@@ -1,18 +1,16 @@
 """The definition of a results table: a file of `configs/tables`, read and checked."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from plstm.errors import UserError
-from plstm.results.records import PRIMARY_METRIC, Record, Strict, first_problem
+from plstm.results.records import PRIMARY_METRIC, Strict, first_problem
 
 FREE = ("loop", "model.method")  # keys by which a row's runs may differ from its experiment, beside the swept ones
 COSTS = ("parameters", "flops")  # of which the paper's words are shown
@@ -31,10 +29,6 @@ class Measure(Strict):
         metric = "" if self.metric == PRIMARY_METRIC else f"_{self.metric}"
         return self.split + metric + ("_best" if self.at == "best" else "")
 
-    def of(self, record: Record) -> float:
-        """Its value in a record."""
-        return record.metric(self.split, self.metric, self.at)
-
 
 class Column(Measure):
     """A column of the table."""
@@ -51,8 +45,8 @@ class Select(Measure):
 class Reference(Strict):
     """A model of which the table has published numbers only.
 
-    `paper` maps column names (with sections these, for the first column) to a number or [mean, +-], the last part of
-    `select.over` to the paper's best value, and with the table's `costs` "parameters" and "flops" to its words.
+    `paper` maps columns (with sections these, for the first column) to a number or [mean, +-], the short name of
+    `select.over` to the paper's best value, and with `costs` "parameters" and "flops" to the paper's words.
     """
 
     name: str
@@ -61,16 +55,12 @@ class Reference(Strict):
 
 
 class Row(Reference):
-    """A model of the table and the experiment that trains it.
-
-    `init_from` is the experiment of an earlier row, whose run of the same swept values this row fine-tunes. `require`
-    adds to the table's; `sweep` has some of the table's values for the keys it names.
-    """
+    """A model of the table and the experiment that trains it."""
 
     experiment: str
-    init_from: str | None = None
-    require: dict[str, Any] = {}
-    sweep: dict[str, list[Any]] = {}
+    init_from: str | None = None  # an earlier row's experiment, whose run of the same swept values this row fine-tunes
+    require: dict[str, Any] = {}  # beside the table's
+    sweep: dict[str, list[Any]] = {}  # some of the table's values
     epochs: None = None
 
 
@@ -89,8 +79,8 @@ class TableDefinition(Strict):
     name: str
     title: str
     caption: str
-    columns: list[Column]
-    rows: list[Row]
+    columns: list[Column] = Field(min_length=1)
+    rows: list[Row] = Field(min_length=1)
     references: list[Reference] = []
     sweep: dict[str, list[Any]]  # config key -> values run for every row
     sections: str | None = None  # the swept key that has a part of the table for each value
@@ -110,12 +100,12 @@ class TableDefinition(Strict):
     @property
     def chosen_key(self) -> str | None:
         """The key of `select`, or None where nothing is chosen."""
-        return self.select.over if self.select else None
+        return self.select and self.select.over
 
     @property
     def chosen_name(self) -> str | None:
         """Its short name, such as `peak_lr`."""
-        return self.select.over.rpartition(".")[2] if self.select else None
+        return self.select and self.select.over.rpartition(".")[2]
 
     @property
     def seed_keys(self) -> list[str]:
@@ -144,60 +134,35 @@ class TableDefinition(Strict):
         return published if isinstance(published, list) else [published]
 
     @model_validator(mode="after")
-    def _check(self) -> TableDefinition:
-        for problem in (*self._wrong_keys(), *self._wrong_rows()):
+    def _check(self) -> Self:
+        for problem in self._problems():
             raise ValueError(f"key {problem}")
         return self
 
-    def _wrong_keys(self) -> Iterator[str]:
-        keys = {"select.over": self.chosen_key, "sections": self.sections}
-        keys |= {f"average_over[{n}]": key for n, key in enumerate(self.average_over)}
-        for where, key in keys.items():
-            if key not in {None, *self.sweep}:
-                yield f"{where} is {key!r}, which sweep does not list"
-        names = [column.name for column in self.columns]
-        for where, is_wrong, words in (
-            ("columns", not names or len(set(names)) < len(names), "must name at least one metric, and none twice"),
-            ("choose_once", self.choose_once and not self.select, "needs select"),
-            (
-                "figure.baseline",
-                self.figure.baseline and not (self.baselines and self.figure.panels),
-                "needs baselines and panels",
-            ),
-            ("costs", self.costs and self.sections, "is not for a table with sections"),
-            ("figure.panels", self.figure.panels and self.sections, "is not for a table with sections"),
-            ("section_titles", self.section_titles.keys() - set(map(str, self.section_values)), "must name sections"),
-        ):
-            if is_wrong:
-                yield f"{where} {words}"
-
-    def _wrong_rows(self) -> Iterator[str]:
-        for key in ("name", "experiment"):
-            if len({getattr(row, key) for row in self.rows}) < max(len(self.rows), 1):
-                yield f"rows must have some, and no two with the same {key}"
-        models = [(f"rows[{index}]", row) for index, row in enumerate(self.rows)]
-        for where, model in models + [(f"references[{index}]", model) for index, model in enumerate(self.references)]:
-            for key in (key for key, value in model.paper.items() if not self._is_published(key, value)):
-                yield f"{where}.paper.{key} must be a number or [mean, +-] for one of the columns or sections"
-            if model.epochs and not self.costs:
-                yield f"{where}.epochs needs the table's costs"
-        known: set[str | None] = {None}
-        for where, row in models:
-            if row.init_from not in known:
-                yield f"{where}.init_from: no earlier row has experiment {row.init_from!r}"
-            known.add(row.experiment)
+    def _problems(self) -> Iterator[str]:
+        for key in {self.chosen_key, self.sections, *self.average_over} - {None, *self.sweep}:
+            yield f"sweep must list {key!r}"
+        unique = {"columns": "name", "rows": "experiment", "references": "name"}
+        for where, field in [*unique.items(), ("rows", "name")]:
+            values = [getattr(part, field) for part in getattr(self, where)]
+            if len(set(values)) < len(values):
+                yield f"{where} must not have two of the same {field}"
+        sections = {str(value) for value in self.section_values}
+        if self.section_titles.keys() - sections:
+            yield f"section_titles must name some of {', '.join(sorted(sections))}"
+        if self.sections and (self.costs or self.figure.panels):
+            yield "sections are not for a table with costs or figure.panels"
+        published = sections if self.sections else {column.name for column in self.columns}
+        published = {*published, *([self.chosen_name] if self.select else []), *(COSTS if self.costs else ())}
+        for model in (*self.rows, *self.references):
+            for key in model.paper.keys() - published:
+                yield f"paper.{key} of {model.name} must be one of {', '.join(sorted(published))}"
+        for number, row in enumerate(self.rows):
+            if row.init_from not in {None, *(earlier.experiment for earlier in self.rows[:number])}:
+                yield f"rows[{number}].init_from: no earlier row has experiment {row.init_from!r}"
             for key, values in row.sweep.items():
                 if any(value not in self.sweep.get(key, ()) for value in values):
-                    yield f"{where}.sweep: the table does not sweep {key} over {values}"
-
-    def _is_published(self, key: str, value: Any) -> bool:
-        if key in COSTS:
-            return self.costs and isinstance(value, str)
-        if key == self.chosen_name:
-            return value in self.sweep[self.chosen_key]
-        numbers = value if isinstance(value, list) and len(value) == 2 else [value]
-        known = map(str, self.section_values) if self.sections else (column.name for column in self.columns)
-        return key in known and all(type(number) in (int, float) for number in numbers)
+                    yield f"rows[{number}].sweep: the table does not sweep {key} over {values}"
 
 
 def load_table(path: Path) -> TableDefinition:
@@ -206,14 +171,11 @@ def load_table(path: Path) -> TableDefinition:
         known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
         raise UserError(f"{path}: no such table; there are: {known}")
     try:
-        table = TableDefinition.model_validate(OmegaConf.to_container(OmegaConf.load(path)))
+        return TableDefinition.model_validate(OmegaConf.to_container(OmegaConf.load(path)))
     except ValidationError as error:
         raise UserError(f"{path}: {first_problem(error, 'key')}") from error
     except (yaml.YAMLError, OmegaConfBaseException, OSError) as error:
         raise UserError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from error
-    if table.name != path.stem:
-        raise UserError(f"{path}: key name is {table.name!r}; it must be the file's name")
-    return table
 
 
 def load_tables(folder: Path, names: Sequence[str] = ()) -> list[TableDefinition]:
@@ -250,18 +212,11 @@ def read_baselines(table: TableDefinition, results_dir: Path) -> list[dict[str, 
 
 
 def check_overrides(table: TableDefinition, overrides: Sequence[str], outside_id: Collection[str]) -> None:
-    """Raise UserError for an override that is not key=value, or that the table's runs must not have.
-
-    outside_id: the keys that do not change a run's numbers.
-    """
+    """Raise UserError for an override that the table's runs must not have; `outside_id` keys do not change a run."""
     own = {"experiment", "init_from", *table.sweep, *table.require, *(key for row in table.rows for key in row.require)}
     for override in overrides:
         key, equals, _ = override.partition("=")
-        if not equals:
-            raise UserError(f"override {override!r} must be key=value")
-        if key in own:
-            raise UserError(f"override {override!r}: table {table.name} sets {key} itself; leave it out")
-        if not is_part(key, (*outside_id, *FREE)):
+        if not equals or key in own or not is_part(key, (*outside_id, *FREE)):
             why = f"table {table.name} is for its experiments as they are"
             raise UserError(f"override {override!r}: {why}; leave it out, or start python train.py by hand")
 

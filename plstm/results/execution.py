@@ -1,7 +1,5 @@
 """Running the jobs of a results table: a process each, several side by side, stopped and waited for together."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex
@@ -19,20 +17,19 @@ ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "NPROC": "1", "
 
 def execute(
     work: Sequence[Job],
-    overrides: Callable[[Job], list[str]],
+    overrides: Callable[[Job], list[str] | None],
     root: Path,
     after_job: Callable[[Job], None],
     processes: int = 1,
-    is_needed: Callable[[Job], bool] = lambda job: True,
 ) -> list[str]:
     """Start jobs in order, each a process in `root` with its output on ours, so many at a time.
 
     Args:
-        overrides: key=value to add to a job's command. Its UserError, and that of `after_job`, is the job's failure.
+        overrides: key=value to add to a job's command, None where it is not needed any more. Its UserError, and that of
+            `after_job`, is the job's failure.
         root: the folder of `train.py`.
         after_job: called after every job that exits with status 0.
         processes: how many jobs run side by side; more than one compute with one thread each.
-        is_needed: asked before a job starts; where not, it is left out.
 
     Returns one line a failed job. KeyboardInterrupt is handed to the running processes as SIGINT, which are waited for,
     and then raised again.
@@ -45,14 +42,14 @@ def execute(
             while waiting and len(running) < processes:
                 number, job = waiting.pop(0)
                 with _noting(failures, job):
-                    if not is_needed(job):
-                        print(f"run {number}/{len(work)}: no longer needed: {' '.join(job.overrides)}", flush=True)
-                        continue
-                    command = [sys.executable, "train.py", *job.overrides, *overrides(job)]
-                    print(f"run {number}/{len(work)}: {shlex.join(['python', *command[1:]])}", flush=True)
-                    # A process group of its own: the terminal's Ctrl-C reaches only this process, which hands it on.
-                    options = {"stdin": subprocess.DEVNULL, "process_group": 0, "env": environment}
-                    running[subprocess.Popen(command, cwd=root, **options)] = job
+                    own = overrides(job)
+                    command = ["train.py", *job.overrides, *(own or ())]
+                    words = "no longer needed: python" if own is None else "python"
+                    print(f"run {number}/{len(work)}: {words} {shlex.join(command)}", flush=True)
+                    if own is not None:
+                        # A process group of its own: the terminal's Ctrl-C reaches this process only, which hands it on
+                        options = {"stdin": subprocess.DEVNULL, "process_group": 0, "env": environment}
+                        running[subprocess.Popen([sys.executable, *command], cwd=root, **options)] = job
             for child in [child for child in running if _has_ended(child, alone=len(running) == 1)]:
                 job = running.pop(child)
                 with _noting(failures, job):

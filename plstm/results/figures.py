@@ -1,13 +1,12 @@
 """Figures of results tables, from run records: training curves, and columns beside the paper's numbers."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from plstm.drawing import legend_below, new_figure, save, style
 from plstm.results.cells import Cell, find_groups
@@ -15,9 +14,7 @@ from plstm.results.definitions import TableDefinition, read_baselines
 from plstm.results.intervals import t_interval
 from plstm.results.records import Record, read_curve
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+DASHED = (0, (4, 1.5))
 # By the model in the experiment's name: colour and line style, the same in all curves.
 MODEL_STYLES = {
     "plstm": ("#0072B2", "-"),
@@ -25,20 +22,18 @@ MODEL_STYLES = {
     "plstm_p_mode": ("#009E73", "-"),
     "plstm_d_mode": ("#CC79A7", "-"),
     "plstm_stm_bias": ("#E69F00", "-"),
-    "plstm_printed": ("#0072B2", (0, (4, 1.5))),
+    "plstm_printed": ("#0072B2", DASHED),
     "vit": ("#D55E00", "-"),
 }
-FINETUNING_LINE = (0, (4, 1.5))
 OTHER_STYLES = [("#000000", line) for line in ("-", "--", "-.", ":")]
 OURS, PAPER = "#0072B2", "#D55E00"  # of dots: there a colour says whose number it is, and the line the model
 BASELINE = {"color": "0.45", "lw": 0.9, "ls": (0, (6, 3)), "zorder": 0}
 
 
 def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> list[Path]:
-    """Draw what the definition's `figure` asks for of the cells that the table shows.
+    """Draw what `figure` asks for of the cells that the table shows; nothing without a whole seed.
 
-    Returns the .png and .svg of `figures/<name>-curves` and `figures/<name>-dots`; none without a whole seed. Raises
-    UserError for a run without its curve.
+    Returns `figures/<name>-curves` and `figures/<name>-dots` as .png and .svg; UserError for a run without its curve.
     """
     cells = [group.chosen for group in find_groups(table, records)[0] if group.chosen.runs]
     paths = draw_curves(table, cells, results_dir) if cells and table.figure.panels else []
@@ -50,7 +45,8 @@ def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path
 
     A line is the mean over the runs, its band their 90% t interval; chance is dotted, the definition's baseline dashed.
     """
-    wanted, styles = table.figure, _row_styles(table)
+    wanted, others = table.figure, itertools.cycle(OTHER_STYLES)
+    styles = {row.experiment: _style(row.experiment) or next(others) for row in table.rows}
     curves = {cell.row.name: _mean_curves(cell.runs, wanted.metric, results_dir) for cell in cells}
     baseline = next((entry for entry in read_baselines(table, results_dir) if entry["name"] == wanted.baseline), {})
     with style():
@@ -72,14 +68,10 @@ def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path
         return save(figure, results_dir / "figures" / f"{table.name}-curves")
 
 
-def _row_styles(table: TableDefinition) -> dict[str, tuple]:
-    others = itertools.cycle(OTHER_STYLES)
-    styles = {}
-    for row in table.rows:
-        name = row.experiment.rpartition("/")[2].removeprefix("imagenet_")
-        colour, line = MODEL_STYLES.get(name.removesuffix("_finetune")) or next(others)
-        styles[row.experiment] = colour, FINETUNING_LINE if name.endswith("_finetune") else line
-    return styles
+def _style(experiment: str) -> tuple | None:
+    name = experiment.rpartition("/")[2].removeprefix("imagenet_")
+    colour, line = MODEL_STYLES.get(name.removesuffix("_finetune"), (None, None))
+    return colour and (colour, DASHED if name.endswith("_finetune") else line)
 
 
 def _mean_curves(runs: Sequence[Record], metric: str, results_dir: Path) -> dict[str, pd.DataFrame]:
@@ -107,8 +99,6 @@ def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) 
     A filled dot is ours in the first column, the bar through it the 90% t interval over seeds, a hollow dot ours in
     another column, a diamond the paper's number; baselines are dashed.
     """
-    from matplotlib.ticker import MaxNLocator
-
     sections = [section for section in table.section_values if any(cell.section == section for cell in cells)]
     names = [row.name for row in table.rows if any(cell.row is row for cell in cells)]
     with style():

@@ -1,7 +1,5 @@
 """Means over seeds and their intervals."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence
@@ -17,13 +15,8 @@ class Interval(NamedTuple):
 
 
 def t_interval(values: Sequence[float], level: float = 0.90) -> Interval:
-    """Student's t interval of the mean: half width t((1 + level) / 2, n - 1) s / sqrt(n), s the sample deviation.
-
-    values: one number a seed, at least one (ValueError otherwise). level: coverage between 0 and 1.
-    """
-    if not (n := len(values)):
-        raise ValueError("t_interval needs at least one value")
-    mean = statistics.fmean(values)
+    """Student's t interval of the mean of one number or more, half width t((1 + level) / 2, n - 1) s / sqrt(n)."""
+    n, mean = len(values), statistics.fmean(values)
     if n == 1:
         return Interval(mean, None, 1)
     from scipy.stats import t

@@ -3,18 +3,16 @@
 A line is {"record": {...}, "curve": {"step": [...], "val.accuracy": [...], ...}}, with null where a curve has no value.
 """
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError, WrapValidator
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from typing_extensions import TypedDict
 
 from data.files import write_file
@@ -23,28 +21,8 @@ from plstm.errors import UserError
 CURVE_DIGITS = 6  # significant ones
 PRIMARY_METRIC = "accuracy"  # of tables and figures that name no metric
 
-
-def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
-    check(value)
-    return value
-
-
-def _with_step(best: Any, check: Callable[[Any], dict]) -> dict:
-    """The step, beside the metrics of the splits."""
-    if not isinstance(best, dict) or type(best.get("step")) is not int:
-        raise ValueError("should be an object with an integer step")
-    return {"step": best["step"]} | check({split: metrics for split, metrics in best.items() if split != "step"})
-
-
-def _is_time(text: str) -> str:
-    datetime.fromisoformat(text)
-    return text
-
-
-Number = Annotated[float, WrapValidator(_as_written)]  # an integer stays one
-Time = Annotated[str, AfterValidator(_is_time)]
-Metrics = dict[str, dict[str, Number]]  # split -> metric -> value
-Points = Iterable[tuple[int, float, str, str, float]]  # as CurvePoint
+Time = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")]
+Metrics = dict[str, float]
 
 
 class Strict(BaseModel):
@@ -74,11 +52,18 @@ class Session(TypedDict):
     xla_flags: NotRequired[str | None]
 
 
-class FinalMetrics(TypedDict):
-    """`last`: of the last step's weights. `best`: {"step": int} and the splits' metrics there, or None."""
+class BestMetrics(TypedDict, extra_items=Metrics):
+    """The best step, and beside it the metrics of each split there."""
 
-    last: Metrics
-    best: Annotated[Metrics, WrapValidator(_with_step)] | None
+    __pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False)
+    step: int
+
+
+class FinalMetrics(TypedDict):
+    """Of the last step's weights, by split, and of the best step's."""
+
+    last: dict[str, Metrics]
+    best: BestMetrics | None
 
 
 class CurvePoint(NamedTuple):
@@ -111,13 +96,13 @@ class Record(Strict):
     earlier: list[Session] = []
     started: Time
     finished: Time
-    wall_seconds: Number  # of all sessions
+    wall_seconds: float  # of all sessions
     steps: int
-    epochs: Number
+    epochs: float
     unit: str  # plural of an example, such as images
-    examples_per_second: Number
+    examples_per_second: float
     parameters: int
-    flops_per_example: Number | None  # of one forward pass
+    flops_per_example: float | None  # of one forward pass
     metrics: FinalMetrics
     converted: str | None = None  # how a script converted the record from another format
 
@@ -164,11 +149,8 @@ def record_path(experiment: str, results_dir: str | Path) -> Path:
     return Path(results_dir, "runs", f"{experiment.replace('/', '-')}.jsonl")
 
 
-def write_record(record: Record, points: Points, results_dir: str | Path) -> Path:
-    """Add a run to its experiment's file, in place of one with the same id, and return the path.
-
-    points: its curve, (step, epoch, split, metric, value); values are rounded to 6 significant digits.
-    """
+def write_record(record: Record, points: Iterable[CurvePoint], results_dir: str | Path) -> Path:
+    """Add a run with its curve to its experiment's file, in place of one with the same id, and return the path."""
     path = record_path(record.experiment, results_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = {"record": dict(record), "curve": _columns(list(points))}
@@ -186,14 +168,13 @@ def write_record(record: Record, points: Points, results_dir: str | Path) -> Pat
     return path
 
 
-def _columns(points: list[tuple[int, float, str, str, float]]) -> dict[str, list[float | None]]:
-    """A curve by columns; epochs follow from the steps."""
+def _columns(points: list[CurvePoint]) -> dict[str, list[float | None]]:
+    """A curve by columns, values to 6 significant digits; epochs follow from the steps."""
     steps = sorted({step for step, *_ in points})
-    places = {step: n for n, step in enumerate(steps)}
-    columns: dict[str, list[float | None]] = {"step": list(steps)}
+    columns: dict[str, list[float | None]] = {"step": [*steps]}
     for step, _, split, metric, value in points:
         column = columns.setdefault(f"{split}.{metric}", [None] * len(steps))
-        column[places[step]] = float(f"{value:.{CURVE_DIGITS}g}")
+        column[bisect_left(steps, step)] = float(f"{value:.{CURVE_DIGITS}g}")
     return columns
 
 
@@ -218,8 +199,8 @@ def read_records(results_dir: str | Path) -> list[Record]:
 
     Raises UserError naming file, line and field where a line breaks the schema or belongs into another file.
     """
-    paths = sorted((Path(results_dir) / "runs").glob("*.jsonl"))
-    return sorted((line.record for path in paths for line in _read_lines(path)), key=lambda record: record.id)
+    lines = (line for path in Path(results_dir, "runs").glob("*.jsonl") for line in _read_lines(path))
+    return sorted((line.record for line in lines), key=lambda record: record.id)
 
 
 def read_curve(record: Record, results_dir: str | Path) -> list[CurvePoint]:
@@ -237,6 +218,7 @@ def read_curve(record: Record, results_dir: str | Path) -> list[CurvePoint]:
 
 
 def _read_lines(path: Path) -> list[_Line]:
+    """The runs of a file, read once though asked for by many runs; none where there is no file."""
     if not path.is_file():
         return []
     status = path.stat()
@@ -245,7 +227,6 @@ def _read_lines(path: Path) -> list[_Line]:
 
 @functools.lru_cache(maxsize=256)
 def _lines_of(path: Path, *_changes: int) -> list[_Line]:
-    """As `_read_lines`; read once, though asked for by many runs."""
     found = []
     for number, text in enumerate(path.read_bytes().splitlines(), start=1):
         where = f"{path}, line {number}"
@@ -255,7 +236,5 @@ def _lines_of(path: Path, *_changes: int) -> list[_Line]:
             raise UserError(f"{where}: {first_problem(error)}; restore the line or remove it") from error
         if record_path(line.record.experiment, "").name != path.name:
             raise UserError(f"{where}: is a run of experiment {line.record.experiment}; move it to that one's file")
-        if {len(column) for column in line.curve.values()} != {len(line.curve.get("step", ()))}:
-            raise UserError(f"{where}: field curve: must have a column step, and all columns its length")
         found.append(line)
     return found

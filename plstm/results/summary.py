@@ -1,10 +1,8 @@
 """What a Hydra sweep prints at its end: means over runs that are to be read together, such as the folds of a seed."""
 
-from __future__ import annotations
-
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
@@ -14,7 +12,7 @@ from plstm.results.records import PRIMARY_METRIC, Record, value_at
 
 
 class SweepSummary(Callback):
-    """Collects the records that the jobs return; `over` are the swept keys, such as data.fold, to average over."""
+    """A line for each group of several jobs that differ in exactly the keys `over`: means ± sample deviations."""
 
     def __init__(self, over: Sequence[str], split: str = "test", metric: str = PRIMARY_METRIC) -> None:
         self.over, self.split, self.metric = tuple(over), split, metric
@@ -25,34 +23,30 @@ class SweepSummary(Callback):
             self.records.append(job_return.return_value)
 
     def on_multirun_end(self, config: Any, **kwargs: Any) -> None:
-        for line in summarise(self.records, self.over, self.split, self.metric):
-            print(line, flush=True)
+        groups: dict[str, list[Record]] = {}
+        for record in self.records:
+            groups.setdefault(self._rest(record), []).append(record)
+        for runs in groups.values():
+            if len(runs) > 1:
+                print(self._line(runs), flush=True)
 
+    def _rest(self, record: Record) -> str:
+        """All of the config but the keys `over`, as text."""
+        config = json.loads(json.dumps(record.config))
+        for key in self.over:
+            group, _, leaf = key.rpartition(".")
+            (value_at(config, group, {}) if group else config).pop(leaf, None)
+        return json.dumps(config, sort_keys=True)
 
-def summarise(records: Iterable[Record], over: Sequence[str], split: str, metric: str = PRIMARY_METRIC) -> list[str]:
-    """A line for each group of several runs that differ in exactly the keys `over`: means ± sample deviations."""
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        groups.setdefault(_without(record.config, over), []).append(record)
-    return [_describe(runs, over, split, metric) for runs in groups.values() if len(runs) > 1]
-
-
-def _without(config: dict[str, Any], keys: Sequence[str]) -> str:
-    config = json.loads(json.dumps(config))
-    for key in keys:
-        group, _, leaf = key.rpartition(".")
-        (value_at(config, group, {}) if group else config).pop(leaf, None)
-    return json.dumps(config, sort_keys=True)
-
-
-def _describe(runs: list[Record], over: Sequence[str], split: str, metric: str) -> str:
-    shown = ("experiment=", "seed=", "data.name=", *(f"{key}=" for key in over))
-    name = value_at(runs[0].config, "data.name")
-    what = [runs[0].experiment, *[name] * bool(name), f"seed {runs[0].seed}"]
-    what += [override for override in runs[0].overrides if not override.startswith(shown)]
-    figures = []
-    for at, words in (("best", "the best validation epoch"), ("last", "the last")):
-        values = [(run.metrics[at] or {}).get(split, {}).get(metric) for run in runs]
-        if None not in values:
-            figures.append(f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f} at {words}")
-    return f"{', '.join(what)}: {split} {metric} over {len(runs)} runs {', '.join(figures) or 'unknown'}"
+    def _line(self, runs: list[Record]) -> str:
+        name = value_at(runs[0].config, "data.name")
+        what = [runs[0].experiment, *[name] * bool(name), f"seed {runs[0].seed}"]
+        shown = ("experiment=", "seed=", "data.name=", *(f"{key}=" for key in self.over))
+        what += [override for override in runs[0].overrides if not override.startswith(shown)]
+        figures = []
+        for at, words in (("best", "the best validation epoch"), ("last", "the last")):
+            values = [(run.metrics[at] or {}).get(self.split, {}).get(self.metric) for run in runs]
+            if None not in values:
+                figures.append(f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f} at {words}")
+        figures = ", ".join(figures) or "unknown"
+        return f"{', '.join(what)}: {self.split} {self.metric} over {len(runs)} runs {figures}"

@@ -1,7 +1,6 @@
 """The runs of a results table: which there are, in what order, which are finished, and what they should take."""
 
-from __future__ import annotations
-
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
@@ -21,11 +20,6 @@ class PlannedRun:
 
     row: Row
     values: dict[str, Any]
-
-    @property
-    def overrides(self) -> list[str]:
-        """The arguments of `train.py`."""
-        return [f"experiment={self.row.experiment}", *(f"{key}={value}" for key, value in self.values.items())]
 
     @property
     def key(self) -> tuple:
@@ -51,10 +45,10 @@ class Job:
     @property
     def overrides(self) -> list[str]:
         """The arguments of `train.py`."""
-        if self.shared is None:
-            return self.runs[0].overrides
-        values = ",".join(str(run.values[self.shared]) for run in self.runs)
-        return PlannedRun(self.runs[0].row, self.runs[0].values | {self.shared: values}).overrides
+        values = self.runs[0].values
+        if self.shared:
+            values = values | {self.shared: ",".join(str(run.values[self.shared]) for run in self.runs)}
+        return [f"experiment={self.runs[0].row.experiment}", *(f"{key}={value}" for key, value in values.items())]
 
 
 def planned_runs(table: TableDefinition) -> list[PlannedRun]:
@@ -89,21 +83,22 @@ def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:
     return [Job(tuple(group), shared) for _, group in groups]
 
 
-def match_records(table: TableDefinition, records: Sequence[Record]) -> tuple[Matches, dict[str, str]]:
-    """(run, its record or None) in the order to run them, and why other records are left out (id -> reason).
+def match_records(table: TableDefinition, records: Sequence[Record]) -> tuple[Matches, list[str]]:
+    """(run, its record or None) in the order to run them, and the ids of the rows' other records, which do not fit.
 
-    Other records are those of the rows' experiments that do not fit; those of other experiments are passed over.
+    A record fits with the swept values of a planned run, what the table and the row `require`, no further overrides,
+    and the table's run as the one that it fine-tunes. Of two that fit, the one that finished first counts.
     """
     runs = {run.key: run for run in planned_runs(table)}
     found: dict[tuple, Record] = {}
-    left_out: dict[str, str] = {}
+    left_out = []
     for row in table.rows:  # a run that others fine-tune is of an earlier row
         for record in sorted((r for r in records if r.experiment == row.experiment), key=lambda r: r.finished):
-            key = _key(table, record.config)
-            if why := _why_not(table, row, record) or _why_not_there(record, runs.get(key), found):
-                left_out[record.id] = why
+            run = runs.get(_key(table, record.config))
+            if run and run.key not in found and _is_of(table, row, record) and _starts_from(run, record, found):
+                found[run.key] = record
             else:
-                found[key] = record
+                left_out.append(record.id)
     return [(run, found.get(key)) for key, run in runs.items()], left_out
 
 
@@ -113,25 +108,17 @@ def _key(table: TableDefinition, config: dict[str, Any]) -> tuple:
     return tuple(str(value) if isinstance(value, list | dict) else value for value in values)
 
 
-def _why_not(table: TableDefinition, row: Row, record: Record) -> str:
-    """Why a run is not of this row, or nothing."""
+def _is_of(table: TableDefinition, row: Row, record: Record) -> bool:
     required = table.require | row.require
-    for key, value in required.items():
-        if (own := value_at(record.config, key, "absent")) != value:
-            return f"{key} is {own}, not {value}"
     allowed = (*FREE, "experiment", "init_from", *table.sweep, *required)
-    others = [o for o in record.overrides if not is_part(o.partition("=")[0].lstrip("+"), allowed)]
-    return f"run with {others[0]}" if others else ""
+    keys = [override.partition("=")[0].lstrip("+") for override in record.overrides]
+    as_required = all(value_at(record.config, key, "absent") == value for key, value in required.items())
+    return as_required and all(is_part(key, allowed) for key in keys)
 
 
-def _why_not_there(record: Record, run: PlannedRun | None, found: dict[tuple, Record]) -> str:
-    """Why a run has no place in the sweep, or nothing."""
-    if run is None:
-        return "the table does not sweep its values"
+def _starts_from(run: PlannedRun, record: Record, found: dict[tuple, Record]) -> bool:
     start = found.get(run.initial_key)
-    if run.initial_key and (given := value_at(record.config, "init_from")) != (start and start.id):
-        return f"init_from is {given}, the table's run {start.id if start else 'has not finished'}"
-    return f"it has the same values as run {found[run.key].id}" if run.key in found else ""
+    return not run.initial_key or (start is not None and value_at(record.config, "init_from") == start.id)
 
 
 def initial_override(matched: Matches, run: PlannedRun) -> list[str]:
@@ -150,10 +137,11 @@ def expected_seconds(table: TableDefinition, run: PlannedRun, matched: Matches, 
     Of those with the same value of `select.over` where there are such; None without any.
     """
     alike = [(o, r) for o, r in matched if r and o.row is run.row and r.hardware == hardware]
-    for key in (table.sections, table.chosen_key):
-        same = [(o, r) for o, r in alike if key is None or o.values[key] == run.values[key]]
-        alike = same if same or key == table.sections else alike
-    return sum(record.wall_seconds for _, record in alike) / len(alike) if alike else None
+    if table.sections:
+        alike = [(o, r) for o, r in alike if o.values[table.sections] == run.values[table.sections]]
+    if table.select:
+        alike = [(o, r) for o, r in alike if o.values[table.chosen_key] == run.values[table.chosen_key]] or alike
+    return statistics.fmean(record.wall_seconds for _, record in alike) if alike else None
 
 
 def started_runs(table: TableDefinition, runs_dir: Path) -> set[tuple]:

@@ -3,8 +3,6 @@
 A problem is one line naming the file, what stands there and what should.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics
@@ -30,25 +28,22 @@ RATIOS = (
 def record_problems(record: Record, results_dir: Path) -> list[str]:
     """What in a record does not follow from its curve: metrics of the last and the best step, and which is the best."""
     curve = {(p.step, p.split, p.metric): p.value for p in read_curve(record, results_dir)}
+    best = record.metrics["best"] or {"step": None}
     found = []
-    best, split = record.metrics["best"], value_at(record.config, "loop.best_split")
-    for at, step, splits in (("last", record.steps, record.metrics["last"]), ("best", (best or {}).get("step"), best)):
-        for name, metrics in (splits or {}).items():
+    for at, step, splits in (("last", record.steps, record.metrics["last"]), ("best", best["step"], best)):
+        for name, metrics in splits.items():
             for metric, value in metrics.items() if name != "step" else ():
                 kept = curve.get((step, name, metric), value)
-                if not _is_rounded(value, kept):
+                # A curve keeps values as they are, to six significant digits, or formerly to four decimals.
+                if kept not in (value, float(f"{value:.{CURVE_DIGITS}g}"), round(value, 4)):
                     found.append((f"metrics.{at}.{name}.{metric}", value, kept))
-    later = 1 if value_at(record.config, "loop.best_tie") == "latest" else -1
-    scores = [(value, later * step, step) for (step, *key), value in curve.items() if key == [split, PRIMARY_METRIC]]
-    if scores and (best or {}).get("step") != max(scores)[-1]:
-        found.append(("metrics.best.step", (best or {}).get("step"), max(scores)[-1]))
+    split, later = value_at(record.config, "loop.best_split"), value_at(record.config, "loop.best_tie") == "latest"
+    scores = [(score, step) for (step, *key), score in curve.items() if key == [split, PRIMARY_METRIC]]
+    wanted = max(scores, key=lambda pair: (pair[0], pair[1] if later else -pair[1]), default=(0, best["step"]))[1]
+    if best["step"] != wanted:
+        found.append(("metrics.best.step", best["step"], wanted))
     where = f"{record_path(record.experiment, results_dir)}, run {record.id}"
     return [f"{where}: {field} is {value!r}, but {other!r} follows from its curve" for field, value, other in found]
-
-
-def _is_rounded(value: float, kept: float) -> bool:
-    """Whether a curve keeps this value: as it is, to six significant digits, or formerly to four decimals."""
-    return kept in (value, float(f"{value:.{CURVE_DIGITS}g}"), round(value, 4))
 
 
 def measured_problems(results_dir: Path) -> list[str]:
