@@ -1,7 +1,5 @@
 """The gates against plain NumPy transcriptions of the paper's words, node by node where order matters."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """The graph layer: its gates against loops over edges, the whole against the recurrence, and its starts."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

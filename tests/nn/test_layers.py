@@ -1,7 +1,5 @@
 """The small layers: starts, numbers against NumPy, and stochastic depth's statistics."""
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -1,7 +1,5 @@
 """Whole mixers against transcriptions: the recurrence of Equations 1 and 2 for pLSTM, softmax for attention."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """pLSTM on DAGs: its forms against the recurrence of Equations 1 and 2, which is checked against sums over paths."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

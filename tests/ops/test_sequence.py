@@ -1,7 +1,5 @@
 """The 1-D operator: the parallel form against the recurrence, and the recursion of Equations 25-28."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -16,8 +16,6 @@ Block rows follow one another, and in a row block columns. The backward pass kee
 chunk of batch x heads at a time, and computes the rest again.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 
