@@ -28,7 +28,7 @@ from plstm.runs.programs import Plan, compile_programs
 from plstm.runs.status import check_finite, count_parameters, describe_run, is_best, new_info, start_tracker
 from plstm.tasks import TASKS
 from plstm.training.averaging import MetricAverager
-from plstm.training.checkpoints import Checkpoints
+from plstm.training.checkpoints import NO_SCORE, Checkpoints
 from plstm.training.environment import describe_environment
 from plstm.training.evaluation import describe, evaluate
 from plstm.training.interrupt import Interrupt
@@ -166,12 +166,12 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         return found
 
     def save() -> None:
-        """Keeps a checkpoint; the score that orders them is that of the best step, and -1 elsewhere."""
+        """Keeps a checkpoint; only that of the best step has a score."""
         check_finite(state, averager, checkpoints)
         info["wall_seconds"] = seconds_before + time.monotonic() - session_start
         info["averager"] = averager.state()
         best = info["best"] or {}
-        score = best[loop.best_split][task.primary_metric] if best.get("step") == step else -1.0
+        score = best[loop.best_split][task.primary_metric] if best.get("step") == step else NO_SCORE
         checkpoints.save(step, state, info, score)
         averager.restart_clock()
 

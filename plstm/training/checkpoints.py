@@ -28,6 +28,7 @@ CHECKSUMS = "SHA256SUMS"
 WITHOUT_CHECKSUM = (CHECKSUMS, "_CHECKPOINT_METADATA", "commit_success.txt")  # Orbax writes the last two at the rename
 DAMAGED, DELETED = "damaged", "deleted"  # folders beside the steps
 NEWEST = 2  # checkpoints that are kept, beside the best
+NO_SCORE = -1e30  # of a checkpoint that was not evaluated
 
 
 class Checkpoints:
@@ -100,9 +101,9 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def best_step(self) -> int | None:
-        """The step of the checkpoint with the highest score, or None if no score is 0 or more."""
+        """The step of the checkpoint with the highest score, or None if none has one."""
         step = self._manager.best_step()
-        return None if step is None or self._manager.metrics(step)["score"] < 0 else step
+        return None if step is None or self._manager.metrics(step)["score"] == NO_SCORE else step
 
     def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
         """The state, restored onto the arrays or jax.ShapeDtypeStruct of the tree `like`, and info of a checkpoint.

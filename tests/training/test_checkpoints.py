@@ -66,7 +66,7 @@ def test_a_run_goes_on_saving_into_its_folder(folder, draw_state, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "checkpoints")
     checkpoints = Checkpoints(copy)
     state, _ = checkpoints.restore(checkpoints.last_step(), draw_state(1))
-    checkpoints.save(50, draw_state(2), {}, -1.0)  # stopped by a signal: without a score
+    checkpoints.save(50, draw_state(2), {}, NO_SCORE)  # stopped by a signal: without a score
     checkpoints.wait()
     assert (checkpoints.last_step(), checkpoints.best_step()) == (50, 10)
     checkpoints.save(50, state, {"evaluated": 50}, 1.0)  # the same step, evaluated
