@@ -29,7 +29,6 @@ from plstm.training.steps import make_predict
 from scripts.common import ROOT, Parser, positive, write_results
 
 QUARTERS = 4  # of the distances that training has
-CHUNK = 4096  # images drawn at a time
 SHOWN = ("accuracy", "balanced_accuracy", "answered_at", "labelled_at")
 NO_LABEL = -1  # where an altered arrow is neither clearly at the circle nor past it, or an object leaves the canvas
 
@@ -76,26 +75,13 @@ PROBES = {
     "circle mirrored at the arrow": _mirrored_circle,
     "circle of another image": _exchanged_circle,
 }
-Answer = Callable[[PackedSplit], np.ndarray]  # images -> 0 or 1 [n]
+Answer = Callable[[Arrow, Canvas], np.ndarray]  # geometries [n] -> 0 or 1 [n]
 
 
 def draw_geometries(canvas: Canvas, factor: int, count: int) -> Arrow:
-    """`count` geometries, as arrays [count], on a canvas that is `factor` times the training canvas.
-
-    At 1 and 2 they are those of test and test_ext; larger canvases have the draws of test_ext, too, so that relative
-    positions and labels are the same on all of them.
-    """
+    """The first `count` geometries of test, or on a canvas `factor` times the training canvas of test_ext, [count]."""
     base = base_seed(SPLITS["test" if factor == 1 else "test_ext"].seed)
     return Arrow(*map(np.array, zip(*(parameters(base, n, canvas) for n in range(count)), strict=True)))
-
-
-def classify(answer: Answer, arrows: Arrow, canvas: Canvas) -> np.ndarray:
-    """The model's answers 0 or 1 to each geometry [n]."""
-    answers, each = [], [Arrow(*(value.item() for value in arrow)) for arrow in zip(*arrows, strict=True)]
-    for start in range(0, len(each), CHUNK):
-        images = np.stack([render(arrow, canvas) for arrow in each[start : start + CHUNK]])
-        answers.append(answer(PackedSplit(pack(images), np.zeros(len(images), np.uint8), canvas.size)))
-    return np.concatenate(answers)
 
 
 def score(answers: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
@@ -136,8 +122,10 @@ def load_answer(run: str, runs: Path) -> tuple[Config, Path, Answer]:
     graphdef, params = nnx.split(from_checkpoint(folder), nnx.Param)
     predict = make_predict(graphdef, TASKS["arrow"](config).logits)
 
-    def answer(split: PackedSplit) -> np.ndarray:
-        batches = split.batches(config.optim.batch_size)
+    def answer(arrows: Arrow, canvas: Canvas) -> np.ndarray:
+        each = (Arrow(*(value.item() for value in arrow)) for arrow in zip(*arrows, strict=True))
+        bits = np.stack([pack(render(arrow, canvas)) for arrow in each])
+        batches = PackedSplit(bits, np.zeros(len(bits), np.uint8), canvas.size).batches(config.optim.batch_size)
         return np.concatenate([np.asarray(predict(params, batch)).argmax(-1)[batch["mask"]] for batch in batches])
 
     return config, folder, answer
@@ -151,7 +139,7 @@ def probe(answer: Answer, training: Canvas, factors: list[int], count: int) -> I
         arrows = draw_geometries(canvas, factor, count)
         for name, alter in PROBES.items():
             altered = alter(arrows, canvas)
-            answers = classify(answer, altered, canvas)
+            answers = answer(altered, canvas)
             parts = {"by_distance": by_distance(answers, altered, reach)} if name == "as given" else {}
             yield {"canvas_pixels": canvas.size, "probe": name, **score(answers, altered.label), **parts}
 

@@ -4,7 +4,7 @@
     python scripts/shortcut_baselines.py --size 48 --scale 0.25  # a reduced one
 
 Each shortcut is a histogram over the quantities it sees, fitted on samples of the training distribution; it answers
-with its cell's more frequent label. Positions count relative to canvas: a cell is the same share of a larger canvas.
+with its cell's more frequent label. Positions count relative to the canvas, whatever its size.
 Finer bins and more samples change the results by about .001; the splits' own sampling error is .004.
 """
 

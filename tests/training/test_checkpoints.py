@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plstm.errors import UserError
-from plstm.training.checkpoints import WITHOUT_CHECKSUM, Checkpoints, _damage
+from plstm.training.checkpoints import NO_SCORE, WITHOUT_CHECKSUM, Checkpoints, _damage
 from plstm.training.optimizers import OptimConfig, build_optimizer
 from plstm.training.steps import TrainState, init_state
 
