@@ -154,9 +154,11 @@ class TableDefinition(Strict):
             yield "sections are not for a table with costs or figure.panels"
         published = sections if self.sections else {column.name for column in self.columns}
         published = {*published, *([self.chosen_name] if self.select else []), *(COSTS if self.costs else ())}
-        for model in (*self.rows, *self.references):
-            for key in model.paper.keys() - published:
-                yield f"paper.{key} of {model.name} must be one of {', '.join(sorted(published))}"
+        for model, (key, value) in ((m, item) for m in (*self.rows, *self.references) for item in m.paper.items()):
+            numbers = value if isinstance(value, list) and len(value) == 2 else [value]
+            if key not in published or not all(isinstance(n, str if key in COSTS else int | float) for n in numbers):
+                known = ", ".join(sorted(published))
+                yield f"paper.{key} of {model.name} must be a number or [mean, +-] for one of {known}"
         for number, row in enumerate(self.rows):
             if row.init_from not in {None, *(earlier.experiment for earlier in self.rows[:number])}:
                 yield f"rows[{number}].init_from: no earlier row has experiment {row.init_from!r}"

@@ -8,8 +8,6 @@ A place is a path such as `rows[grid=12,structure=general].ours.median_seconds`,
 runs in a JSONL file it begins with a choice, `[seed=43].record.metrics.last.test.accuracy`.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -19,14 +17,14 @@ from typing import Any
 
 from plstm.errors import UserError
 
-MARKERS = re.compile(
+PAIR = re.compile(
     r"""(?<!`)(?:
-        <!--=[ ](?P<file>\S+)[ ](?P<place>[^>]*?)(?:\*(?P<factor>[\d.e+-]+))?:(?P<form>[^:>]*)[ ]-->
-        |<!--[ ]begin:[ ]table[ ](?P<table>\S+)[ ]-->
-        |(?P<close><!--/-->|<!--[ ]end[ ]-->)
+        (?P<open><!--=[ ](?P<file>\S+)[ ](?P<place>[^>]*?)(?:\*(?P<factor>[\d.e+-]+))?:(?P<form>[^:>]*)[ ]-->)
+        (?:(?!<!--).)*<!--/-->
+        |(?P<begin><!--[ ]begin:[ ]table[ ](?P<table>\S+)[ ]-->)(?:(?!<!--).)*<!--[ ]end[ ]-->
         |(?P<bad><!--\s*(?:=|/|begin\b|end\b))
     )""",
-    re.VERBOSE,
+    re.VERBOSE | re.DOTALL,
 )
 
 
@@ -38,33 +36,22 @@ def document_paths(root: Path) -> list[Path]:
 def fill_document(path: Path, root: Path) -> str:
     """A document's text with all its markers filled; UserError naming file and line at a damaged one."""
     text = path.read_text(encoding="utf-8")
-    parts, done, opening = [], 0, None
-    for marker in MARKERS.finditer(text):
-        closes = {None: None, "<!--/-->": "file", "<!-- end -->": "table"}[marker["close"]]
-        if marker["bad"] or (opening is None) != (closes is None) or (closes and not opening[closes]):
-            form = "see plstm/results/documents.py for their form"
-            raise UserError(f"{_where(path, text, marker)}: a damaged or unpaired marker; {form}")
-        before = _contents(opening, path, root, _where(path, text, opening)) if closes else text[done : marker.start()]
-        parts += [before, marker[0]]
-        done, opening = marker.end(), None if closes else marker
-    if opening is not None:
-        raise UserError(f"{_where(path, text, opening)}: this marker is never closed")
-    return "".join(parts) + text[done:]
 
+    def filled(pair: re.Match) -> str:
+        where = f"{path}, line {text.count(chr(10), 0, pair.start()) + 1}"
+        if pair["bad"]:
+            raise UserError(f"{where}: a damaged or unpaired marker; see plstm/results/documents.py for their form")
+        file = pair["file"] or f"results/tables/{pair['table']}.md"
+        try:
+            if pair["table"]:
+                return f"{pair['begin']}\n{_first_grid(root / file, path.parent)}\n<!-- end -->"
+            number = find_value(_read(root / file), pair["place"])
+            number = number * float(pair["factor"]) if pair["factor"] else number
+            return f"{pair['open']}{number:{pair['form']}}<!--/-->"
+        except (OSError, KeyError, IndexError, StopIteration, TypeError, ValueError) as error:
+            raise UserError(f"{where}: {file} has no such number or table ({type(error).__name__}: {error})") from error
 
-def _where(path: Path, text: str, marker: re.Match) -> str:
-    return f"{path}, line {text.count(chr(10), 0, marker.start()) + 1}"
-
-
-def _contents(opening: re.Match, path: Path, root: Path, where: str) -> str:
-    file = opening["file"] or f"results/tables/{opening['table']}.md"
-    try:
-        if opening["table"]:
-            return f"\n{_first_grid(root / file, path.parent)}\n"
-        number = find_value(_read(root / file), opening["place"])
-        return format(number * float(opening["factor"]) if opening["factor"] else number, opening["form"])
-    except (OSError, KeyError, IndexError, StopIteration, TypeError, ValueError) as error:
-        raise UserError(f"{where}: {file} has no such number or table ({type(error).__name__}: {error})") from error
+    return PAIR.sub(filled, text)
 
 
 def _first_grid(path: Path, folder: Path) -> str:

@@ -16,8 +16,10 @@ from omegaconf import OmegaConf
 
 from plstm.errors import UserError
 from plstm.results.definitions import load_table
-from plstm.results.records import Record, record_path, write_record
+from plstm.results.records import Record, read_records, write_record
 from plstm.results.sweeps import planned_runs
+from plstm.results.tables import render_table
+from plstm.runs.cost import experiment_cost
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "configs/tables"
@@ -91,8 +93,19 @@ def add(tmp_path):
 
 
 @pytest.fixture(scope="session")
+def arrow():
+    return load_table(TABLES / "arrow.yaml")
+
+
+@pytest.fixture(scope="session")
 def graphs():
     return load_table(TABLES / "graphs.yaml")
+
+
+def rendered(table, folder, order=list):
+    """Kind -> text of a table's files from the records of a folder, in this order."""
+    files = render_table(table, list(order(read_records(folder))), folder, experiment_cost)
+    return {path.suffix[1:]: data.decode() for path, data in files.items()}
 
 
 def folds_of(table, experiment, name="MUTAG", depth=4, seed=43):
@@ -137,10 +150,6 @@ def edit_line(path, edit, number=0):
     edit(line["record"])
     lines[number] = json.dumps(line)
     path.write_text("\n".join(lines) + "\n")
-
-
-def path_of(record, folder):
-    return record_path(record.experiment, folder)
 
 
 def run_script(name, *arguments):

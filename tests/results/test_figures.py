@@ -7,16 +7,10 @@ from PIL import Image
 
 from plstm.errors import UserError
 from plstm.results import figures
-from plstm.results.definitions import load_table
 from plstm.results.figures import draw_table
-from plstm.results.records import read_records
+from plstm.results.records import read_records, record_path
 
-from .conftest import TABLES, path_of, run_script, svg_texts
-
-
-@pytest.fixture
-def arrow():
-    return load_table(TABLES / "arrow.yaml")
+from .conftest import run_script, svg_texts
 
 
 def drawn(table, folder):
@@ -67,19 +61,18 @@ def test_the_mean_curve_is_taken_where_all_runs_were_evaluated(add, tmp_path):
 
 def test_a_missing_curve_is_named(arrow, add, tmp_path):
     record = add()
-    records = read_records(tmp_path)
-    path_of(record, tmp_path).unlink()
-    with pytest.raises(UserError, match=f"{path_of(record, tmp_path)}: has no run {record.id}"):
+    records, path = read_records(tmp_path), record_path(record.experiment, tmp_path)
+    path.unlink()
+    with pytest.raises(UserError, match=f"{path}: has no run {record.id}"):
         draw_table(arrow, records, tmp_path)
 
 
 def test_script_draws_what_has_runs(add, tmp_path):
     add()
-    done = run_script("make_figures", "--results", tmp_path)
+    done = run_script("make_tables", "--figures", "--results", tmp_path)
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if "nothing drawn" not in line]
-    files = " ".join(str(tmp_path / f"figures/arrow-curves.{kind}") for kind in ("png", "svg"))
-    assert lines == [f"arrow: {files}"]
+    lines = [line for line in done.stdout.splitlines() if "no finished run" not in line]
+    assert lines == [f"arrow: {tmp_path}/figures/arrow-curves.png {tmp_path}/figures/arrow-curves.svg"]
 
 
 def test_dots_lie_where_they_should(graphs, add_folds, tmp_path, monkeypatch):

@@ -6,17 +6,9 @@ from pydantic import ValidationError
 
 from data.files import write_file
 from plstm.errors import UserError
-from plstm.results.records import (
-    CurvePoint,
-    commits_of,
-    find_record,
-    read_curve,
-    read_records,
-    value_at,
-    write_record,
-)
+from plstm.results.records import CurvePoint, commits_of, find_record, read_curve, read_records, value_at, write_record
 
-from .conftest import edit_line, example_curve, example_record, path_of
+from .conftest import edit_line, example_curve, example_record
 
 
 def test_round_trip(tmp_path):
@@ -31,15 +23,13 @@ def test_round_trip(tmp_path):
     assert find_record(records[1].id, "arrow/vit", tmp_path) is None is find_record("0" * 12, "arrow/none", tmp_path)
 
 
-def test_a_rerun_takes_the_place_of_its_line_and_integers_stay_integers(tmp_path):
-    for wall in (1.0, 2):
+def test_a_rerun_takes_the_place_of_its_line(tmp_path):
+    for wall in (1.0, 2.0):
         for seed in (43, 44):
-            path = write_record(
-                example_record(seed=seed, wall_seconds=wall), [(1, 0.1, "val", "loss", 1 / 3)], tmp_path
-            )
+            record = example_record(seed=seed, wall_seconds=wall)
+            path = write_record(record, [(1, 0.1, "val", "loss", 1 / 3)], tmp_path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["record"]["seed"], line["record"]["wall_seconds"]) for line in lines] == [(43, 2), (44, 2)]
-    assert '"wall_seconds":2,' in path.read_text() and lines[0]["record"]["metrics"]["last"]["val"]["count"] == 5120
     assert lines[0]["curve"] == {"step": [1], "val.loss": [0.333333]}
     points = [(1, 0.1, "val", "top.5", 0.5), (2, 0.2, "train", "loss", 1e-9)]
     write_record(example_record(seed=43), points, tmp_path)
@@ -74,52 +64,46 @@ def test_a_run_outside_git_without_a_best_step_and_one_resumed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("edit", "field"),
+    ("edit", "words"),
     [
-        (lambda f: f.update(acuracy=1), "field record.acuracy: Extra inputs are not permitted"),
-        (lambda f: f.pop("seed"), "field record.seed: Field required"),
-        (lambda f: f.update(seed="43"), "field record.seed: Input should be a valid integer"),
-        (lambda f: f.update(seed=True), "field record.seed: Input should be a valid integer"),
-        (lambda f: f.update(format=1), "field record.format: Input should be 2"),
-        (lambda f: f.update(wall_seconds="an hour"), "field record.wall_seconds: Input should be a valid number"),
-        (lambda f: f.update(wall_seconds=float("nan")), "field record.wall_seconds: Input should be a finite number"),
-        (lambda f: f.update(overrides="seed=43"), "field record.overrides: Input should be a valid array"),
-        (lambda f: f["overrides"].append(43), "field record.overrides[3]: Input should be a valid string"),
-        (lambda f: f["hardware"].pop("cpu_cores"), "field record.hardware.cpu_cores: Field required"),
-        (lambda f: f.update(earlier=[{"until": 5}]), "field record.earlier[0].commit: Field required"),
-        (lambda f: f["hardware"].update(host="gpu7"), "field record.hardware.host: Extra inputs"),
-        (lambda f: f["metrics"].update(last=[]), "field record.metrics.last: Input should be an object"),
-        (
-            lambda f: f["metrics"]["last"]["val"].update(accuracy="high"),
-            "field record.metrics.last.val.accuracy: Input",
-        ),
-        (
-            lambda f: f["metrics"]["best"].pop("step"),
-            "field record.metrics.best: should be an object with an integer step",
-        ),
-        (lambda f: f["metrics"]["best"].update(val=0.9), "field record.metrics.best.val: Input should be"),
-        (lambda f: f.update(finished="yesterday"), "field record.finished: Invalid isoformat string: 'yesterday'"),
-        (lambda f: f.update(id="arrow"), "field record.id: String should match pattern"),
-        (lambda f: f.update(experiment="arrow/vit"), "is a run of experiment arrow/vit; move it"),
+        (lambda f: f.update(acuracy=1), "acuracy: Extra inputs are not permitted"),
+        (lambda f: f.pop("seed"), "seed: Field required"),
+        (lambda f: f.update(seed="43"), "seed: Input should be a valid integer"),
+        (lambda f: f.update(seed=True), "seed: Input should be a valid integer"),
+        (lambda f: f.update(format=1), "format: Input should be 2"),
+        (lambda f: f.update(wall_seconds="an hour"), "wall_seconds: Input should be a valid number"),
+        (lambda f: f.update(wall_seconds=float("nan")), "wall_seconds: Input should be a finite number"),
+        (lambda f: f.update(overrides="seed=43"), "overrides: Input should be a valid array"),
+        (lambda f: f["overrides"].append(43), r"overrides\[3\]: Input should be a valid string"),
+        (lambda f: f["hardware"].pop("cpu_cores"), "hardware.cpu_cores: Field required"),
+        (lambda f: f["hardware"].update(host="gpu7"), "hardware.host: Extra inputs"),
+        (lambda f: f.update(earlier=[{"until": 5}]), r"earlier\[0\].commit: Field required"),
+        (lambda f: f["metrics"].update(last=[]), "metrics.last: Input should be an object"),
+        (lambda f: f["metrics"]["last"]["val"].update(accuracy="high"), "metrics.last.val.accuracy: Input"),
+        (lambda f: f["metrics"]["best"].pop("step"), "metrics.best.step: Field required"),
+        (lambda f: f["metrics"]["best"].update(val=0.9), "metrics.best.val: Input should be"),
+        (lambda f: f.update(finished="yesterday"), "finished: String should match pattern"),
+        (lambda f: f.update(id="arrow"), "id: String should match pattern"),
     ],
 )
-def test_a_corrupted_record_is_named_with_its_field(tmp_path, edit, field):
+def test_a_corrupted_record_is_named_with_its_field(tmp_path, edit, words):
     for seed in (43, 44):
         path = write_record(example_record(seed=seed), [], tmp_path)
     edit_line(path, edit, number=1)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=f"^{path}, line 2: field record.{words}.*; restore the line or remove it$"):
         read_records(tmp_path)
-    assert f"{path}, line 2: " in str(error.value) and field in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda text: text[:100], "Invalid JSON"),
-        (lambda text: text.replace('"curve":{"step"', '"kurve":{"step"'), "field curve: Field required"),
-        (lambda text: text.replace('"step":[2000,', '"step":['), "field curve: must have a column step"),
-        (lambda text: text.replace('"curve":{"step"', '"curve":{"steps"'), "field curve: must have a column step"),
+        (lambda text: text.replace('"curve":', '"kurve":'), "field curve: Field required"),
         (lambda text: text.replace('"val.accuracy":[', '"val.accuracy":["x",'), "field curve.val.accuracy"),
+        (
+            lambda text: text.replace('"experiment":"arrow/plstm"', '"experiment":"vit"'),
+            "is a run of experiment vit; move",
+        ),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path, change, words):
@@ -157,7 +141,5 @@ def test_values_by_dotted_key(tmp_path):
     assert value_at(record.config, "optim.peak_lr") == 3e-4 and value_at(record.config, "optim.peak.lr", 7) == 7
     assert record.metric("test_ext") == 0.78 and record.metric("val", at="best") == 0.5
     for arguments in (("test2",), ("val", "top5"), ("test", "accuracy", "best")):
-        with pytest.raises(
-            UserError, match=f"{path_of(record, '')}, run {record.id}: field metrics.* evaluate the run"
-        ):
+        with pytest.raises(UserError, match=f"arrow-plstm.jsonl, run {record.id}: field metrics.* evaluate the run"):
             record.metric(*arguments)

@@ -12,7 +12,6 @@ from plstm.errors import UserError
 from plstm.results import execution, sweeps
 from plstm.results.definitions import load_table, load_tables
 from plstm.results.sweeps import planned_runs
-from plstm.runs.cost import experiment_cost
 from plstm.training.environment import describe_environment
 
 from .conftest import HARDWARE, ROOT, TABLES, example_record, fold_records, folds_of, run_script
@@ -63,27 +62,22 @@ def test_imagenet_has_the_figures_of_tables_4_and_5():
         ("arrow", "chance: 0.5", "chance: half", "key chance: Input should be a valid number"),
         ("arrow", "title: Arrow-pointing extrapolation\n", "", "key title: Field required"),
         ("arrow", "    experiment: arrow/vit", "    experimnt: arrow/vit", "key rows[5].experiment: Field required"),
-        ("arrow", "    experiment: arrow/vit", "    experiment: arrow/plstm", "same experiment"),
-        ("arrow", "over: optim.peak_lr,", "over: optim.lr,", "key select.over is 'optim.lr', which sweep does not"),
+        ("arrow", "    experiment: arrow/vit", "    experiment: arrow/plstm", "two of the same experiment"),
+        ("arrow", "over: optim.peak_lr,", "over: optim.lr,", "key sweep must list 'optim.lr'"),
         ("arrow", "split: val}", "split: val, best: max}", "key select.best: Extra inputs"),
-        ("arrow", "test: [0.972, 0.003]", "test: [0.972]", "rows[0].paper.test must be a number or [mean, +-]"),
-        ("arrow", "test: [0.972, 0.003]", "test: high", "rows[0].paper.test must be a number or [mean, +-]"),
-        ("arrow", "test: [0.972, 0.003]", "tset: [0.972, 0.003]", "rows[0].paper.tset"),
-        ("arrow", "{peak_lr: 1e-4,", "{peak_lr: 2e-4,", "rows[0].paper.peak_lr"),
-        ("arrow", "split: test}", "split: test_ext}", "key columns must name at least one metric, and none twice"),
-        ("arrow", "name: arrow\n", "name: bow\n", "key name is 'bow'; it must be the file's name"),
+        ("arrow", "test: [0.972, 0.003]", "tset: [0.972, 0.003]", "key paper.tset of pLSTM must be"),
+        ("arrow", "test: [0.972, 0.003]", "test: [0.972]", "paper.test of pLSTM must be a number or [mean, +-]"),
+        ("arrow", "test: [0.972, 0.003]", "test: high", "paper.test of pLSTM must be a number or [mean, +-]"),
+        ("arrow", "split: test}", "split: test_ext}", "key columns must not have two of the same name"),
         ("arrow", "columns:", "columns: [", "not a YAML file"),
-        ("arrow", "baselines: baselines/arrow-192.json", "digits: 3", "key figure.baseline needs baselines and panels"),
         ("imagenet", "from: imagenet/plstm_t\n", "from: imagenet/vit_t\n", "rows[1].init_from: no earlier row"),
-        ("imagenet", "flops: 1.4G", "flop: 1.4G", "rows[1].paper.flop"),
-        ("imagenet", "test: 77.1}", "val: 77.1}", "references[0].paper.val"),
-        ("imagenet", "costs: true", "costs: false", "rows[1].paper.parameters"),
-        ("graphs", "over: [data.fold]", "over: [data.part]", "average_over[0] is 'data.part', which sweep does not"),
-        ("graphs", "{PTC_FM: PTC-FM}", "{PTC: PTC-FM}", "key section_titles must name sections"),
+        ("imagenet", "flops: 1.4G", "flop: 1.4G", "paper.flop of pLSTM-Vis-T"),
+        ("imagenet", "test: 77.1}", "val: 77.1}", "paper.val of EfficientNet-B0"),
+        ("graphs", "over: [data.fold]", "over: [data.part]", "key sweep must list 'data.part'"),
+        ("graphs", "{PTC_FM: PTC-FM}", "{PTC: PTC-FM}", "key section_titles must name some of"),
         ("graphs", "sweep: {model.depth: [4]}\n", "sweep: {model.deepth: [4]}\n", "does not sweep model.deepth"),
         ("graphs", "sweep: {model.depth: [4]}\n", "sweep: {model.depth: [5]}\n", "does not sweep model.depth over [5]"),
-        ("graphs", "figure: {dots: true}", "figure: {panels: {val: Val}}", "key figure.panels is not for a table with"),
-        ("graphs", "choose_once: true", "costs: true", "key costs is not for a table with sections"),
+        ("graphs", "choose_once: true", "costs: true", "key sections are not for a table with costs"),
     ],
 )
 def test_a_wrong_definition_names_file_and_key(tmp_path, name, old, new, words):
@@ -96,15 +90,14 @@ def test_a_wrong_definition_names_file_and_key(tmp_path, name, old, new, words):
     assert str(path) in str(error.value) and words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_order_fills_every_row_at_the_papers_best_value_first():
-    table = load_table(TABLES / "arrow.yaml")
-    runs = planned_runs(table)
+def test_order_fills_every_row_at_the_papers_best_value_first(arrow):
+    runs = planned_runs(arrow)
     assert len(runs) == len({run.key for run in runs}) == 7 * 15
-    best = {row.experiment: row.paper.get("peak_lr", 1e-4) for row in table.rows}
+    best = {row.experiment: row.paper.get("peak_lr", 1e-4) for row in arrow.rows}
     for seed, start in zip(range(43, 48), range(0, 35, 7), strict=True):
         assert {run.key for run in runs[start : start + 7]} == {(name, seed, lr) for name, lr in best.items()}
     assert [run.values["seed"] for run in runs[35:49]] == [43] * 14
-    assert runs[0].overrides == ["experiment=arrow/plstm", "seed=43", "optim.peak_lr=0.0001"]
+    assert sweeps.Job(runs[:1]).overrides == ["experiment=arrow/plstm", "seed=43", "optim.peak_lr=0.0001"]
 
 
 def test_whole_cells_are_planned_section_by_section_and_seed_by_seed(graphs):
@@ -123,9 +116,12 @@ def test_whole_cells_are_planned_section_by_section_and_seed_by_seed(graphs):
     assert sweeps.jobs(graphs, runs[3:5])[0].overrides[-1] == "data.fold=3,4"
 
 
-def test_cost_comes_from_the_same_experiment_and_hardware():
-    table = load_table(TABLES / "arrow.yaml")
-    run = planned_runs(table)[0]
+def expected(table, run, records):
+    return sweeps.expected_seconds(table, run, sweeps.match_records(table, records)[0], HARDWARE)
+
+
+def test_cost_comes_from_the_same_experiment_and_hardware(arrow):
+    run = planned_runs(arrow)[0]
     records = [
         example_record(seed=44, wall_seconds=100.0),
         example_record(seed=45, wall_seconds=300.0),
@@ -133,12 +129,8 @@ def test_cost_comes_from_the_same_experiment_and_hardware():
         example_record(experiment="arrow/vit", wall_seconds=9e9),
         example_record(seed=47, values={"data.size": 48}, wall_seconds=9e9),
     ]
-
-    def expected(records):
-        return sweeps.expected_seconds(table, run, sweeps.match_records(table, records)[0], HARDWARE)
-
-    assert expected(records) == 200 and expected(records[2:]) is None
-    assert expected([example_record(lr=3e-4, wall_seconds=50)]) == 50
+    assert expected(arrow, run, records) == 200 and expected(arrow, run, records[2:]) is None
+    assert expected(arrow, run, [example_record(lr=3e-4, wall_seconds=50)]) == 50
 
 
 def test_cost_comes_from_the_same_section_and_depth(graphs):
@@ -146,11 +138,7 @@ def test_cost_comes_from_the_same_section_and_depth(graphs):
     alike = fold_records(folds_of(graphs, "graphs/gin", "MUTAG", 4, 44))
     others = fold_records(folds_of(graphs, "graphs/gin", "NCI1", 4, 44), wall_seconds=9e9)
     deeper = fold_records(folds_of(graphs, "graphs/gin", "MUTAG", 8, 44), wall_seconds=9e9)
-
-    def expected(records):
-        return sweeps.expected_seconds(graphs, run, sweeps.match_records(graphs, records)[0], HARDWARE)
-
-    assert expected(alike + others + deeper) == 20 and expected(others) is None
+    assert expected(graphs, run, alike + others + deeper) == 20 and expected(graphs, run, others) is None
 
 
 def test_dry_run_lists_every_run(add, tmp_path):
@@ -180,7 +168,7 @@ def test_dry_run_lists_every_run(add, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [("arrow", "--sections", "val"), ("graphs", "--sections", "MUTAG,PTC"), ("graphs", "--examples-per-second", "10")]
+    [("arrow", "--sections", "val"), ("graphs", "--sections", "MUTAG,PTC")]
     + [("arrow", override) for override in ("seed=1", "data.size=48", "fast", "model.dtype=float32")],
 )
 def test_options_and_overrides_that_are_not_for_the_table_are_refused(tmp_path, options):
@@ -188,18 +176,20 @@ def test_options_and_overrides_that_are_not_for_the_table_are_refused(tmp_path, 
     assert done.returncode == 2 and options[1] in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def fake_project(folder, body):
-    """A copy of the script and the definitions beside a `train.py` that has `body`."""
-    (folder / "scripts").mkdir()
-    (folder / "scripts/run_table.py").write_text((ROOT / "scripts/run_table.py").read_text())
-    (folder / "configs").symlink_to(ROOT / "configs")
-    (folder / "train.py").write_text(body)
-    return {
-        "args": [sys.executable, "scripts/run_table.py", "arrow-demo"],
-        "cwd": folder,
-        "env": {**os.environ, "PYTHONPATH": str(ROOT)},
-        "text": True,
-    }
+@pytest.fixture
+def project(tmp_path):
+    """Function of a table and a body: how to run the table where `train.py` has this body."""
+
+    def start(table, body):
+        (tmp_path / "scripts").mkdir()
+        (tmp_path / "scripts/run_table.py").write_text((ROOT / "scripts/run_table.py").read_text())
+        (tmp_path / "configs").symlink_to(ROOT / "configs")
+        (tmp_path / "train.py").write_text(body)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "scripts/run_table.py", table]
+        return {"args": command, "cwd": tmp_path, "env": environment, "text": True, "stdout": subprocess.PIPE}
+
+    return start
 
 
 TRAIN = """
@@ -217,70 +207,50 @@ write_record(example_record(given["experiment"], table={table!r}, init_from=star
 """
 
 
-def test_runs_what_is_missing_and_goes_on_after_a_failure(tmp_path):
-    project = fake_project(tmp_path, TRAIN.format(root=str(ROOT), table="arrow-demo"))
+def test_runs_what_is_missing_and_goes_on_after_a_failure(project, tmp_path):
+    command = project("arrow-demo", TRAIN.format(root=str(ROOT), table="arrow-demo"))
     (tmp_path / "fails").write_text("demo/plstm")
-    done = subprocess.run(**project, capture_output=True)
-    assert done.returncode == 1, done.stderr
+    done = subprocess.run(**command)
+    assert done.returncode == 1
     assert "training experiment=demo/plstm seed=43" in done.stdout and "training experiment=demo/vit" in done.stdout
     assert done.stdout.splitlines()[-2:] == ["1 runs failed:", "experiment=demo/plstm seed=43: exit status 3"]
     assert "ViT" in (tmp_path / "results/tables/arrow-demo.md").read_text()
     assert (tmp_path / "results/figures/arrow-demo-curves.png").is_file()
     (tmp_path / "fails").write_text("")
-    done = subprocess.run(**project, capture_output=True)
-    assert done.returncode == 0, done.stderr
+    done = subprocess.run(**command)
+    assert done.returncode == 0
     assert "training experiment=demo/plstm" in done.stdout and "training experiment=demo/vit" not in done.stdout
-    done = subprocess.run(**project, capture_output=True)
-    assert (done.returncode, "training experiment=" in done.stdout) == (0, False)
 
 
-def test_fine_tuning_starts_from_the_table_s_pretraining(tmp_path):
-    project = fake_project(tmp_path, TRAIN.format(root=str(ROOT), table="imagenet-reduced"))
+def test_fine_tuning_starts_from_the_table_s_pretraining(project, tmp_path):
+    command = project("imagenet-reduced", TRAIN.format(root=str(ROOT), table="imagenet-reduced"))
     (tmp_path / "fails").write_text("reduced/imagenet_vit")
-    project["args"][2:] = ["imagenet-reduced"]
-    done = subprocess.run(**project, capture_output=True)
-    assert done.returncode == 1, done.stderr
+    done = subprocess.run(**command)
     first, second = "reduced/imagenet_plstm", "reduced/imagenet_plstm_finetune"
     start = example_record(first, table="imagenet-reduced").id
-    assert [line for line in done.stdout.splitlines() if line.startswith("training")] == [
+    lines = done.stdout.splitlines()
+    assert lines[1].endswith(f"python train.py experiment={second} seed=43 init_from=ID")
+    assert [line for line in lines if line.startswith("training")] == [
         f"training experiment={first} seed=43",
         f'training experiment={second} seed=43 init_from="{start}"',
         "training experiment=reduced/imagenet_vit seed=43",
     ]
-    assert done.stdout.splitlines()[-2:] == [
+    assert lines[-2:] == [
         "experiment=reduced/imagenet_vit seed=43: exit status 3",
         "experiment=reduced/imagenet_vit_finetune seed=43: fine-tunes reduced/imagenet_vit, which has not finished",
     ]
 
 
-def test_dry_run_of_two_stages_at_a_given_throughput(tmp_path):
-    done = run_script(
-        *["run_table", "imagenet-reduced", "--dry-run", "--examples-per-second", "10", "--results"], tmp_path
-    )
-    *lines, total = done.stdout.splitlines()
-    seconds = [3600 * float(line.split()[2]) for line in lines]
-    views = [64 * 1_120, 64 * 140] * 2
-    flops = [experiment_cost(row.experiment).flops for row in load_table(TABLES / "imagenet-reduced.yaml").rows]
-    assert seconds == pytest.approx([n / 10 * own / flops[0] for n, own in zip(views, flops, strict=True)], abs=20)
-    assert [line.partition(f" paths.results={tmp_path}")[0].partition("train.py ")[2] for line in lines[:2]] == [
-        "experiment=reduced/imagenet_plstm seed=43",
-        "experiment=reduced/imagenet_plstm_finetune seed=43 init_from=ID",
-    ]
-    assert total.startswith("4 runs: 0 finished, 4 to run, about ")
-    assert total.endswith("at 10 examples/s of the first row's model")
-
-
-def test_a_run_without_a_record_is_a_failure(tmp_path):
-    project = fake_project(tmp_path, "print('done')")
-    project["args"] += ["--max-runs", "1"]
-    done = subprocess.run(**project, capture_output=True)
-    assert done.returncode == 1
+def test_a_run_without_a_record_is_a_failure(project):
+    command = project("arrow-demo", "print('done')")
+    command["args"] += ["--max-runs", "1"]
+    done = subprocess.run(**command)
+    assert done.returncode == 1 and done.stdout.count("run 1/1") == 1
     assert "finished without a record that fits table arrow-demo" in done.stdout.splitlines()[-1]
-    assert done.stdout.count("run 1/1") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_lets_the_run_save_and_stops(tmp_path, number):
+def test_an_interrupt_lets_the_run_save_and_stops(project, tmp_path, number):
     body = """
 import signal, sys, time
 def save(*_):
@@ -291,7 +261,7 @@ signal.signal(signal.SIGINT, save)
 print("ready", flush=True)
 time.sleep(30)
 """
-    process = subprocess.Popen(**fake_project(tmp_path, body), stdout=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(**project("arrow-demo", body), start_new_session=True)
     for line in process.stdout:
         if line == "ready\n":
             break
@@ -331,8 +301,7 @@ def test_a_job_that_is_no_longer_needed_is_left_out(graphs, tmp_path, capsys):
     (tmp_path / "train.py").write_text("import sys; open('started', 'a').write(sys.argv[1] + ' ')")
     runs = [folds_of(graphs, f"graphs/{name}")[0] for name in ("gat", "gcn", "gin")]
     done = []
-    rejects_gcn = lambda job: "gat" not in str(done) or job.runs[0].row.name != "GCN"  # noqa: E731
-    work = sweeps.jobs(graphs, runs)
-    assert execution.execute(work, lambda job: [], tmp_path, done.append, is_needed=rejects_gcn) == []
+    overrides = lambda job: None if "gat" in str(done) and job.runs[0].row.name == "GCN" else ["x=1"]  # noqa: E731
+    assert execution.execute(sweeps.jobs(graphs, runs), overrides, tmp_path, done.append) == []
     assert (tmp_path / "started").read_text() == "experiment=graphs/gat experiment=graphs/gin "
-    assert "run 2/3: no longer needed: experiment=graphs/gcn" in capsys.readouterr().out
+    assert "run 2/3: no longer needed: python train.py experiment=graphs/gcn" in capsys.readouterr().out
