@@ -38,9 +38,8 @@ def grouped_pre(gates: GroupedGates, x):
     """Pre-activations by kind, each gate from its own group of channels."""
     weight = np.zeros((7, GATES, WIDTH)) if gates.bias_only else np.asarray(gates.weight[...], np.float64)
     groups = [x[..., n * WIDTH : (n + 1) * WIDTH] for n in range(GATES)]
-    biases = np.asarray(gates.bias[...], np.float64)
-    pre = [[x @ w + b for x, w, b in zip(groups, *of_kind, strict=True)] for of_kind in zip(weight, biases, strict=False)]
-    return [split_gates(kind) for kind in pre]
+    kinds = zip(weight, np.asarray(gates.bias[...], np.float64), strict=False)
+    return [split_gates([x @ w + b for x, w, b in zip(groups, *kind, strict=True)]) for kind in kinds]
 
 
 def angle(orientation: Orientation, x):

@@ -124,7 +124,7 @@ def test_two_passes_cover_a_sequence_without_an_order(x64):
     ("change", "message"),
     [
         ({"k": jnp.zeros((2, 7, 4))}, r"q and k .*\(2, 7, 3\).*\(2, 7, 4\)"),
-        ({"v": jnp.zeros((2, 6, 4))}, r"v must .*\(2, 7\).*\(2, 6, 4\)"),
+        ({"v": jnp.zeros((2, 6, 4))}, r"v must .*\(2, 7, 4\).*\(2, 6, 4\)"),
         ({"gates": SequenceGates(jnp.zeros((2, 7)), jnp.zeros((7,)), jnp.zeros((2, 7)))}, r"transition .*\(7,\)"),
         ({"direct": jnp.zeros((2, 1))}, r"direct .*\(2, 1\)"),
         ({"method": "fast"}, r"method .*parallel.*'fast'"),
