@@ -57,7 +57,7 @@ class PModeGates(nnx.Module):
     """Directed propagation: both incoming edges feed the right edge by alpha, the lower one by 1 - alpha (Equation 5).
 
     released (the published numbers): t_d* = gamma alpha, t_r* = 1 - t_d*, s_d = alpha source, s_r = 1 - s_d in image
-    coordinates (the released code calls down "right"); no decay, and unbounded for negative gamma. Otherwise as printed:
+    coordinates (the released code calls down "right"); no decay, unbounded for negative gamma. Otherwise as printed:
     t_r* = gamma alpha, t_d* = gamma (1 - alpha), s_r = alpha source, s_d = (1 - alpha) source; no path weighs above 1.
     """
 
