@@ -228,7 +228,7 @@ def test_bad_values_are_named(key, value, words):
         (["model=graphs/gin"], "model: .* takes graphs, and data=... gives images; choose another model=..."),
         (["data=tudataset"], "model: .* takes images, and data=... gives graphs; choose another model=..."),
         (["data.root='${no.such}'"], "data.root: Interpolation key 'no.such' not found"),
-        (["loop=3"], "loop: is a group of keys and cannot be a value"),
+        (["loop=3"], "loop: .*int is not a subclass of LoopConfig"),
         (["model=graphs/gin", "model.modes=[P]"], "model.modes: not a key of this run's data or model"),
     ],
 )

@@ -1,7 +1,5 @@
 """Small vision models and images for them."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 from flax import nnx

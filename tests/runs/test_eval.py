@@ -1,7 +1,5 @@
 """What eval.py evaluates: the run's own data, but for what is given."""
 
-from __future__ import annotations
-
 import pytest
 from hydra import compose
 

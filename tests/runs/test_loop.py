@@ -1,7 +1,5 @@
 """The loop of train.py: when the host reads from the device, and what a run of several sessions says of them."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import signal

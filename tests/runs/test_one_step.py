@@ -1,7 +1,5 @@
 """One training step of every experiment on tiny data: what its recipe, model and optimizer compose does train."""
 
-from __future__ import annotations
-
 import json
 
 import jax

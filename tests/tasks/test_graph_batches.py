@@ -1,7 +1,5 @@
 """Batches of graphs: every node, edge and line edge in its place, in few shapes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
