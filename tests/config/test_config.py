@@ -14,7 +14,6 @@ from data.augment.recipes import AugmentConfig
 from plstm.config import (
     Config,
     check,
-    from_file,
     identity,
     plain_config,
     portable_overrides,
@@ -162,16 +161,6 @@ def test_the_config_of_a_run_is_written_once_and_read_back(config_of, tmp_path):
     path.unlink()
     with pytest.raises(UserError, match=str(path)):
         load_config(tmp_path)
-
-
-def test_a_config_in_a_file_does_not_read_this_machine(arrow, monkeypatch):
-    monkeypatch.setenv("PLANTED", "/scratch")
-    plain = plain_config(arrow) | {"paths": {"runs": "${oc.env:PLANTED}", "results": "there"}}
-    plain["model"]["classes"] = "${data.classes}"
-    assert from_file(plain).paths.runs == Config().paths.runs
-    assert from_file(plain).model == arrow.model
-    with pytest.raises(UserError, match="experiment: .* would be filled in from this machine"):
-        from_file(plain | {"experiment": "${oc.env:PLANTED}"})
 
 
 # ---------------------------------------------------------------------- checks

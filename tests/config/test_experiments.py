@@ -163,8 +163,9 @@ def assert_has(config: Config, expected: dict[str, dict]) -> None:
         assert {key: found[group][key] for key in values} == values, group
 
 
-def test_every_variant_is_known():
+def test_every_variant_is_known_and_a_run_of_its_own(configs):
     assert set(ARROW) == set(VARIANTS) and {*ARROW, *IMAGENET, *GRAPHS} == set(PARAMETERS)
+    assert len({run_id(config) for config in configs.values()}) == len(configs)
     assert set(ROWS) == set(EXPERIMENTS) and len(ROWS) == sum(len(table.rows) for table in TABLES.values())
 
 
@@ -197,7 +198,8 @@ def test_it_is_as_its_row_of_a_table_asks(configs, name):
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_the_header_has_the_paper_s_figures(configs, name):
+def test_the_header_has_the_paper_s_figures_and_the_model_the_published_size(configs, name):
+    assert parameters(configs[name]) == PARAMETERS[name]
     paper, text = dict(ROWS[name][1].paper or {}), " ".join(header(name))
     if peak_lr := paper.pop("peak_lr", None):
         assert float(re.search(r"(\S+)\): test", text)[1]) == peak_lr == configs[name].optim.peak_lr
@@ -235,11 +237,6 @@ def test_imagenet_follows_the_facts(configs, name):
     assert steps_of(config) == STEPS[f"pretrain {size}" if stage == "pretrain" else stage]
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_models_have_the_published_sizes(configs, name):
-    assert parameters(configs[name]) == PARAMETERS[name]
-
-
 @pytest.mark.parametrize("name", GRAPHS)
 def test_graphs_follow_the_facts(configs, name):
     expected = {
@@ -264,10 +261,6 @@ def test_a_smoke_run_is_small_and_leaves_its_record_elsewhere(composed, name):
     assert steps_of(config)[0] <= 20 and config.model.depth == 2
     assert config.data.size == 48 if name in VISION else config.data.name == "TOY"
     assert parameters(config) > 0
-
-
-def test_no_two_experiments_are_one_run(configs):
-    assert len({run_id(config) for config in configs.values()}) == len(configs)
 
 
 def test_finished_runs_are_what_their_commands_train(composed):
