@@ -92,16 +92,11 @@ def likely(key: str) -> st.SearchStrategy[str]:
     return st.sampled_from(texts).map(lambda text: f"{key}={text}")
 
 
-def misspelt(key: str, place: int, letter: str) -> str:
-    place %= len(key)
-    return key[:place] + letter + key[place + 1 :]
-
-
 def command_lines() -> st.SearchStrategy[tuple[str, list[str]]]:
     """A start of `STARTS`, and one to three overrides."""
-    known, group = st.sampled_from(KEYS), st.sampled_from(sorted(GROUPS))
-    wrong = st.builds(misspelt, known, st.integers(0, 99), st.sampled_from("abcdefgxyz_."))
-    keys = st.one_of(known, known, known, known, group, wrong)
+    known, group, letters = (st.sampled_from(texts) for texts in (KEYS, sorted(GROUPS), "abcdefgxyz_."))
+    misspelt = st.builds(lambda key, n, letter: key[:n] + letter + key[n + 1 :], known, st.integers(0, 9), letters)
+    keys = st.one_of(known, known, known, known, group, misspelt)
     marks = st.sampled_from(["", "", "", "", "", "+", "++"])
     anything = st.builds("{}{}={}".format, marks, keys, values()) | keys.map("~{}".format)
     close = st.sampled_from([*KEYS, *GROUPS]).flatmap(likely)
@@ -147,14 +142,9 @@ def parts(config: Config) -> None:
     assert len(run_id(config)) == 12
 
 
-def build(config: Config) -> None:
-    """All that stands between a checked config and the first step, without data: in shapes, as `jax.eval_shape`."""
-    parts(config)
-    trace(shared_config(config))
-
-
 @functools.cache
 def trace(shared: str) -> None:
+    """Initialisation and a training step of a config, as its `shared_config`, in shapes and without data."""
     config = from_plain(json.loads(shared))
     programs, task = compile_programs(shared, 20, 10, 2), TASKS[config.task](config)
     state = jax.eval_shape(lambda: init_state(task.build_model(jax.random.key(0)), programs.optimizer)[1])
@@ -195,9 +185,9 @@ def same(given, taken) -> bool:
 
 @pytest.fixture
 def try_out(composed, tmp_path_factory):
-    """Function of (start, overrides) and `parts` or `build`: asserts that these start or are refused in one line."""
+    """Function of (start, overrides) and what builds a run: asserts that these start or are refused in one line."""
 
-    def try_out(case, build):
+    def try_out(case, build=parts):
         start, overrides = case
         found = outcome(start, overrides, tmp_path_factory.getbasetemp(), build)
         event("refused" if isinstance(found, str) else "starts")
@@ -215,21 +205,21 @@ LONG = {"suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, P
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(command_lines())
 def test_any_command_line_starts_or_is_refused_in_one_line(try_out, case):
-    try_out(case, parts)
+    try_out(case)
 
 
 @pytest.mark.slow
 @settings(max_examples=2000, **LONG)
 @given(command_lines())
 def test_thousands_of_command_lines_start_or_are_refused_in_one_line(try_out, case):
-    try_out(case, parts)
+    try_out(case)
 
 
 @pytest.mark.slow
 @settings(max_examples=60, **LONG)
 @given(command_lines())
 def test_what_starts_traces_a_training_step(try_out, case):
-    try_out(case, build)
+    try_out(case, lambda config: (parts(config), trace(shared_config(config))))
 
 
 PYTHON = [0, 7, -1, 2**31, 10**30, 0.5, 1e-320, 1e30, float("inf"), float("nan"), None, True, "", "x", "ä/箭", "a\nb"]

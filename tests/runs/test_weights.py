@@ -127,30 +127,28 @@ def rewrite(source: Path, path: Path, tensors: dict | None = None, **metadata) -
     ],
 )
 def test_tensors_of_another_model_are_named(exported, tmp_path, name, tensor, words):
-    path = tmp_path / "other.safetensors"
-    rewrite(exported, path, {name: tensor})
-    with pytest.raises(UserError, match=f"{path}: not of this model: .*{words}"):
-        from_checkpoint(path)
+    refused(exported, tmp_path / "other.safetensors", f"not of this model: .*{words}", {name: tensor})
 
 
 @pytest.mark.parametrize(
-    ("metadata", "words"),
+    ("key", "value", "words"),
     [
-        ({"format": None}, "made by another program; .* scripts/export.py"),
-        ({"format_version": "1"}, "format version 1, and this code reads 2; export it again"),
-        ({"config": None}, "metadata are damaged"),
-        ({"config": "[1"}, "metadata are damaged"),
-        ({"config": "[]"}, "metadata are damaged"),
-        ({"config": '{"data": {}, "optim": {}, "task": "knots"}'}, "metadata are damaged .*task='knots'"),
-        ({"step": "many"}, "metadata are damaged"),
-        ({"class_names": None}, "metadata are damaged"),
-        ({"sizes": None}, "metadata are damaged"),
-        ({"preprocessing": '{"side": 3}'}, "metadata are damaged .*side"),
+        ("format", None, "made by another program; .* scripts/export.py"),
+        ("format_version", "1", "format version 1, and this code reads 2; export it again"),
+        *(("config", text, "metadata are damaged") for text in (None, "[1", "[]")),
+        ("config", '{"data": {}, "optim": {}, "task": "knots"}', "metadata are damaged .*task='knots'"),
+        *((key, None, "metadata are damaged") for key in ("class_names", "sizes")),
+        ("step", "many", "metadata are damaged"),
+        ("preprocessing", '{"side": 3}', "metadata are damaged .*side"),
     ],
 )
-def test_metadata_that_cannot_be_used(exported, tmp_path, metadata, words):
-    path = tmp_path / "other.safetensors"
-    rewrite(exported, path, **metadata)
+def test_metadata_that_cannot_be_used(exported, tmp_path, key, value, words):
+    refused(exported, tmp_path / "other.safetensors", words, **{key: value})
+
+
+def refused(source: Path, path: Path, words: str, tensors: dict | None = None, **metadata) -> None:
+    """Asserts that a copy with these changes is refused in one line."""
+    rewrite(source, path, tensors, **metadata)
     with pytest.raises(UserError, match=f"{path}: .*{words}") as caught:
         from_checkpoint(path)
     assert "\n" not in str(caught.value)
