@@ -167,6 +167,9 @@ def explain(error: Exception, entry: type) -> str:
         group, _, name = option[1].partition("/")
         said = f"{group}={_printable(name)}: there is no such choice"
         return f"{said}{_nearest(name, _choices(group))}{_listed(group)}"
+    if group := re.search(r"Merge error: (\w+) is not a subclass of (\w+)", text):
+        key = _groups(entry).get(group[2], group[2])
+        return f"{key}: is a group of keys and cannot be a value ({group[1]}); set its keys, {key}.<key>=..."
     if value := re.search(r"([^\n]+)\n\s*full_key: (\S+)", text):
         return f"{value[2]}: {value[1].strip()}"
     return " ".join(str(chain[0]).split())
@@ -183,6 +186,14 @@ def _nearest(word: str, choices: list[str]) -> str:
 def known_keys(entry: type) -> list[str]:
     """The dotted keys of a schema; those of a training run are of all tasks and families of models."""
     return list(dict.fromkeys(key for node in _schema_nodes(entry) for key in _dotted_keys(node)))
+
+
+def _groups(entry: type) -> dict[str, str]:
+    """Names of the schema's classes, and the keys that hold them."""
+    groups = {"AugmentConfig": "augment"}  # null in a schema
+    for node in _schema_nodes(entry):
+        groups |= {OmegaConf.get_type(node, key).__name__: key for key in node if isinstance(node[key], DictConfig)}
+    return groups
 
 
 def _schema_nodes(entry: type) -> list[DictConfig]:
