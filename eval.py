@@ -4,8 +4,6 @@ It takes the run's own config and the same code as the end of training, and so p
 Weights in a file: python eval.py weights=model.safetensors; a folder of class folders: data.folder=/path.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import hydra
@@ -16,7 +14,7 @@ from omegaconf import DictConfig
 
 from plstm.config import Config, EvalConfig, check, run_name, to_eval_config
 from plstm.errors import UserError
-from plstm.runs.cli import run_entry, task
+from plstm.runs.cli import hydra_task, run_entry
 from plstm.runs.weights import config_of, from_checkpoint
 from plstm.tasks import TASKS, Task
 from plstm.training.evaluation import Split, describe, evaluate, make_ready
@@ -27,7 +25,7 @@ ROOT = Path(__file__).resolve().parent
 
 
 @hydra.main(config_path=str(ROOT / "configs"), config_name="eval", version_base="1.3")
-@task(EvalConfig)
+@hydra_task(EvalConfig)
 def main(node: DictConfig) -> None:
     """Prints the metrics of each split."""
     logging.set_verbosity(logging.ERROR)

@@ -4,8 +4,6 @@ A run lives in runs/<id>, <id> a hash of its config: .hydra/, metrics.jsonl, che
 and a curve enter results/runs, from which tables and figures are made. Read from top to bottom.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import time
@@ -23,14 +21,14 @@ from plstm.config import Config, portable_overrides, run_id, run_name, shared_co
 from plstm.errors import ReadError
 from plstm.results.finished import finished_record
 from plstm.results.records import Record, curve_points, find_record, record_path, write_record
-from plstm.runs.cli import run_entry, task
+from plstm.runs.cli import hydra_task, run_entry
 from plstm.runs.finetuning import Initial, initial_id
 from plstm.runs.folders import lock_folder, write_config
 from plstm.runs.programs import Plan, compile_programs
 from plstm.runs.status import check_finite, count_parameters, describe_run, is_best, new_info, start_tracker
 from plstm.tasks import TASKS
 from plstm.training.averaging import MetricAverager
-from plstm.training.checkpoints import Checkpoints
+from plstm.training.checkpoints import NO_SCORE, Checkpoints
 from plstm.training.environment import describe_environment
 from plstm.training.evaluation import describe, evaluate
 from plstm.training.interrupt import Interrupt
@@ -50,7 +48,7 @@ class Stopped(Exception):
 
 
 @hydra.main(config_path=str(ROOT / "configs"), config_name="train", version_base="1.3")
-@task(Config)
+@hydra_task(Config)
 def main(node: DictConfig) -> Record | None:
     """Trains one run to its end, or until SIGTERM or SIGINT; returns its record (in process 0)."""
     logging.set_verbosity(logging.ERROR)
@@ -168,12 +166,12 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         return found
 
     def save() -> None:
-        """Keeps a checkpoint; the score that orders them is that of the best step, and -1 elsewhere."""
+        """Keeps a checkpoint; only that of the best step has a score."""
         check_finite(state, averager, checkpoints)
         info["wall_seconds"] = seconds_before + time.monotonic() - session_start
         info["averager"] = averager.state()
         best = info["best"] or {}
-        score = best[loop.best_split][task.primary_metric] if best.get("step") == step else -1.0
+        score = best[loop.best_split][task.primary_metric] if best.get("step") == step else NO_SCORE
         checkpoints.save(step, state, info, score)
         averager.restart_clock()
 

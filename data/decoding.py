@@ -3,8 +3,6 @@
 Both are libjpeg-turbo with the same settings, and give the same pixels.
 """
 
-from __future__ import annotations
-
 import io
 
 from PIL import Image
@@ -13,7 +11,6 @@ try:
     import simplejpeg
 except ImportError:
     simplejpeg = None
-
 
 # Pillow's other formats are left out: reading some of them starts another program (EPS: Ghostscript).
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
@@ -25,10 +22,9 @@ class CorruptImage(Exception):
 
 
 def decode(content: bytes) -> Image.Image:
-    """The picture in a file of one of `FORMATS`, as RGB, its rotation tag ignored.
+    """The picture in a file of one of `FORMATS`, as RGB, its rotation tag ignored. Raises CorruptImage.
 
-    Colour JPEGs may go through simplejpeg; all else, and what simplejpeg finds fault with, through Pillow's
-    `convert("RGB")`, so that one decoder decides what is corrupt. Raises CorruptImage.
+    What simplejpeg finds fault with goes through Pillow, too, so that one decoder decides what is corrupt.
     """
     if simplejpeg is not None and content.startswith(b"\xff\xd8"):
         try:

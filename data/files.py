@@ -1,7 +1,5 @@
 """Files on this machine: where data sets live, and writing a file whole or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

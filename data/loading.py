@@ -6,44 +6,45 @@ dropped. So a resumed run needs no iterator state, and the number of reading pro
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from data.reading import read
+from plstm.errors import ReadError
+
+if TYPE_CHECKING:
+    import grain
 
 MAX_EPOCHS = 100_000  # effectively infinite
+SECONDS_TO_SAVE = 60
 
 
 @lru_cache(maxsize=4)
 def epoch_order(seed: int, epoch: int, examples: int) -> np.ndarray:
-    """The order in which an epoch visits its examples: a permutation, int64 [examples], read-only.
-
-    It is the same in every release of NumPy, which keeps RandomState's numbers.
-    """
-    order = np.random.RandomState((seed, epoch)).permutation(examples)
+    """The order in which an epoch visits its examples: a permutation, int64 [examples], read-only."""
+    order = np.random.RandomState((seed, epoch)).permutation(examples)  # the same in every release of NumPy
     order.flags.writeable = False
     return order
 
 
 @dataclass(frozen=True)
 class PackedSplit:
-    """A whole split of square black-and-white images, in order, at one bit a pixel.
+    """A whole split of square black-and-white images, in order, at one bit a pixel."""
 
-    bits: uint8 [images, ceil(size * size / 8)], row-major pixels, most significant bit first; bit 1 is white (255).
-    labels: uint8 [images]. size: pixels a side. process_index, process_count: which part of each batch to give.
-    """
-
-    bits: np.ndarray
-    labels: np.ndarray
-    size: int
-    process_index: int = 0
+    bits: np.ndarray  # uint8 [images, ceil(size * size / 8)]: rows of pixels, highest bit first; 1 is white (255)
+    labels: np.ndarray  # uint8 [images]
+    size: int  # pixels a side
+    process_index: int = 0  # which part of each batch to give
     process_count: int = 1
 
     def __len__(self) -> int:
@@ -65,12 +66,10 @@ class PackedSplit:
             }
 
     def first(self, batch_size: int) -> dict[str, np.ndarray]:
-        """The first of `batches`."""
         return next(self.batches(batch_size))
 
 
 def packed_bytes(size: int) -> int:
-    """How many bytes an image of `size` x `size` pixels takes."""
     return -(-size * size // 8)
 
 
@@ -80,23 +79,24 @@ def pack(images: np.ndarray) -> np.ndarray:
 
 
 def unpack(bits: Any, size: int) -> Any:
-    """uint8 [..., ceil(size * size / 8)] -> uint8 [..., size, size] of 0 and 255.
-
-    NumPy arrays stay NumPy; JAX arrays stay JAX, also inside jax.jit (with `size` static).
-    """
+    """uint8 [..., ceil(size * size / 8)] -> uint8 [..., size, size] of 0 and 255; NumPy or JAX, as it is given."""
     xp = np if isinstance(bits, np.ndarray) else jnp
     pixels = xp.unpackbits(bits, axis=-1, count=size * size)
     return pixels.reshape(*bits.shape[:-1], size, size) * xp.uint8(255)
 
 
 class DeviceBatches:
-    """A whole packed split on the device, shuffled there by index."""
+    """A whole packed split on the device, shuffled there by index.
+
+    `put` places an array on the device, or a copy on each; `layout` is the sharding of the batches.
+    """
 
     def __init__(self, split: PackedSplit, batch_size: int, seed: int, put=jnp.asarray, layout=None):
-        """`put` places an array on the device, or a copy on each; `layout` is the sharding of the batches."""
         self._bits, self._labels = put(np.asarray(split.bits)), put(split.labels.astype(np.int32))
         self._batch_size, self._seed, self._put = batch_size, seed, put
-        self._gather = jax.jit(_gather, out_shardings=layout)
+        self._gather = jax.jit(
+            lambda bits, labels, order, n: {"image": bits[order[n]], "label": labels[order[n]]}, out_shardings=layout
+        )
 
     def from_step(self, step: int) -> Iterator[dict[str, jax.Array]]:
         """Endless batches {"image": packed bits, "label": int32 [batch]}; `step` 0 is the first of the training."""
@@ -110,58 +110,88 @@ class DeviceBatches:
             epoch, position = epoch + 1, 0
 
 
-def _gather(bits, labels, order, n):
-    return {"image": bits[order[n]], "label": labels[order[n]]}
-
-
+@dataclass(eq=False, repr=False)
 class StreamedBatches:
-    """Batches read by grain from a random-access source as training goes, for sets that do not fit on the device.
+    """Batches read by grain from a random-access source as training goes, for sets that do not fit on the device."""
 
-    source: `source[i]` has "image" uint8 [S, S, 1] of 0 and 255, and "label". batch_size: over all processes, which
-    must divide it; this one reads its rows only, the process_index-th part. seed: of the order. workers: processes that
-    read (0: threads of this one). put: places an array of this process's rows on the device or devices.
-    """
-
-    def __init__(
-        self,
-        source: Sequence[dict[str, Any]],
-        batch_size: int,
-        seed: int,
-        workers: int = 0,
-        put=jnp.asarray,
-        process_index: int = 0,
-        process_count: int = 1,
-    ):
-        self._ordered = _OrderedSource(source, batch_size, seed, process_index, process_count)
-        self._workers, self._put = workers, put
+    source: Sequence[dict[str, Any]]  # `source[i]` has "image" uint8 [S, S, 1] of 0 and 255, and "label"
+    batch_size: int  # over all processes, which must divide it; this one reads its rows only, the process_index-th part
+    seed: int  # of the order
+    workers: int = 0  # processes that read; 0: threads of this one
+    put: Callable[[np.ndarray], Any] = jnp.asarray  # places an array of this process's rows on the device or devices
+    process_index: int = 0
+    process_count: int = 1
 
     def from_step(self, step: int) -> Iterator[dict[str, jax.Array]]:
         """As `DeviceBatches.from_step`."""
         import grain
 
-        rows = self._ordered.rows
-        dataset = grain.MapDataset.source(self._ordered)[step * rows :].batch(rows)
-        for batch in read(dataset, self._workers, threads=os.cpu_count() or 1):
-            yield {name: self._put(value) for name, value in batch.items()}
+        rows = self.batch_size // self.process_count
+        ordered = _OrderedSource(self.source, self.batch_size, self.seed, self.process_index * rows, rows)
+        dataset = grain.MapDataset.source(ordered)[step * rows :].batch(rows)
+        for batch in read(dataset, self.workers, threads=os.cpu_count() or 1):
+            yield {name: self.put(value) for name, value in batch.items()}
 
 
+@dataclass(eq=False, repr=False)
 class _OrderedSource:
-    """The examples in the order of training: item n is the n-th that this process draws.
+    """Item n is the n-th example that this process draws. Threads share it, so it has no state of its own."""
 
-    Many threads read at once, and not all of them in one epoch, so it has no state of its own.
-    """
-
-    def __init__(self, source, batch_size: int, seed: int, process_index: int, process_count: int):
-        self._source, self._batch_size, self._seed = source, batch_size, seed
-        self._steps, self.rows = len(source) // batch_size, batch_size // process_count
-        self._first = process_index * self.rows
+    source: Sequence[dict[str, Any]]
+    batch_size: int
+    seed: int
+    first: int  # of the rows of a batch that are this process's
+    rows: int
 
     def __len__(self) -> int:
-        return MAX_EPOCHS * self._steps * self.rows
+        return MAX_EPOCHS * (len(self.source) // self.batch_size) * self.rows
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         step, row = divmod(int(index), self.rows)
-        epoch, step = divmod(step, self._steps)
-        position = step * self._batch_size + self._first + row
-        example = self._source[int(epoch_order(self._seed, epoch, len(self._source))[position])]
+        epoch, step = divmod(step, len(self.source) // self.batch_size)
+        position = step * self.batch_size + self.first + row
+        example = self.source[int(epoch_order(self.seed, epoch, len(self.source))[position])]
         return {"image": pack(example["image"][..., 0]), "label": np.int32(example["label"])}
+
+
+def read(dataset: grain.MapDataset, workers: int, threads: int) -> Iterator[Any]:
+    """The elements of a dataset in order, made ahead in `workers` processes or, without them, `threads` of this one.
+
+    Raises ReadError where a process ends before the time; what is raised in one is raised here.
+    """
+    import grain
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():  # grain's workers ask for flags, which programs of Hydra never parse
+        flags.FLAGS.mark_as_parsed()
+    ahead = 0 if workers else threads
+    elements = dataset.to_iter_dataset(grain.ReadOptions(num_threads=ahead, prefetch_buffer_size=ahead))
+    if workers:
+        elements = elements.mp_prefetch(grain.MultiprocessingOptions(workers), worker_init_fn=_start_worker)
+    iterator = iter(elements)
+    try:
+        while (element := next(iterator, None)) is not None:
+            yield element
+            del element
+    except RuntimeError as error:
+        why = str(error).splitlines()[0] if str(error) else "no message"
+        raise ReadError(f"a reading process ended ({why}); where memory ran out, take fewer data.workers") from error
+    finally:
+        iterator.close()
+        if workers:
+            del iterator
+            gc.collect()  # grain's threads leave their last batches in reference cycles
+
+
+def _start_worker(worker: int, workers: int) -> None:
+    """Runs first in a reading process."""
+    jax.config.update("jax_platforms", "cpu")  # leave the accelerators alone
+    # Ctrl-C and Slurm signal all processes of a job, but the training wants its batches until it has saved.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(SECONDS_TO_SAVE))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)

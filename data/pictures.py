@@ -1,7 +1,5 @@
 """Pictures that the commands of this package write."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,22 +8,21 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from data.files import write_file
-from plstm.errors import UserError
+from plstm.errors import UserError, first_line
 
 MARGIN, LINE, FONT, MIN_WIDTH = 8, 15, 12, 160  # pixels
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 def write_picture(image: Image.Image, path: Path) -> None:
-    """Write an image in the format of the path's suffix. Raises UserError where that cannot be done."""
+    """Write an image in the format of the path's suffix."""
     kind = Image.registered_extensions().get(path.suffix.lower())
     if kind not in Image.SAVE:
         raise UserError(f"{path}: Pillow writes no {path.suffix or 'file without a suffix'}; take .png")
     try:
         write_file(path, lambda file: image.save(file, kind))
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise UserError(f"{path}: cannot write the picture ({reason})") from error
+        raise UserError(f"{path}: cannot write the picture ({first_line(error)})") from error
 
 
 def contact_sheet(panels: Sequence[tuple[np.ndarray, str]], title: str, columns: int, lines: int) -> Image.Image:

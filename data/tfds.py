@@ -1,7 +1,5 @@
 """What the data sets that TFDS prepares share: no needless output, and damaged files that are named."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """The typed config of a run: its schema, its checks, its id. `configs/` fills it in, the command line overrides it."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import hashlib

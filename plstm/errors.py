@@ -1,7 +1,5 @@
 """The exception that means: the user can fix this, and the message says how."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import NoReturn

@@ -6,11 +6,8 @@
 Without --weights it takes the newest run. Exit status: 0, or 2 for bad input.
 """
 
-from __future__ import annotations
-
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -23,35 +20,25 @@ from PIL import Image
 from data.decoding import CorruptImage, decode
 from data.imagenet.source import class_words
 from plstm.config import run_name
-from plstm.errors import UserError, run_script
+from plstm.errors import UserError, first_line, run_script
 from plstm.runs.weights import from_checkpoint
 from scripts.common import ROOT, Parser
-
-SHOWN = 5
 
 
 def newest_run(runs: Path) -> Path:
     """The run whose checkpoints changed last."""
-    found = [path for path in runs.glob("*") if (path / "checkpoints").is_dir()]
+    found = list(runs.glob("*/checkpoints"))
     if not found:
         raise UserError(f"--weights: not given, and no run in {runs}; name a .safetensors file, or train a model first")
-    return max(found, key=lambda path: (path / "checkpoints").stat().st_mtime)
+    return max(found, key=lambda path: path.stat().st_mtime).parent
 
 
 def read(path: Path) -> Image.Image:
-    """A picture. Raises UserError where there is none."""
     try:
         return decode(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
-    except CorruptImage as error:
-        raise UserError(f"{path}: not a picture that can be read ({error})") from error
-
-
-def labels(names: Sequence[str]) -> list[str]:
-    """The classes' names, with words where they are WordNet ids."""
-    words = class_words() if any(re.fullmatch(r"n\d{8}", name) for name in names) else {}
-    return [f"{name}  {words[name]}" if name in words else name for name in names]
+    except (OSError, CorruptImage) as error:
+        what = "not a picture that can be read, " if isinstance(error, CorruptImage) else ""
+        raise UserError(f"{path}: {what}{first_line(error)}") from error
 
 
 def main() -> None:
@@ -65,15 +52,17 @@ def main() -> None:
     pictures = [read(path) for path in arguments.pictures]
     source = arguments.weights or newest_run(arguments.runs)
     model = from_checkpoint(source, runs=arguments.runs, checkpoint=arguments.checkpoint)
-    if model.info.preprocessing is None:
-        raise UserError(f"--weights {source}: a model of task {model.info.config.task} takes no pictures")
-    names = labels(model.info.class_names)
-    print(f"{run_name(model.info.config)}, step {model.info.step:,} ({source})")
+    info = model.info
+    if info.preprocessing is None:
+        raise UserError(f"--weights {source}: a model of task {info.config.task} takes no pictures")
+    words = class_words() if any(re.fullmatch(r"n\d{8}", name) for name in info.class_names) else {}
+    print(f"{run_name(info.config)}, step {info.step:,} ({source})")
     for path, picture in zip(arguments.pictures, pictures, strict=True):
-        probabilities = np.asarray(jax.nn.softmax(model(model.info.preprocessing(picture)[None])[0]))
+        probabilities = np.asarray(jax.nn.softmax(model(info.preprocessing(picture)[None])[0]))
         print(path)
-        for number in np.argsort(-probabilities, kind="stable")[:SHOWN]:
-            print(f"  {probabilities[number]:6.1%}  {names[number] if names else number}")
+        for number in np.argsort(-probabilities, kind="stable")[:5]:
+            name = info.class_names[number] if info.class_names else str(number)
+            print(f"  {probabilities[number]:6.1%}  {name}  {words.get(name, '')}".rstrip())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Shared by the scripts: arguments that fail in one line, and result files that say where they come from."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex
@@ -9,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from data.files import write_file
-from plstm.errors import UserError
+from data.files import write_errors, write_file
 from plstm.training.environment import describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,15 +34,9 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def provenance() -> dict[str, Any]:
-    """The command that was typed, and where it ran: see `describe_environment`."""
-    command = shlex.join(["python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    return {"command": command, **describe_environment(ROOT)}
-
-
 def write_results(path: Path, results: dict[str, Any]) -> None:
-    """Writes JSON, whole or not at all. Raises UserError if it cannot be written."""
-    try:
-        write_file(path, (json.dumps(results, indent=2) + "\n").encode())
-    except OSError as error:
-        raise UserError(f"--out {path}: cannot be written ({error.strerror})") from error
+    """Writes JSON with the command that was typed and where it ran; `results` may name these differently."""
+    command = shlex.join(["python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    report = {"command": command, **describe_environment(ROOT), **results}
+    with write_errors(path, "choose another --out"):
+        write_file(path, (json.dumps(report, indent=2) + "\n").encode())

@@ -7,8 +7,6 @@
 Exit status: 0, or 2 for bad input.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

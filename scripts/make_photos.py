@@ -8,8 +8,6 @@ size (120 to 500 pixels) and JPEG quality vary. So texture and shape tell classe
 have names of real ones, spread over the 1,000. Everything is a function of the arguments.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 import tarfile
@@ -19,14 +17,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
 
 from data.imagenet.source import TRAIN_TAR, VAL_TAR, synsets, validation_synsets
 from plstm.errors import UserError, run_script
 from scripts.common import Parser
 
-TEXTURES = ("stripes", "checks", "dots", "rings", "clouds")
-SHAPES = ("disc", "square", "triangle", "ring", "cross", "star", "bar")
+TAU = 2 * np.pi
+WAVES = (  # amount of the second colour at u, v, which count periods
+    lambda u, v: np.sin(TAU * u),  # stripes
+    lambda u, v: np.sin(TAU * u) * np.sin(TAU * v) * 2,  # checks
+    lambda u, v: np.cos(TAU * u) + np.cos(TAU * v) - 0.9,  # dots
+    lambda u, v: np.sin(TAU * np.hypot(u, v)),  # rings
+)
+SHAPES = (  # whether a point lies in the shape of radius about 1
+    lambda x, y: np.hypot(x, y) < 1,  # disc
+    lambda x, y: np.maximum(abs(x), abs(y)) < 0.85,  # square
+    lambda x, y: np.maximum(y, abs(x) * 1.73 - y) < 0.75,  # triangle
+    lambda x, y: abs(np.hypot(x, y) - 0.8) < 0.25,  # ring
+    lambda x, y: (np.minimum(abs(x), abs(y)) < 0.28) & (np.hypot(x, y) < 1),  # cross
+    lambda x, y: np.hypot(x, y) < 0.65 + 0.4 * np.cos(5 * np.arctan2(y, x)),  # star
+    lambda x, y: (abs(x) < 1.2) & (abs(y) < 0.25),  # bar
+)
 
 
 def smooth_noise(rng: np.random.Generator, width: int, height: int, cells: int) -> np.ndarray:
@@ -35,34 +46,11 @@ def smooth_noise(rng: np.random.Generator, width: int, height: int, cells: int) 
     return np.asarray(grid.resize((width, height), Image.Resampling.BICUBIC))
 
 
-def texture(kind: str, u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """How much of the second colour there is at (u, v), in [0, 1]; u and v count periods."""
-    if kind == "clouds":
-        height, width = u.shape
-        cells = max(int(u.max() - u.min()), 3)
-        field = smooth_noise(rng, width, height, cells) + smooth_noise(rng, width, height, 2 * cells) / 2
-    else:
-        field = {
-            "stripes": lambda: np.sin(2 * np.pi * u),
-            "checks": lambda: np.sin(2 * np.pi * u) * np.sin(2 * np.pi * v) * 2,
-            "dots": lambda: np.cos(2 * np.pi * u) + np.cos(2 * np.pi * v) - 0.9,
-            "rings": lambda: np.sin(2 * np.pi * np.hypot(u, v)),
-        }[kind]()
-    return 1 / (1 + np.exp(-4 * field))
-
-
-def inside(kind: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Which points lie in the shape of radius about 1 around the origin, bool."""
-    radius, angle = np.hypot(x, y), np.arctan2(y, x)
-    return {
-        "disc": lambda: radius < 1,
-        "square": lambda: np.maximum(abs(x), abs(y)) < 0.85,
-        "triangle": lambda: np.maximum(y, abs(x) * 1.73 - y) < 0.75,
-        "ring": lambda: abs(radius - 0.8) < 0.25,
-        "cross": lambda: (np.minimum(abs(x), abs(y)) < 0.28) & (radius < 1),
-        "star": lambda: radius < 0.65 + 0.4 * np.cos(5 * angle),
-        "bar": lambda: (abs(x) < 1.2) & (abs(y) < 0.25),
-    }[kind]()
+def clouds(u: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A fifth texture beside WAVES."""
+    cells = max(int(u.max() - u.min()), 3)
+    coarse, fine = (smooth_noise(rng, *u.shape[::-1], count) for count in (cells, 2 * cells))
+    return coarse + fine / 2
 
 
 def draw(number: int, rng: np.random.Generator) -> Image.Image:
@@ -71,7 +59,7 @@ def draw(number: int, rng: np.random.Generator) -> Image.Image:
     short = max(short, long // 2)
     width, height = (long, short) if rng.random() < 0.7 else (short, long)
     hue = 0.618 * number  # golden steps keep the hues of any number of classes apart
-    colours = [_colour(hue + shift + rng.normal(0, 0.03), rng) for shift in (0, 0.12, 0.5)]
+    colours = [colour(hue + shift + rng.normal(0, 0.03), rng) for shift in (0, 0.12, 0.5)]
 
     y, x = np.mgrid[:height, :width].astype(np.float32) / short
     x, y = x - rng.uniform(0, width / short), y - rng.uniform(0, height / short)
@@ -79,7 +67,9 @@ def draw(number: int, rng: np.random.Generator) -> Image.Image:
     period = (0.09, 0.16, 0.28)[number // 5 % 3] * np.exp(rng.normal(0, 0.15))
     bend = 0.03 * smooth_noise(rng, width, height, 4)
     u, v = x * np.cos(angle) + y * np.sin(angle) + bend, y * np.cos(angle) - x * np.sin(angle) + bend
-    share = texture(TEXTURES[number % len(TEXTURES)], u / period, v / period, rng)[..., None]
+    u, v, kind = u / period, v / period, number % (len(WAVES) + 1)
+    field = WAVES[kind](u, v) if kind < len(WAVES) else clouds(u, rng)
+    share = 1 / (1 + np.exp(-4 * field))[..., None]
     picture = colours[0] * (1 - share) + colours[1] * share
 
     y, x = np.mgrid[:height, :width].astype(np.float32) / short
@@ -87,7 +77,7 @@ def draw(number: int, rng: np.random.Generator) -> Image.Image:
         scale, turn = rng.uniform(0.12, 0.28), rng.uniform(-0.6, 0.6)
         left, down = (x - rng.uniform(0.1, 0.9) * width / short) / scale, (y - rng.uniform(0.1, 0.9)) / scale
         a, b = left * np.cos(turn) + down * np.sin(turn), down * np.cos(turn) - left * np.sin(turn)
-        body = inside(SHAPES[number % len(SHAPES)], a, b)
+        body = SHAPES[number % len(SHAPES)](a, b)
         picture[body] = colours[2] * rng.uniform(0.75, 1.2) * (1 - 0.25 * a + 0.25 * b)[body][:, None]
 
     light = np.exp(0.25 * smooth_noise(rng, width, height, 3))[..., None] * rng.uniform(0.7, 1.15)
@@ -95,63 +85,55 @@ def draw(number: int, rng: np.random.Generator) -> Image.Image:
     return Image.fromarray(picture.clip(0, 255).astype(np.uint8))
 
 
-def _colour(hue: float, rng: np.random.Generator) -> np.ndarray:
+def colour(hue: float, rng: np.random.Generator) -> np.ndarray:
     """RGB in [0, 1]."""
-    pure = 0.5 + 0.5 * np.cos(2 * np.pi * (hue + np.array([0, 1, 2]) / 3))
+    pure = 0.5 + 0.5 * np.cos(TAU * (hue + np.array([0, 1, 2]) / 3))
     return rng.uniform(0.15, 0.35) + rng.uniform(0.45, 0.65) * pure
 
 
-def encode(picture: Image.Image, rng: np.random.Generator) -> bytes:
-    """A JPEG of varying quality and chroma subsampling."""
+def encode(picture: Image.Image, quality: int, subsampling: int) -> bytes:
+    """A JPEG."""
     file = io.BytesIO()
-    picture.save(file, "JPEG", quality=int(rng.integers(75, 97)), subsampling=int(rng.integers(0, 3)))
+    picture.save(file, "JPEG", quality=quality, subsampling=subsampling)
     return file.getvalue()
 
 
 def add(tar: tarfile.TarFile, name: str, content: bytes | None) -> None:
     """Appends a file to an open tar, or without content an empty folder."""
     member = tarfile.TarInfo(name)
-    if content is None:
-        member.type = tarfile.DIRTYPE
-        tar.addfile(member)
-    else:
-        member.size = len(content)
-        tar.addfile(member, io.BytesIO(content))
+    member.type, member.size = (tarfile.DIRTYPE, 0) if content is None else (tarfile.REGTYPE, len(content))
+    tar.addfile(member, io.BytesIO(content))
 
 
 def make(out: Path, classes: int, train: int, val: int, seed: int = 0) -> None:
     """Writes both tars into `out`: `train` and `val` images of each class.
 
-    A validation image's class is told by its place among the names of all 50,000. Empty folders hold the places of the
-    images that are not there; every reader of tars passes them over.
+    A validation image's class follows from its place among the names of all 50,000. Empty folders hold the places of
+    the images that are not there; every reader of tars passes them over.
     """
     for name, value, most in (("classes", classes, 1000), ("train", train, 5000), ("val", val, 50)):
         if not 1 <= value <= most:
             raise UserError(f"--{name} {value}: must be 1 to {most}")
     names = [synsets()[n * 1000 // classes] for n in range(classes)]
-    number = {name: n for n, name in enumerate(names)}
     out.mkdir(parents=True, exist_ok=True)
-    progress = tqdm(total=classes * (train + val), desc="drawing", leave=False, disable=None)
 
-    def picture(split: int, name: str, index: int) -> bytes:
-        rng = np.random.default_rng((seed, split, number[name], index))
-        progress.update()
-        return encode(draw(number[name], rng), rng)
+    def photo(split: int, number: int, index: int) -> bytes:
+        rng = np.random.default_rng((seed, split, number, index))
+        return encode(draw(number, rng), int(rng.integers(75, 97)), int(rng.integers(0, 3)))
 
     with tarfile.open(out / TRAIN_TAR, "w") as whole:
-        for name in names:
+        for number, name in enumerate(names):
             file = io.BytesIO()
             with tarfile.open(fileobj=file, mode="w") as tar:
                 for index in range(train):
-                    add(tar, f"{name}_{index}.JPEG", picture(0, name, index))
+                    add(tar, f"{name}_{index}.JPEG", photo(0, number, index))
             add(whole, f"{name}.tar", file.getvalue())
     labels = np.array(validation_synsets())
-    drawn = {place for name in names for place in np.flatnonzero(labels == name)[:val].tolist()}
+    drawn = {place: n for n, name in enumerate(names) for place in np.flatnonzero(labels == name)[:val].tolist()}
     with tarfile.open(out / VAL_TAR, "w") as tar:
         for place in range(max(drawn) + 1):
-            content = picture(1, str(labels[place]), place) if place in drawn else None
+            content = photo(1, drawn[place], place) if place in drawn else None
             add(tar, f"ILSVRC2012_val_{place + 1:08}.JPEG", content)
-    progress.close()
 
 
 def main() -> None:

@@ -3,17 +3,10 @@
     make data-imagenet MANUAL=/path/to/tars              # into $PLSTM_DATA, or ~/.cache/plstm/data
     make data-imagenet MANUAL=/path/to/tars DATA=/scratch/data ARGS=--verify
 
-The folder MANUAL must hold, from https://image-net.org/download-images (free for research, with an account; "Training
-images (Task 1 & 2)" and "Validation images (all tasks)" of ILSVRC2012):
-
-    ILSVRC2012_img_train.tar    147,897,477,120 bytes    md5 1d675b47d978889d74fa0da5fadfb00e
-    ILSVRC2012_img_val.tar        6,744,924,160 bytes    md5 29b22e2961454d5413ddabcf34fc5622
-
-It takes 155 GB in DATA and half an hour to two hours: 20 minutes of one core, the rest waiting for the disk, which
-writes everything twice. An interrupted preparation starts over. The tars are not needed afterwards.
+The folder MANUAL must hold the training images (Task 1 & 2) and the validation images (all tasks) of ILSVRC2012 from
+https://image-net.org/download-images, free for research with an account. Takes 155 GB in DATA and half an hour to two
+hours, most of it waiting for the disk. An interrupted preparation starts over. The tars are not needed afterwards.
 """
-
-from __future__ import annotations
 
 import hashlib
 import shutil
@@ -33,30 +26,29 @@ OFFICIAL = {  # bytes, md5
     TRAIN_TAR: (147_897_477_120, "1d675b47d978889d74fa0da5fadfb00e"),
     VAL_TAR: (6_744_924_160, "29b22e2961454d5413ddabcf34fc5622"),
 }
-SLOW = 20e6  # bytes a second, on a slow disk
+GIB = 2**30
 
 
 def check_tars(folder: Path, verify: bool) -> int:
     """Returns the tars' bytes together; raises UserError where one is missing, no tar, or not the official one."""
-    missing = [name for name in OFFICIAL if not (folder / name).is_file()]
+    missing = [
+        f"{name} ({size / GIB:.1f} GiB)" for name, (size, _) in OFFICIAL.items() if not (folder / name).is_file()
+    ]
     if missing:
-        sizes = " and ".join(f"{name} ({OFFICIAL[name][0] / 2**30:.1f} GiB)" for name in missing)
-        raise UserError(f"{folder}: has no {sizes}; download from {PAGE} (free, with an account), then MANUAL=<folder>")
-    for name, (official, md5) in OFFICIAL.items():
-        path = folder / name
+        what = " and ".join(missing)
+        raise UserError(f"{folder}: has no {what}; download from {PAGE} (free, with an account), then MANUAL=<folder>")
+    for path, (official, md5) in ((folder / name, facts) for name, facts in OFFICIAL.items()):
         if not tarfile.is_tarfile(path):
             raise UserError(f"{path}: is not a tar file; download it again from {PAGE}")
-        if path.stat().st_size != official:
-            size = f"{path.stat().st_size:,} bytes, not the official {official:,}"
-            print(f"{path}: {size}: an incomplete download, unless the set is reduced on purpose", file=sys.stderr)
+        if (size := path.stat().st_size) != official:
+            what = f"{size:,} bytes, not the official {official:,}"
+            print(f"{path}: {what}: an incomplete download, unless the set is reduced on purpose", file=sys.stderr)
         if verify and (found := md5_of(path)) != md5:
             raise UserError(f"{path}: its md5 is {found}, not {md5}; download it again from {PAGE}")
     return sum((folder / name).stat().st_size for name in OFFICIAL)
 
 
 def md5_of(path: Path) -> str:
-    """The md5 of a large file, as hexadecimal digits."""
-    print(f"checking {path}", flush=True)
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
@@ -65,9 +57,9 @@ def check_space(folder: Path, needed: float) -> None:
     """Raises UserError where the prepared data do not fit."""
     free = shutil.disk_usage(folder).free
     if free < needed:
-        left = [str(path) for path in (folder / NAME).glob("incomplete*")]
-        hint = f"; {', '.join(left)} is left from an interrupted preparation, delete it" if left else ""
-        sizes = f"{free / 2**30:.1f} GiB free, but {needed / 2**30:.1f} needed"
+        left = ", ".join(str(path) for path in (folder / NAME).glob("incomplete*"))
+        hint = f"; {left} is left from an interrupted preparation, delete it" if left else ""
+        sizes = f"{free / GIB:.1f} GiB free, but {needed / GIB:.1f} needed"
         raise UserError(f"{folder}: {sizes}; name another folder, DATA=<folder>{hint}")
 
 
@@ -79,18 +71,15 @@ def main() -> None:
     options = parser.parse_args()
     if not options.manual:
         raise UserError("MANUAL: name the folder with the official tars, MANUAL=/path/to/tars")
-
-    folder = data_root(options.data)
+    tars, folder = Path(options.manual), data_root(options.data)
     if not list(folder.glob(f"{NAME}/[0-9]*/dataset_info.json")):
-        total = check_tars(Path(options.manual), options.verify)
+        total = check_tars(tars, options.verify)
         check_space(folder, 1.05 * total)
-        minutes = max(round(total / SLOW / 60), 1)
-        size = f"{total / 2**30:.1f} GiB"
-        print(f"preparing {size} in {folder / NAME}: up to {minutes} min, depending on the disk", flush=True)
+        print(f"preparing {total / GIB:.1f} GiB in {folder / NAME}", flush=True)
         try:
-            prepare(Path(options.manual), options.data)
+            prepare(tars, options.data)
         except (OSError, RuntimeError, ValueError, tarfile.TarError) as error:
-            raise UserError(f"{options.manual}: cannot be prepared in {folder} ({error})") from error
+            raise UserError(f"{tars}: cannot be prepared in {folder} ({error})") from error
     counts = [f"{split} {len(load_source(split, options.data)):,}" for split in ("train", "val", "test")]
     print(f"{folder / NAME}: ready; images: {', '.join(counts)} (val is held out of the official training images)")
 

@@ -7,8 +7,6 @@ Balanced accuracy is the mean of the accuracies on images that point at the circ
 images are mostly of the second kind. Writes results/probes/<run>.json.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,9 +18,7 @@ from flax import nnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.arrow_pointing.geometry import Arrow, Canvas, base_seed, parameters, render
-from data.arrow_pointing.probes import NO_LABEL, PROBES
-from data.arrow_pointing.splits import SPLITS
+from data.arrow_pointing.geometry import KAPPA, SPLITS, Arrow, Canvas, base_seed, parameters, render
 from data.loading import PackedSplit, pack
 from plstm.config import Config, run_name
 from plstm.errors import UserError, run_script
@@ -30,49 +26,74 @@ from plstm.runs.folders import find_run, load_config
 from plstm.runs.weights import from_checkpoint
 from plstm.tasks import TASKS
 from plstm.training.steps import make_predict
-from scripts.common import ROOT, Parser, positive, provenance, write_results
+from scripts.common import ROOT, Parser, positive, write_results
 
 QUARTERS = 4  # of the distances that training has
-CHUNK = 4096  # images drawn at a time
-Answer = Callable[[PackedSplit], np.ndarray]  # images -> 0 or 1 [n]
+SHOWN = ("accuracy", "balanced_accuracy", "answered_at", "labelled_at")
+NO_LABEL = -1  # where an altered arrow is neither clearly at the circle nor past it, or an object leaves the canvas
+
+
+def true_label(arrow: Arrow) -> np.ndarray:
+    """1 where the arrow points at the circle, 0 where past it, -1 between the two; for arrays of geometries [n]."""
+    across, down = arrow.cx - arrow.ax, arrow.cy - arrow.ay
+    distance = np.hypot(across, down)
+    turn = np.abs(np.mod(arrow.phi - np.arctan2(down, across) + np.pi, 2 * np.pi) - np.pi)
+    inner, outer = (np.arcsin(np.minimum(arrow.radius * factor / distance, 1)) for factor in (1 / KAPPA, KAPPA))
+    return np.where(turn <= inner, 1, np.where(turn >= outer, 0, NO_LABEL))
+
+
+def _altered(arrow: Arrow, canvas: Canvas, **fields: np.ndarray) -> Arrow:
+    """The geometry with other fields, and the label that it then has."""
+    arrow = arrow._replace(**fields)
+    centres = np.stack([arrow.ax, arrow.ay, arrow.cx, arrow.cy])
+    inside = ((centres >= canvas.margin) & (centres <= canvas.size - canvas.margin)).all(axis=0)
+    distance = np.hypot(arrow.cx - arrow.ax, arrow.cy - arrow.ay)
+    apart = distance >= KAPPA * arrow.radius  # nearer, the arrow's midpoint lies in or at the circle
+    return arrow._replace(label=np.where(inside & apart, true_label(arrow), NO_LABEL))
+
+
+def _without_circle(arrow: Arrow, canvas: Canvas) -> Arrow:
+    """The circle drawn outside the canvas, the label kept: what the arrow alone tells the model."""
+    outside = np.full_like(arrow.cx, -canvas.size)
+    return arrow._replace(cx=outside, cy=outside)
+
+
+def _mirrored_circle(arrow: Arrow, canvas: Canvas) -> Arrow:
+    """The circle on the other side of the arrow's midpoint, as far away."""
+    return _altered(arrow, canvas, cx=2 * arrow.ax - arrow.cx, cy=2 * arrow.ay - arrow.cy)
+
+
+def _exchanged_circle(arrow: Arrow, canvas: Canvas) -> Arrow:
+    """The circle of the next geometry, so that the arrow tells nothing of where the circle is."""
+    return _altered(arrow, canvas, **{name: np.roll(getattr(arrow, name), -1) for name in ("radius", "cx", "cy")})
+
+
+PROBES = {
+    "as given": lambda arrow, canvas: arrow,
+    "without the circle": _without_circle,
+    "arrow reversed": lambda arrow, canvas: _altered(arrow, canvas, phi=arrow.phi + np.pi),
+    "circle mirrored at the arrow": _mirrored_circle,
+    "circle of another image": _exchanged_circle,
+}
+Answer = Callable[[Arrow, Canvas], np.ndarray]  # geometries [n] -> 0 or 1 [n]
 
 
 def draw_geometries(canvas: Canvas, factor: int, count: int) -> Arrow:
-    """`count` geometries, as arrays [count], on a canvas that is `factor` times the training canvas.
-
-    At 1 and 2 they are those of test and test_ext; larger canvases have the draws of test_ext, too, so that relative
-    positions and labels are the same on all of them.
-    """
+    """The first `count` geometries of test, or on a canvas `factor` times the training canvas of test_ext, [count]."""
     base = base_seed(SPLITS["test" if factor == 1 else "test_ext"].seed)
     return Arrow(*map(np.array, zip(*(parameters(base, n, canvas) for n in range(count)), strict=True)))
 
 
-def classify(answer: Answer, arrows: Arrow, canvas: Canvas) -> np.ndarray:
-    """The model's answers 0 or 1 to each geometry [n]."""
-    answers = []
-    for start in range(0, len(arrows.label), CHUNK):
-        part = zip(*(values[start : start + CHUNK] for values in arrows), strict=True)
-        images = np.stack([render(Arrow(*(value.item() for value in arrow)), canvas) for arrow in part])
-        answers.append(answer(PackedSplit(pack(images), np.zeros(len(images), np.uint8), canvas.size)))
-    return np.concatenate(answers)
-
-
-def score(answers: np.ndarray, labels: np.ndarray) -> dict[str, float | int | None]:
+def score(answers: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     """Accuracies and the shares of "at" over the images that have a label; None where there is none to count."""
     known = labels != NO_LABEL
-    right, answers, labels = (answers == labels)[known], answers[known], labels[known]
-    kinds = [_mean(right[labels == label]) for label in (0, 1)]
-    return {
-        "images": len(right),
-        "accuracy": _mean(right),
-        "balanced_accuracy": None if None in kinds else sum(kinds) / 2,
-        "answered_at": _mean(answers),
-        "labelled_at": _mean(labels),
-    }
-
-
-def _mean(values: np.ndarray) -> float | None:
-    return float(values.mean()) if len(values) else None
+    answers, labels = answers[known], labels[known]
+    right = answers == labels
+    kinds = [right[labels == label] for label in (0, 1)]
+    balanced = float(np.mean([kind.mean() for kind in kinds])) if all(map(len, kinds)) else None
+    found = {"accuracy": right, "answered_at": answers, "labelled_at": labels}
+    means = {name: float(values.mean()) if len(values) else None for name, values in found.items()}
+    return {"images": len(right), **means, "balanced_accuracy": balanced}
 
 
 def distances(arrows: Arrow) -> np.ndarray:
@@ -80,14 +101,15 @@ def distances(arrows: Arrow) -> np.ndarray:
     return np.hypot(arrows.cx - arrows.ax, arrows.cy - arrows.ay)
 
 
-def by_distance(answers: np.ndarray, arrows: Arrow, reach: float) -> list[dict]:
+def by_distance(answers: np.ndarray, arrows: Arrow, reach: float) -> list[dict[str, Any]]:
     """Scores by quarters of the distances up to `reach`, and of all beyond."""
-    rows, edges = [], [*(reach * n / QUARTERS for n in range(QUARTERS + 1)), np.inf]
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
-        chosen = (distances(arrows) >= low) & (distances(arrows) < high)
-        if chosen.any():
-            limits = {"from_pixels": low, "to_pixels": None if np.isinf(high) else high}
-            rows.append(limits | score(answers[chosen], arrows.label[chosen]))
+    rows = []
+    quarters = np.floor(distances(arrows) / reach * QUARTERS).clip(max=QUARTERS)
+    for quarter in np.unique(quarters):
+        chosen = quarters == quarter
+        upper = None if quarter == QUARTERS else float(reach * (quarter + 1) / QUARTERS)
+        limits = {"from_pixels": float(reach * quarter / QUARTERS), "to_pixels": upper}
+        rows.append(limits | score(answers[chosen], arrows.label[chosen]))
     return rows
 
 
@@ -100,8 +122,10 @@ def load_answer(run: str, runs: Path) -> tuple[Config, Path, Answer]:
     graphdef, params = nnx.split(from_checkpoint(folder), nnx.Param)
     predict = make_predict(graphdef, TASKS["arrow"](config).logits)
 
-    def answer(split: PackedSplit) -> np.ndarray:
-        batches = split.batches(config.optim.batch_size)
+    def answer(arrows: Arrow, canvas: Canvas) -> np.ndarray:
+        each = (Arrow(*(value.item() for value in arrow)) for arrow in zip(*arrows, strict=True))
+        bits = np.stack([pack(render(arrow, canvas)) for arrow in each])
+        batches = PackedSplit(bits, np.zeros(len(bits), np.uint8), canvas.size).batches(config.optim.batch_size)
         return np.concatenate([np.asarray(predict(params, batch)).argmax(-1)[batch["mask"]] for batch in batches])
 
     return config, folder, answer
@@ -115,21 +139,9 @@ def probe(answer: Answer, training: Canvas, factors: list[int], count: int) -> I
         arrows = draw_geometries(canvas, factor, count)
         for name, alter in PROBES.items():
             altered = alter(arrows, canvas)
-            answers = classify(answer, altered, canvas)
-            row = {"canvas_pixels": canvas.size, "probe": name, **score(answers, altered.label)}
-            if name == "as given":
-                row["by_distance"] = by_distance(answers, altered, reach)
-            yield row
-
-
-def print_row(row: dict[str, Any]) -> None:
-    """Prints a line for the row, and one for each range of distances."""
-    for part in [row, *row.get("by_distance", [])]:
-        numbers = [part[key] for key in ("accuracy", "balanced_accuracy", "answered_at", "labelled_at")]
-        shown = "".join(f"{'-' if number is None else format(number, '.3f'):>10}" for number in numbers)
-        far = f"{part['to_pixels']:.0f}" if part.get("to_pixels") else "..."
-        what = f"  {part['from_pixels']:.0f} to {far} pixels apart" if "from_pixels" in part else row["probe"]
-        print(f"{row['canvas_pixels']:6}{part['images']:10,}{shown}  {what}", flush=True)
+            answers = answer(altered, canvas)
+            parts = {"by_distance": by_distance(answers, altered, reach)} if name == "as given" else {}
+            yield {"canvas_pixels": canvas.size, "probe": name, **score(answers, altered.label), **parts}
 
 
 def main() -> None:
@@ -142,15 +154,15 @@ def main() -> None:
     options = parser.parse_args()
     logging.set_verbosity(logging.ERROR)
     config, folder, answer = load_answer(options.run, options.runs)
-    print(f"{'canvas':>6}{'images':>10}{'accuracy':>10}{'balanced':>10}{'says at':>10}{'is at':>10}  what")
+    print("".join(f"{title:>18}" for title in ("canvas_pixels", "images", *SHOWN)), " probe")
     rows = []
     for row in probe(answer, Canvas(config.data.size, config.data.scale), options.canvases, options.count):
         rows.append(row)
-        print_row(row)
+        scores = "".join(f"{'-' if row[name] is None else format(row[name], '.3f'):>18}" for name in SHOWN)
+        print(f"{row['canvas_pixels']:18}{row['images']:18,}{scores}  {row['probe']}", flush=True)
     settings = {"canvases": options.canvases, "count": options.count}
-    report = provenance() | {"settings": settings, "run": folder.name, "name": run_name(config), "rows": rows}
     path = options.out or ROOT / "results" / "probes" / f"{folder.name}.json"
-    write_results(path, report)
+    write_results(path, {"settings": settings, "run": folder.name, "name": run_name(config), "rows": rows})
     print(f"Written to {path}")
 
 

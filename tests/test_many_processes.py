@@ -55,7 +55,8 @@ def start_two(folder: Path, *overrides: str, variables=by_variables) -> list[sub
 
 
 def end_two(processes: list[subprocess.Popen], status: int = 0) -> list[str]:
-    return [end(process, status) for process in processes]
+    """What each printed."""
+    return [end(process, status)[0] for process in processes]
 
 
 def wait_for_checkpoint(folder: Path, step: int, processes: list[subprocess.Popen]) -> None:
@@ -106,7 +107,7 @@ def test_a_signal_to_one_stops_both_and_another_layout_resumes(alone, tmp_path):
     processes[1].send_signal(signal.SIGTERM)
     first, _ = end_two(processes, 128 + signal.SIGTERM)
     assert "stopped by signal 15 at step" in first
-    assert "resumed at step" in end(start_one(tmp_path))
+    assert "resumed at step" in end(start_one(tmp_path))[0]
     assert_close(tmp_path, alone)
 
 
@@ -130,8 +131,8 @@ def test_different_commands_are_refused(tmp_path):
     port = free_port()
     first = start_one(tmp_path, **by_variables(0, 2, port))
     second = start_one(tmp_path, "seed=44", **by_variables(1, 2, port))
-    output = end(second, 2, seconds=300)
-    assert "error: process 1: process 1 was started with another command" in output
+    _, errors = end(second, 2, seconds=300)
+    assert "error: process 1: process 1 was started with another command" in errors
     first.kill()
     first.communicate()
 
@@ -141,6 +142,6 @@ def test_an_error_in_one_process_ends_the_others(tmp_path):
     port = free_port()
     data = [str(tmp_path / name) for name in ("none", "data")]  # only the second process has its data
     first, second = (start_one(tmp_path, **by_variables(n, 2, port), PLSTM_DATA=data[n]) for n in range(2))
-    assert "PLSTM_DATA" in end(first, 2, seconds=300)
+    assert "PLSTM_DATA" in end(first, 2, seconds=300)[1]
     second.communicate(timeout=300)
     assert second.returncode != 0

@@ -16,7 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.commands import ROOT, call
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PARTS = ("plstm", "data", "scripts")
 SOURCES = sorted([*ROOT.glob("*.py"), *(path for part in PARTS for path in (ROOT / part).rglob("*.py"))])
@@ -80,11 +81,9 @@ import plstm
 for module in pkgutil.walk_packages(plstm.__path__, "plstm."):
     importlib.import_module(module.name)
 assert "plstm.training.tracking" in sys.modules
-print(*sorted({"matplotlib", "tensorflow", "tensorflow_datasets", "wandb"} & set(sys.modules)))
+print(*sorted({"matplotlib", "tensorflow", "wandb"} & set(sys.modules)))
 """
-    process = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.strip() == ""
+    assert call("-c", script).strip() == ""
 
 
 def make(*arguments: str) -> str:

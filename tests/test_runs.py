@@ -170,14 +170,14 @@ def test_wandb_gets_the_run_offline_and_nothing_gets_a_secret(tmp_path):
     environment |= {"NETRC": str(netrc), "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")} | secrets
     command = ["train.py", *TINY, "experiment=arrow/vit", "optim.epochs=1", "logger.mode=offline", *paths(tmp_path)]
     command += [f"data.root={data}"] if Path(data).is_dir() else []
-    output = call(*command, environment=environment)
-    assert "wandb sync" in output
+    output, errors = end(begin(*command, environment=environment))
+    assert "wandb sync" in errors
     run = run_folder(tmp_path)
     (folder,) = (run / "wandb").glob("offline-run-*")
     assert folder.name.endswith(run.name)
     assert (folder / f"run-{run.name}.wandb").stat().st_size > 1000
     written = {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    written |= {"what it printed": output.encode()}
+    written |= {"what it printed": (output + errors).encode()}
     assert len(written) > 20 and any(run.name.encode() in content for content in written.values())
     for name, content in written.items():
         assert b"is-not-to-be-seen" not in content and b"PLANTED" not in content, name

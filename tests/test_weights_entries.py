@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from data.arrow_pointing.builder import data_source
-from data.arrow_pointing.splits import ArrowVariant
+from data.arrow_pointing.geometry import ArrowVariant
 from plstm.runs.weights import from_checkpoint
 from tests.commands import call, one_error, paths, run_folder
 

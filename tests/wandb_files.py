@@ -10,16 +10,19 @@ BLOCK, HEAD = 32768, 7
 
 
 def history(folder: Path) -> list[dict]:
-    """The rows of the one offline run under `folder`/wandb that `wandb sync` would take, in order."""
-    (path,) = (folder / "wandb").glob("offline-run-*/*.wandb")
-    rows = [record.history.item for record in _records(path) if record.WhichOneof("record_type") == "history"]
+    """The rows of the last session of the offline run under `folder`/wandb, in order."""
+    records = _records(_last_part(folder))
+    rows = [record.history.item for record in records if record.WhichOneof("record_type") == "history"]
     return [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in row} for row in rows]
 
 
 def has_ended(folder: Path) -> bool:
     """Whether the client wrote the end of the run, too."""
-    (path,) = (folder / "wandb").glob("offline-run-*/*.wandb")
-    return _records(path)[-1].WhichOneof("record_type") == "exit"
+    return _records(_last_part(folder))[-1].WhichOneof("record_type") == "exit"
+
+
+def _last_part(folder: Path) -> Path:
+    return max((folder / "wandb").glob("offline-run-*/*.wandb"), key=str)  # they are named by the second
 
 
 def _records(path: Path) -> list:

@@ -1,6 +1,4 @@
-"""`python -m data.arrow_pointing`: hash a split, draw a contact sheet, build the data set."""
-
-from __future__ import annotations
+"""`python -m data.arrow_pointing`: build the data set, hash a split, draw a contact sheet."""
 
 import argparse
 from collections.abc import Iterator
@@ -11,45 +9,38 @@ import PIL
 from tqdm import tqdm
 
 from data.arrow_pointing.builder import prepare
-from data.arrow_pointing.geometry import Arrow, digest, render
-from data.arrow_pointing.splits import SPLITS, ArrowVariant
+from data.arrow_pointing.geometry import SPLITS, Arrow, ArrowVariant, digest, render
 from data.pictures import contact_sheet, write_picture
 from plstm.errors import UserError, run_script
 
-CAPTIONS = {1: "points at the circle", 0: "points away"}
+CAPTIONS = ("points away", "points at the circle")
 
 
 def main() -> None:
-    args = _parser().parse_args()
-    {"build": build, "hash": print_hash, "sheet": draw_sheet}[args.command](args)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m data.arrow_pointing", description="The arrow-pointing data set.")
     sizes = argparse.ArgumentParser(add_help=False)
-    sizes.add_argument(
-        "--size", type=int, default=192, help="training canvas in pixels; doubled in extended splits (192)"
-    )
+    sizes.add_argument("--seed", type=int, help="of the training images (43)")
+    sizes.add_argument("--size", type=int, default=192, help="training canvas in pixels, half an extended one (192)")
     sizes.add_argument("--scale", type=float, default=1.0, help="multiplies every other pixel length (1.0)")
     some = argparse.ArgumentParser(add_help=False, parents=[sizes])
     some.add_argument("split", choices=SPLITS)
-    some.add_argument("--seed", type=int, help="of the training images; for the split train only (43)")
     some.add_argument("--count", type=int, help="only the first so many images")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("hash", parents=[some], help="print: split, images, positives, sha256 of pixels and labels")
     sheet = commands.add_parser("sheet", parents=[some], help="draw the first images with their labels")
     sheet.add_argument("out", type=Path, help="the picture to write, .png or another format of Pillow's")
     build = commands.add_parser("build", parents=[sizes], help="prepare the data set; print its folder")
-    build.add_argument("--seed", type=int, default=43, help="of the training images (43)")
     build.add_argument("--train-images", type=int, default=SPLITS["train"].images)
     build.add_argument("--eval-images", type=int, help="images of each other split (the paper's)")
     build.add_argument("--root", help="folder of all data sets ($PLSTM_DATA, else ~/.cache/plstm/data)")
-    return parser
+    args = parser.parse_args()
+    {"build": build_data, "hash": print_hash, "sheet": draw_sheet}[args.command](args)
 
 
-def build(args: argparse.Namespace) -> None:
+def build_data(args: argparse.Namespace) -> None:
     """Prepare the data set and print its folder."""
-    variant = ArrowVariant(args.seed, args.size, args.scale, args.train_images, args.eval_images)
+    seed = 43 if args.seed is None else args.seed
+    variant = ArrowVariant(seed, args.size, args.scale, args.train_images, args.eval_images)
     print(prepare(variant, args.root).data_path)
 
 
@@ -60,8 +51,6 @@ def _images(args: argparse.Namespace, count: int) -> Iterator[tuple[Arrow, np.nd
         raise UserError(f"--count {count}: {args.split} has 1 to {limit} images to take")
     if args.seed is not None and args.split != "train":
         raise UserError(f"--seed {args.seed}: {args.split} is the same for every run; leave --seed out, or take train")
-    if args.seed is not None and args.seed < 0:
-        raise UserError(f"--seed {args.seed}: must be 0 or more")
     variant = ArrowVariant(43 if args.seed is None else args.seed, args.size, args.scale)
     arrows, canvas = variant.arrows(args.split, count), variant.canvas(args.split)
     return ((arrow, render(arrow, canvas)) for arrow in tqdm(arrows, total=count, leave=False, disable=None))

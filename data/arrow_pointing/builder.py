@@ -1,22 +1,22 @@
-"""Arrow pointing as a TFDS data set: its builder, its preparation, and random access to it."""
-
-from __future__ import annotations
+"""Arrow pointing on disk: its TFDS builder, its preparation, random access, and whole splits at one bit a pixel."""
 
 import dataclasses
 import fcntl
-import os
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
+from tqdm import tqdm
 
-from data.arrow_pointing.geometry import LABELS, render
-from data.arrow_pointing.splits import SMALL, SPLITS, ArrowVariant
-from data.files import data_root, write_errors
+from data.arrow_pointing.geometry import LABELS, SMALL, SPLITS, ArrowVariant, render
+from data.files import data_root, write_errors, write_file
+from data.loading import PackedSplit, pack, packed_bytes
 from data.tfds import TfdsSource, quiet_tfds
 from plstm.errors import UserError
 
@@ -58,7 +58,7 @@ class ArrowPointing(tfds.core.GeneratorBasedBuilder):
             disable_shuffling=True,  # the stored order is that of the stream, so a split's hash can be checked
         )
 
-    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Any]:
+    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
         return {split: self._generate_examples(split) for split in SPLITS}
 
     def _generate_examples(self, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -67,7 +67,7 @@ class ArrowPointing(tfds.core.GeneratorBasedBuilder):
             yield index, {"image": Image.fromarray(render(arrow, variant.canvas(split))), **arrow._asdict()}
 
 
-def _builder(variant: ArrowVariant, folder: os.PathLike) -> ArrowPointing:
+def _builder(variant: ArrowVariant, folder: Path) -> ArrowPointing:
     is_listed = variant.name in ArrowPointing.builder_configs  # TFDS takes its own configs by name alone
     config = variant.name if is_listed else ArrowConfig(**dataclasses.asdict(variant))
     return ArrowPointing(config=config, data_dir=folder)
@@ -99,26 +99,59 @@ def prepare(variant: ArrowVariant, root: str | None = None, generate: bool = Tru
 
 
 def _build_command(variant: ArrowVariant, root: str | None) -> str:
-    words = ["python", "-m", "data.arrow_pointing", "build", "--seed", variant.train_seed]
-    words += ["--size", variant.size, "--scale", variant.scale, "--train-images", variant.train_images]
-    words += ["--eval-images", variant.eval_images] if variant.eval_images else []
-    words += ["--root", root] if root else []
-    return shlex.join(str(word) for word in words)
+    words = f"python -m data.arrow_pointing build --seed {variant.train_seed} --size {variant.size}"
+    words += f" --scale {variant.scale} --train-images {variant.train_images}"
+    words += f" --eval-images {variant.eval_images}" if variant.eval_images else ""
+    return words + (f" --root {shlex.quote(root)}" if root else "")
 
 
-def data_source(
-    variant: ArrowVariant, split: str, root: str | None = None, generate: bool = True
-) -> Sequence[dict[str, Any]]:
+def data_source(variant: ArrowVariant, split: str, root: str | None = None, generate: bool = True) -> TfdsSource:
     """Random access to a split: item i has "image" uint8 [S, S, 1] (0 or 255), "label", and `Arrow`'s other fields.
 
     Order and pixels are those of `variant.arrows`. Raises UserError as `prepare` does, for an unknown split, and where
     images are missing or damaged.
     """
-    count = variant.images(split)
+    positions = np.arange(variant.images(split))
     builder = prepare(variant, root, generate)
-    source = builder.as_data_source(split)
-    if len(source) != count:
-        raise UserError(
-            f"{builder.data_path}: damaged data set ({split} has {len(source)} images, not {count}); {REBUILD}"
-        )
-    return TfdsSource(source, np.arange(count), builder.data_path, REBUILD)
+    return TfdsSource(builder.as_data_source(split), positions, builder.data_path, REBUILD)
+
+
+def load_packed(variant: ArrowVariant, split: str, root: str | None = None, generate: bool = True) -> PackedSplit:
+    """A whole split at one bit a pixel, read-only; the first call packs it into a file, which later calls read.
+
+    A damaged file is packed again; where it cannot be kept (read-only folder, full disk) a warning says so. Raises
+    UserError as `data_source` does.
+    """
+    count, size = variant.images(split), variant.canvas(split).size
+    path = data_root(root) / "arrow_pointing_packed" / variant.name / VERSION / f"{split}.npz"
+    arrays = _read(path, count, size)
+    if arrays is None:
+        arrays = bits, labels = _pack(data_source(variant, split, root, generate), size, split)
+        try:
+            write_file(path, lambda file: np.savez(file, bits=bits, labels=labels))
+        except OSError as error:
+            message = f"{path}: cannot keep the packed images ({error.strerror}); every start packs them again"
+            warnings.warn(message, stacklevel=2)
+    for array in arrays:
+        array.flags.writeable = False
+    return PackedSplit(*arrays, size)
+
+
+def _read(path: Path, count: int, size: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Bits and labels in a packed file, whose checksums NumPy compares; None where there are none, or damaged ones."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            bits, labels = file["bits"], file["labels"]
+    except Exception:  # damaged zip files raise a dozen different ones
+        return None
+    fits = bits.shape == (count, packed_bytes(size)) and labels.shape == (count,)
+    return (bits, labels) if fits and bits.dtype == labels.dtype == np.uint8 else None
+
+
+def _pack(source: Sequence[dict[str, Any]], size: int, split: str) -> tuple[np.ndarray, np.ndarray]:
+    print(f"arrow pointing: packing {len(source):,} images of {split}", file=sys.stderr)
+    bits, labels = np.empty((len(source), packed_bytes(size)), np.uint8), np.empty(len(source), np.uint8)
+    with quiet_tfds():
+        for index, example in enumerate(tqdm(source, f"packing {split}", leave=False, disable=None)):
+            bits[index], labels[index] = pack(example["image"][..., 0]), example["label"]
+    return bits, labels

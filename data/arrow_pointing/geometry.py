@@ -1,14 +1,13 @@
-"""The arrow-pointing images (arXiv 2506.11997, Section 4.1 and Appendix G.2): their distribution and their pixels.
+"""The arrow-pointing images (arXiv 2506.11997, Section 4.1 and Appendix G.2): their distribution, pixels and splits.
 
 An image shows one arrow and one filled circle, black on white; label 1 means that the arrow points at the circle.
 Image `i` of a split has a random stream of its own, so any image can be drawn alone, the same on every machine.
 """
 
-from __future__ import annotations
-
+import dataclasses
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,18 +27,15 @@ SHORTEST, THINNEST = 12, 2
 class Canvas:
     """`size` x `size` pixels; `scale` multiplies every other pixel length. The paper's: 192 and 384, 1.
 
-    margin: pixels along each edge where no centre falls. span: pixels per axis in which centres fall, and the period of
-    the circle's displacement. radius: the smallest in pixels; radii are uniform between it and twice it.
-
     Raises UserError for a scale that is not positive, and for a canvas too small for the objects.
     """
 
     size: int = 192
     scale: float = 1.0
 
-    margin = property(lambda self: 30 * self.scale)
-    span = property(lambda self: self.size - 2 * self.margin)
-    radius = property(lambda self: 15 * self.scale)
+    margin = property(lambda self: 30 * self.scale)  # along each edge, where no centre falls
+    span = property(lambda self: self.size - 2 * self.margin)  # of centres, and the period of the circle's displacement
+    radius = property(lambda self: 15 * self.scale)  # the smallest; radii are uniform between it and twice it
 
     def __post_init__(self):
         if not (math.isfinite(self.scale) and self.scale > 0):
@@ -50,10 +46,6 @@ class Canvas:
                 f"data.size={self.size}: too small for arrows and circles at data.scale={self.scale}; "
                 f"use a size of at least {smallest} or a smaller data.scale"
             )
-
-    def extended(self) -> Canvas:
-        """The extrapolation canvas: twice the size, objects as before."""
-        return Canvas(2 * self.size, self.scale)
 
 
 class Arrow(NamedTuple):
@@ -135,3 +127,70 @@ def digest(images_and_labels: Iterable[tuple[np.ndarray, int]]) -> tuple[int, in
         sha.update(image.tobytes() + bytes([label]))
         images, positives = images + 1, positives + int(label)
     return images, positives, sha.hexdigest()[:24]
+
+
+SMALL = {"size": 48, "scale": 0.25, "train_images": 50_000, "eval_images": 2_048}  # for small machines
+
+
+class Split(NamedTuple):
+    """A split of the paper's."""
+
+    images: int
+    seed: int | None  # of its stream; None: the run's own
+    extended: bool  # on the doubled canvas
+    digest: str | None  # `digest` of all its images; None for train, which differs from run to run
+
+
+SPLITS = {
+    "train": Split(100_000, None, False, None),
+    "val": Split(5_120, 100_042, False, "7996369f91498d46eef9266f"),
+    "val_ext": Split(5_120, 100_043, True, "61e09067958390be7291f618"),
+    "test": Split(10_240, 200_042, False, "94030e29ead8a2c26f72554c"),
+    "test_ext": Split(10_240, 200_043, True, "bdc54105f404e2708ec05b23"),
+}
+
+
+@dataclass(frozen=True)
+class ArrowVariant:
+    """One variant of the data set. Raises UserError for values that make none."""
+
+    train_seed: int = 43
+    size: int = 192  # of the training canvas; the extended splits double it
+    scale: float = 1.0  # see `Canvas`
+    train_images: int = SPLITS["train"].images
+    eval_images: int | None = None  # of each other split; None: the paper's counts
+
+    def __post_init__(self):
+        object.__setattr__(self, "scale", float(self.scale))
+        Canvas(self.size, self.scale)  # checks both
+        if self.train_seed < 0:
+            raise UserError(f"data.train_seed={self.train_seed}: must be 0 or more; the paper's are 43 to 47")
+        for key in ("train_images", "eval_images"):
+            count = getattr(self, key)
+            if count is not None and count < 1:
+                raise UserError(f"data.{key}={count}: must be at least 1")
+
+    @property
+    def name(self) -> str:
+        """A name that no other variant has: every field that differs from the paper's, or `small_` for `SMALL`."""
+        paper = {field.name: field.default for field in dataclasses.fields(ArrowVariant)}
+        own = {key: getattr(self, key) for key in SMALL if getattr(self, key) != paper[key]}
+        if own == SMALL:
+            return f"small_seed{self.train_seed}"
+        return "_".join([f"seed{self.train_seed}", *(f"{key.removesuffix('_images')}{own[key]}" for key in own)])
+
+    def canvas(self, split: str) -> Canvas:
+        return Canvas(self.size * (2 if SPLITS[split].extended else 1), self.scale)
+
+    def images(self, split: str) -> int:
+        """Of a split. Raises UserError for an unknown one."""
+        if split not in SPLITS:
+            raise UserError(f"data.split={split}: no such split; choose from {', '.join(SPLITS)}")
+        return self.train_images if split == "train" else self.eval_images or SPLITS[split].images
+
+    def arrows(self, split: str, count: int | None = None) -> Iterator[Arrow]:
+        """The first `count` geometries of a split, or all of them."""
+        count = self.images(split) if count is None else count
+        seed, canvas = SPLITS[split].seed, self.canvas(split)
+        base = base_seed(self.train_seed if seed is None else seed)
+        return (parameters(base, index, canvas) for index in range(count))

@@ -1,22 +1,17 @@
 """`python -m data.augment`: shows what a recipe does to a picture, and applies single operations."""
 
-from __future__ import annotations
-
 import argparse
-import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
 from PIL import Image
 
-from data.augment.operations import apply_operation
+from data.augment.operations import OPERATIONS
 from data.augment.recipes import MAX_MAGNITUDE, RAND_ARGUMENTS, RECIPES
-from data.augment.views import draw_view, evaluation_crop, make_view, view_rng
+from data.augment.views import View, draw_view, evaluation_crop, make_view, view_rng
 from data.decoding import CorruptImage, decode
 from data.pictures import contact_sheet, write_picture
 from plstm.errors import UserError, run_script
-
-MAX_VIEWS, MAX_SIZE = 100, 2048
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,11 +22,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def main() -> None:
-    args = _parser().parse_args()
-    {"sheet": sheet, "op": operation}[args.command](args)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m data.augment",
         description="ImageNet augmentation: crop, flip, auto-augment, color jitter.",
@@ -40,19 +30,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     show = commands.add_parser("sheet", help="draw a contact sheet of a picture's views under a recipe")
-    show.add_argument("input", type=Path, help="the picture")
-    show.add_argument("output", type=Path, help="the sheet to write, .png or another format of Pillow's")
-    show.add_argument("--recipe", default="deit3", help=f"{', '.join(RECIPES)} (deit3)")
+    one = commands.add_parser("op", help="apply one RandAugment operation to a whole picture")
+    one.add_argument(
+        "name", choices=RAND_ARGUMENTS, metavar="name", help="one of RandAugment's, see python -m data.augment --help"
+    )
+    for command in (show, one):
+        command.add_argument("input", type=Path, help="the picture")
+        command.add_argument("output", type=Path, help="the picture to write, by its suffix; .png keeps exact bytes")
+    show.add_argument("--recipe", choices=RECIPES, default="deit3", help="(deit3)")
     show.add_argument("--seed", type=int, default=43, help="of the run (43)")
     show.add_argument("--views", type=int, default=11, help="how many (11)")
     show.add_argument("--size", type=int, default=192, help="of a view, in pixels (192)")
-    one = commands.add_parser("op", help="apply one RandAugment operation to a whole picture")
-    one.add_argument("name", help="one of RandAugment's, as listed by python -m data.augment --help")
-    one.add_argument("input", type=Path, help="the picture")
-    one.add_argument("output", type=Path, help="the picture to write; .png keeps the exact bytes")
     one.add_argument("--level", type=float, default=9.0, help="the magnitude, 0 to 10 (9)")
     one.add_argument("--sign", type=int, choices=(1, -1), default=1, help="for operations with a direction (+1)")
-    return parser
+    args = parser.parse_args()
+    write_picture((sheet if args.command == "sheet" else operation)(args), args.output)
 
 
 def _listing() -> Iterable[str]:
@@ -67,38 +59,34 @@ def _listing() -> Iterable[str]:
         yield f"  {name:16s}{', '.join('no argument' if v is None else f'{v:.5g}' for v in values)}"
 
 
-def sheet(args: argparse.Namespace) -> None:
-    """Writes the contact sheet: the central crop, and the views of image 0 in epoch 0 of a run with this seed."""
-    recipe = _named("--recipe", args.recipe, RECIPES)
-    for key, least, most in (("seed", 0, 2**63), ("views", 1, MAX_VIEWS), ("size", 16, MAX_SIZE)):
+def sheet(args: argparse.Namespace) -> Image.Image:
+    """The contact sheet: the central crop, and the views of image 0 in epoch 0 of a run with this seed."""
+    for key, least, most in (("seed", 0, 2**63), ("views", 1, 100), ("size", 16, 2048)):
         if not least <= getattr(args, key) <= most:
             raise UserError(f"--{key} {getattr(args, key)}: must be {least} to {most}")
-    image, config = _read(args.input), RECIPES[recipe]
+    image, config = _read(args.input), RECIPES[args.recipe]
     panels = [(evaluation_crop(image, args.size, 1.0), f"input, {image.width} x {image.height}: central crop")]
     for n in range(args.views):
         view = draw_view(*image.size, config, view_rng(args.seed, 0, 0, n))
-        panels.append((make_view(image, args.size, view), f"view {n}: {view.describe(image)}"))
+        panels.append((make_view(image, args.size, view), f"view {n}: {_describe(view, image)}"))
     keys = ", ".join(f"{key} {value}" for key, value in vars(config).items())
-    title = f"{recipe}, seed {args.seed}: {keys}. Erasing and mixing happen on the device, not here."
-    write_picture(contact_sheet(panels, title, columns=4, lines=6), args.output)
+    title = f"{args.recipe}, seed {args.seed}: {keys}. Erasing and mixing happen on the device, not here."
+    return contact_sheet(panels, title, columns=4, lines=6)
 
 
-def operation(args: argparse.Namespace) -> None:
-    """Writes a picture with one operation applied."""
-    name = _named("op", args.name, RAND_ARGUMENTS)
+def _describe(view: View, image: Image.Image) -> str:
+    left, upper, right, lower = view.box
+    width, height = right - left, lower - upper
+    words = [f"crop {width * height / (image.width * image.height):.0%}, {width} x {height}"] + ["flip"] * view.flip
+    words += [name if argument is None else f"{name} {round(argument, 3)}" for name, argument in view.steps]
+    return "; ".join(words)
+
+
+def operation(args: argparse.Namespace) -> Image.Image:
+    """The picture with one operation applied."""
     if not 0 <= args.level <= MAX_MAGNITUDE:
         raise UserError(f"--level {args.level}: must be 0 to {MAX_MAGNITUDE:.0f}")
-    argument = RAND_ARGUMENTS[name](args.level, args.sign)
-    write_picture(apply_operation(_read(args.input), name, argument), args.output)
-
-
-def _named(key: str, name: str, known: Iterable[str]) -> str:
-    """The known name that was meant, in any case of letters; UserError with the nearest where there is none."""
-    by_lower = {each.lower(): each for each in known}
-    if name.lower() in by_lower:
-        return by_lower[name.lower()]
-    near = by_lower[difflib.get_close_matches(name.lower(), by_lower, 1, 0)[0]]
-    raise UserError(f"{key} {name}: unknown; the nearest is {near}, all are {', '.join(by_lower.values())}")
+    return OPERATIONS[args.name](_read(args.input), RAND_ARGUMENTS[args.name](args.level, args.sign))
 
 
 def _read(path: Path) -> Image.Image:

@@ -3,8 +3,6 @@
 All give Pillow's bytes; blur, brightness, contrast and saturation do so at half the cost of Pillow's own.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,43 +14,11 @@ FILL = (124, 116, 104)  # ImageNet's mean colour, for what comes from outside th
 PASSES = 3  # box blurs in each direction
 
 
-def apply_operation(image: Image.Image, name: str, argument: Any) -> Image.Image:
-    """The operation `name` of `OPERATIONS` on an RGB image, which is not changed; same size, Pillow's bytes.
-
-    argument: None (AutoContrast, Equalize, Invert, Grayscale), degrees counter-clockwise (Rotate), bits kept
-    (Posterize), the lowest byte that is inverted (Solarize), bytes added to values under 128 (SolarizeAdd), a factor
-    of Pillow's ImageEnhance (Color, Contrast, Brightness, Sharpness), pixels per pixel (ShearX, ShearY), the share of
-    the width or height by which the image moves left or up (TranslateX, TranslateY), a radius in pixels
-    (GaussianBlur). After Grayscale, whose result has mode L, only Brightness, Contrast and Color may follow: L stands
-    for an RGB image of three equal channels.
-    """
-    return OPERATIONS[name](image, argument)
-
-
-def brightness(image: Image.Image, factor: float) -> Image.Image:
-    """Black (0) to the image (1) and beyond."""
-    return Image.blend(Image.new(image.mode, image.size), image, factor)
-
-
-def contrast(image: Image.Image, factor: float) -> Image.Image:
-    """The image's mean gray, rounded, (0) to the image (1) and beyond."""
-    mean = int(np.asarray(image.convert("L")).sum() / (image.width * image.height) + 0.5)
-    return Image.blend(Image.new(image.mode, image.size, (mean,) * len(image.getbands())), image, factor)
-
-
-def saturation(image: Image.Image, factor: float) -> Image.Image:
-    """The image in gray (0) to the image (1) and beyond."""
-    if image.mode == "L":  # gray at every factor
-        return image
-    return Image.blend(Image.merge("RGB", [image.convert("L")] * 3), image, factor)
-
-
 def gaussian_blur(image: Image.Image, radius: float) -> Image.Image:
     """What `ImageFilter.GaussianBlur(radius)` gives on an RGB image, radius (a standard deviation, pixels) over 0.
 
-    Pillow approximates a Gaussian by three box blurs along rows, then three along columns, each rounded to bytes; the
-    image's border is repeated outwards. The whole image is one flat uint32 array with a margin, so that a neighbour
-    is the same offset from every pixel and numpy's loops are long; values in the margin are refilled when needed.
+    Pillow's are three box blurs along rows, then three along columns, each rounded to bytes, with the border repeated.
+    The image is one flat uint32 array with a margin, so that a neighbour is the same offset from every pixel.
     """
     reach, inner, outer = _box_weights(radius)
     pixels = np.asarray(image)
@@ -104,35 +70,45 @@ def _box_pass(flat, scratch, reach: int, inner: np.uint32, outer: np.uint32, off
     np.right_shift(total, np.uint32(24), out=flat[centre])
 
 
-def _posterize(image: Image.Image, bits: int) -> Image.Image:
-    return ImageOps.posterize(image, bits) if bits else Image.new("RGB", image.size)  # Pillow 13 refuses 0 bits
-
-
-def _solarize_add(image: Image.Image, add: int) -> Image.Image:
-    return image.point([min(255, value + add) if value < 128 else value for value in range(256)] * 3)
-
-
 def _affine(image: Image.Image, *matrix: float) -> Image.Image:
     """Pillow's matrices give the input's (x, y) for the output's."""
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC, fillcolor=FILL)
 
 
+def _contrast(image: Image.Image, factor: float) -> Image.Image:
+    mean = int(np.asarray(image.convert("L")).sum() / (image.width * image.height) + 0.5)
+    return Image.blend(Image.new(image.mode, image.size, (mean,) * len(image.getbands())), image, factor)
+
+
+def _saturation(image: Image.Image, factor: float) -> Image.Image:
+    if image.mode == "L":  # gray at every factor
+        return image
+    return Image.blend(Image.merge("RGB", [image.convert("L")] * 3), image, factor)
+
+
+# Each takes an RGB image, which is not changed, and an argument, and gives an image of the same size. After Grayscale,
+# whose result has mode L, only Brightness, Contrast and Color may follow: L stands for RGB of three equal channels.
 OPERATIONS: dict[str, Callable[[Image.Image, Any], Image.Image]] = {
+    # no argument
     "AutoContrast": lambda image, _: ImageOps.autocontrast(image),
     "Equalize": lambda image, _: ImageOps.equalize(image),
     "Invert": lambda image, _: ImageOps.invert(image),
-    "Rotate": lambda image, degrees: image.rotate(degrees, Image.Resampling.BICUBIC, fillcolor=FILL),
-    "Posterize": _posterize,
+    "Grayscale": lambda image, _: image.convert("L"),
+    # bits kept (Pillow 13 refuses 0); the lowest byte that is inverted; bytes added to values under 128
+    "Posterize": lambda image, n: ImageOps.posterize(image, n) if n else Image.new("RGB", image.size),
     "Solarize": ImageOps.solarize,
-    "SolarizeAdd": _solarize_add,
-    "Color": saturation,
-    "Contrast": contrast,
-    "Brightness": brightness,
+    "SolarizeAdd": lambda image, add: image.point([min(255, v + add) if v < 128 else v for v in range(256)] * 3),
+    # factors from gray, from the rounded mean gray, from black, and from a smooth image (0) to the image (1) and beyond
+    "Color": _saturation,
+    "Contrast": _contrast,
+    "Brightness": lambda image, factor: Image.blend(Image.new(image.mode, image.size), image, factor),
     "Sharpness": lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
+    # degrees counter-clockwise; pixels per pixel; the share of the width or height by which the image moves left or up
+    "Rotate": lambda image, degrees: image.rotate(degrees, Image.Resampling.BICUBIC, fillcolor=FILL),
     "ShearX": lambda image, shear: _affine(image, 1, shear, 0, 0, 1, 0),
     "ShearY": lambda image, shear: _affine(image, 1, 0, 0, shear, 1, 0),
     "TranslateX": lambda image, share: _affine(image, 1, 0, share * image.width, 0, 1, 0),
     "TranslateY": lambda image, share: _affine(image, 1, 0, 0, 0, 1, share * image.height),
-    "Grayscale": lambda image, _: image.convert("L"),
+    # a radius in pixels
     "GaussianBlur": gaussian_blur,
 }

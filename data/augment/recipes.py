@@ -1,9 +1,7 @@
 """The configuration of augmentation, the recipes of the paper's ImageNet runs, and how they draw operations."""
 
-from __future__ import annotations
-
-import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,7 +10,7 @@ import numpy as np
 
 from plstm.errors import UserError
 
-Step = tuple[str, Any]  # a name and an argument for `operations.apply_operation`
+Step = tuple[str, Any]  # a name in `operations.OPERATIONS` and an argument
 
 THREE_AUGMENT = "three_augment"
 MAX_MAGNITUDE = 10.0
@@ -20,9 +18,8 @@ MAX_MAGNITUDE = 10.0
 
 @dataclass
 class AugmentConfig:
-    """What happens to a training image. The defaults: a random crop and flip, nothing else."""
+    """What happens to a training image, after a random resized crop. The defaults: a random flip, nothing else."""
 
-    crop: str = "random_resized"  # area U(0.08, 1), aspect log-uniform in (3/4, 4/3)
     flip: float = 0.5  # probability of a horizontal flip
     auto_augment: str | None = None  # three_augment, or RandAugment as in rand-m9-mstd0.5-inc1
     color_jitter: float = 0.0  # brightness, contrast, saturation by factors U(1 - this, 1 + this)
@@ -33,18 +30,13 @@ class AugmentConfig:
 
     def check(self) -> None:
         """Raises UserError naming the key of a value out of range."""
-        if self.crop != "random_resized":
-            raise UserError(f"augment.crop={self.crop}: the only one is random_resized")
         if self.auto_augment not in (None, THREE_AUGMENT):
             parse_rand_augment(self.auto_augment)
-        for key in ("flip", "color_jitter", "random_erasing"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise UserError(f"augment.{key}={getattr(self, key)}: must be in [0, 1]")
-        for key in ("mixup", "cutmix"):
-            if not 0 <= getattr(self, key) < math.inf:
-                raise UserError(f"augment.{key}={getattr(self, key)}: must be at least 0")
-        if self.repeats < 1:
-            raise UserError(f"augment.repeats={self.repeats}: must be at least 1")
+        ranges = dict.fromkeys(("flip", "color_jitter", "random_erasing"), (0, 1, "in [0, 1]"))
+        ranges |= dict.fromkeys(("mixup", "cutmix"), (0, sys.float_info.max, "at least 0"))
+        for key, (least, most, text) in (ranges | {"repeats": (1, sys.maxsize, "at least 1")}).items():
+            if not least <= getattr(self, key) <= most:
+                raise UserError(f"augment.{key}={getattr(self, key)}: must be {text}")
 
 
 _MIXED = {"mixup": 0.8, "cutmix": 1.0}
@@ -103,34 +95,18 @@ class RandAugment(NamedTuple):
 
 
 def parse_rand_augment(text: str) -> RandAugment:
-    """From the field's notation, such as rand-m9-mstd0.5-inc1: m magnitude, mstd its deviation, n layers (2), inc1.
+    """From the field's notation, such as rand-m9-mstd0.5-inc1: m magnitude, mstd its deviation, n layers (2).
 
-    inc1, strength that increases with magnitude, must be there: there is no other form here. Raises UserError naming
-    augment.auto_augment for any other text.
+    inc1, strength that increases with magnitude, must be there. Raises UserError for any other text.
     """
-    refusal = UserError(
+    pairs = re.findall(r"-(m|mstd|n|inc)(\d+(?:\.\d+)?)", text)
+    values = {"mstd": "0", "n": "2"} | dict(pairs)
+    is_whole = text == "rand" + "".join(f"-{key}{value}" for key, value in pairs) and len(dict(pairs)) == len(pairs)
+    if is_whole and len(values) == 4 and values["inc"] == "1" and values["n"].isdigit():
+        policy = RandAugment(float(values["m"]), float(values["mstd"]), int(values["n"]))
+        if policy.magnitude <= MAX_MAGNITUDE and policy.layers >= 1:
+            return policy
+    raise UserError(
         f"augment.auto_augment={text}: write {THREE_AUGMENT}, or like rand-m9-mstd0.5-inc1: m from 0 to 10, "
         "mstd 0 or more, n (operations an image, 2) 1 or more, inc1"
     )
-    parts = [re.fullmatch(r"(m|mstd|n|inc)(\d+(?:\.\d+)?)", part) for part in text.split("-")[1:]]
-    if text.split("-")[0] != "rand" or None in parts or len({part[1] for part in parts}) < len(parts):
-        raise refusal
-    values = {"mstd": "0", "n": "2"} | {part[1]: part[2] for part in parts}
-    if values.keys() != {"m", "mstd", "n", "inc"} or values["inc"] != "1" or not values["n"].isdigit():
-        raise refusal
-    policy = RandAugment(float(values["m"]), float(values["mstd"]), int(values["n"]))
-    if policy.magnitude > MAX_MAGNITUDE or policy.layers < 1:
-        raise refusal
-    return policy
-
-
-def three_augment(rng: np.random.Generator) -> Step:
-    """3-Augment (Touvron et al. 2022, DeiT III): one of three operations, equally likely."""
-    choices = (("Solarize", 128), ("Grayscale", None), ("GaussianBlur", rng.uniform(0.1, 2.0)))
-    return choices[rng.integers(3)]
-
-
-def color_jitter(strength: float, rng: np.random.Generator) -> list[Step]:
-    """Brightness, contrast and saturation in random order, each by a factor U(1 - strength, 1 + strength)."""
-    names = ("Brightness", "Contrast", "Color")
-    return [(names[n], rng.uniform(1 - strength, 1 + strength)) for n in rng.permutation(3)]

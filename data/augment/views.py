@@ -1,9 +1,4 @@
-"""Views: augmented versions of an image for training, and its centre for evaluation.
-
-Drawing a view is apart from making it, so that a draw can be shown.
-"""
-
-from __future__ import annotations
+"""Views: augmented versions of an image for training, and its centre for evaluation."""
 
 import math
 from typing import NamedTuple
@@ -11,9 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from data.augment import recipes
-from data.augment.operations import apply_operation
-from data.augment.recipes import AugmentConfig, Step
+from data.augment.operations import OPERATIONS
+from data.augment.recipes import THREE_AUGMENT, AugmentConfig, Step, parse_rand_augment
 
 AREA = (0.08, 1.0)  # of the image
 ASPECT = (3 / 4, 4 / 3)  # width over height
@@ -29,46 +23,41 @@ class View(NamedTuple):
     flip: bool
     steps: tuple[Step, ...]
 
-    def describe(self, image: Image.Image) -> str:
-        """The crop's share of the image's area and its size, then every step with its argument, in words."""
-        left, upper, right, lower = self.box
-        width, height = right - left, lower - upper
-        words = [f"crop {width * height / (image.width * image.height):.0%}, {width} x {height}"]
-        words += ["flip"] * self.flip
-        words += [name if argument is None else f"{name} {round(argument, 3)}" for name, argument in self.steps]
-        return "; ".join(words)
-
 
 def view_rng(seed: int, epoch: int, index: int, view: int) -> np.random.Generator:
-    """The random numbers of one view: of the run's seed, the epoch, the image's index and the view's; all 0 or more.
-
-    The four numbers are the key and upper counter of a counter-based generator, so the streams never meet, and who
-    asks, in which process and order, changes nothing.
-    """
+    """The random numbers of one view: of the run's seed, the epoch, the image's index and the view's; all 0 or more."""
+    # A counter-based generator: the streams never meet, and who asks, in which process and order, changes nothing.
     return np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, view, index, 0]))
 
 
 def draw_view(width: int, height: int, config: AugmentConfig, rng: np.random.Generator) -> View:
-    """Draws crop, flip, auto-augment and color jitter, in this order, for an image of this size in pixels."""
+    """Draws crop, flip, auto-augment and color jitter, in this order, for an image of this size in pixels.
+
+    3-Augment (Touvron et al. 2022, DeiT III) is one of three operations, equally likely. Color jitter is brightness,
+    contrast and saturation in random order, each by a factor U(1 - strength, 1 + strength).
+    """
     box = random_resized_box(width, height, rng)
     flip = rng.random() < config.flip
     steps: list[Step] = []
-    if config.auto_augment == recipes.THREE_AUGMENT:
-        steps.append(recipes.three_augment(rng))
+    if config.auto_augment == THREE_AUGMENT:
+        choices = (("Solarize", 128), ("Grayscale", None), ("GaussianBlur", rng.uniform(0.1, 2.0)))
+        steps.append(choices[rng.integers(3)])
     elif config.auto_augment is not None:
-        steps += recipes.parse_rand_augment(config.auto_augment).draw(rng)
-    if config.color_jitter:
-        steps += recipes.color_jitter(config.color_jitter, rng)
+        steps += parse_rand_augment(config.auto_augment).draw(rng)
+    if strength := config.color_jitter:
+        names = ("Brightness", "Contrast", "Color")
+        steps += [(names[n], rng.uniform(1 - strength, 1 + strength)) for n in rng.permutation(3)]
     return View(box, flip, tuple(steps))
 
 
 def make_view(image: Image.Image, size: int, view: View) -> np.ndarray:
     """The view of an image; uint8 [size, size, 3], not to be written to."""
-    result = resized_crop(rgb(image), view.box, size)
+    # Cropped first: `Image.resize(box=...)` costs the same, but reads pixels outside the box near its border.
+    result = rgb(image).crop(view.box).resize((size, size), Image.Resampling.BICUBIC)
     if view.flip:
         result = result.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     for name, argument in view.steps:
-        result = apply_operation(result, name, argument)
+        result = OPERATIONS[name](result, argument)
     return np.asarray(rgb(result))
 
 
@@ -80,7 +69,7 @@ def augment(image: Image.Image, size: int, config: AugmentConfig, rng: np.random
 def random_resized_box(width: int, height: int, rng: np.random.Generator) -> Box:
     """The box of a random resized crop (Szegedy et al. 2015): uniform area share, log-uniform aspect, uniform place.
 
-    Ten tries for a box that fits, else the largest central box whose aspect is in `ASPECT`.
+    Where none of `TRIES` fits, the largest central box whose aspect is in `ASPECT`.
     """
     for _ in range(TRIES):
         area = rng.uniform(*AREA) * width * height
@@ -89,18 +78,9 @@ def random_resized_box(width: int, height: int, rng: np.random.Generator) -> Box
         if 0 < w <= width and 0 < h <= height:
             left, upper = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
             return left, upper, left + w, upper + h
-    w = min(width, round(height * ASPECT[1]))
-    h = min(height, round(width / ASPECT[0]))
+    w, h = min(width, round(height * ASPECT[1])), min(height, round(width / ASPECT[0]))
     left, upper = (width - w) // 2, (height - h) // 2
     return left, upper, left + w, upper + h
-
-
-def resized_crop(image: Image.Image, box: Box, size: int) -> Image.Image:
-    """The box of an image, resized to `size` x `size`, bicubic and antialiased.
-
-    Cropped first: `Image.resize(box=...)` costs the same, but reads pixels outside the box near its border.
-    """
-    return image.crop(box).resize((size, size), Image.Resampling.BICUBIC)
 
 
 def evaluation_crop(image: Image.Image, size: int, ratio: float) -> np.ndarray:

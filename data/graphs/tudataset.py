@@ -5,17 +5,16 @@ over the whole set), NAME_graph_indicator.txt (a node's graph), NAME_graph_label
 NAME_node_labels.txt and NAME_node_attributes.txt. Labels and attributes of edges are not read.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import fcntl
 import hashlib
+import io
 import os
 import shutil
 import sys
 import tempfile
 import zipfile
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +26,23 @@ from plstm.errors import UserError
 URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
 MOST_BYTES = 2**31  # of a set
 TIMEOUT = 60  # seconds without an answer
-# What `fingerprint` gives for the sets of the results here; a set that is not listed is taken as it is.
+
+
+class Sizes(NamedTuple):
+    """Of a set."""
+
+    graphs: int
+    features: int  # numbers that a node has
+    classes: tuple[str, ...]  # labels, in order
+
+
+# Of the sets of the results here, with what `fingerprint` gives; a set that is not listed is taken as it is.
+SIZES = {
+    "MUTAG": Sizes(188, 7, ("-1", "1")),
+    "PTC_FM": Sizes(349, 18, ("-1", "1")),
+    "PROTEINS": Sizes(1113, 4, ("1", "2")),
+    "NCI1": Sizes(4110, 37, ("0", "1")),
+}
 FINGERPRINTS = {
     "MUTAG": "f90eb0d7297e7112939f36834d3c741ce359dffa3b6d3db44cdd69bfbcb9ff7b",
     "PTC_FM": "5e57eb2a22149ecce410b3e37d1ab9bde69bc281dcaa91a7b03a37621e0e670f",
@@ -36,46 +51,27 @@ FINGERPRINTS = {
 }
 
 
-class Sizes(NamedTuple):
-    """Of a set: its graphs, the numbers that a node has, and the labels of its classes, in order."""
-
-    graphs: int
-    features: int
-    classes: tuple[str, ...]
-
-
-SIZES = {  # of the same sets
-    "MUTAG": Sizes(188, 7, ("-1", "1")),
-    "PTC_FM": Sizes(349, 18, ("-1", "1")),
-    "PROTEINS": Sizes(1113, 4, ("1", "2")),
-    "NCI1": Sizes(4110, 37, ("0", "1")),
-}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class GraphSet:
-    """Undirected graphs with a class each, nodes and edges of all graphs one after another.
-
-    labels: int32 [G], positions in `classes`, the file's labels in order.
-    node_start, edge_start: int64 [G + 1]; graph g has the nodes node_start[g] to node_start[g + 1] - 1, in file order.
-    features: float32 [nodes, F], attributes as they are, then one-hot labels; a one where a set has neither.
-    edges: int32 [edges, 2], pairs (lower, higher) of node numbers within the graph, each once, sorted; no loops.
-    """
+    """Undirected graphs with a class each, nodes and edges of all graphs one after another."""
 
     name: str
-    labels: np.ndarray
-    node_start: np.ndarray
-    features: np.ndarray
-    edge_start: np.ndarray
-    edges: np.ndarray
-    classes: tuple[str, ...]
+    labels: np.ndarray  # int32 [G], places in `classes`
+    node_start: np.ndarray  # int64 [G + 1]; graph g has the nodes node_start[g] to node_start[g + 1] - 1, in file order
+    features: (
+        np.ndarray
+    )  # float32 [nodes, F], attributes as they are, then one-hot labels; a one where there is neither
+    edge_start: np.ndarray  # int64 [G + 1]
+    edges: (
+        np.ndarray
+    )  # int32 [edges, 2], pairs (lower, higher) of node numbers in the graph, each once, sorted; no loops
+    classes: tuple[str, ...]  # the file's labels in order
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def sizes(self) -> Sizes:
-        """See `Sizes`."""
         return Sizes(len(self), self.features.shape[1], self.classes)
 
     def graph(self, g: int) -> tuple[int, np.ndarray]:
@@ -93,11 +89,10 @@ class Fold(NamedTuple):
 
 
 def load_tudataset(name: str, root: str | None = None, *, download: bool = True, verify: bool = True) -> GraphSet:
-    """Reads a set, after fetching it where it is missing.
+    """Reads a set, after fetching it into <root>/tudataset/<name>/ where it is missing.
 
-    root: where data sets live (see `data.files.data_root`), or a folder with a copy in <name>/ or <name>/raw/.
-    download: fetch a missing set into <root>/tudataset/<name>/. verify: compare with the known fingerprint, if any.
-    Raises UserError for a set that is not there, and for files that are missing, damaged or not the known ones.
+    root: see `data.files.data_root`; a copy in <name>/ or <name>/raw/ is found, too. verify: compare with the known
+    fingerprint, if any. Raises UserError for files that are missing, damaged or not the known ones.
     """
     folder = data_root(root)
     places = [folder / "tudataset" / name, folder / name, folder / name / "raw"]
@@ -118,24 +113,57 @@ def load_tudataset(name: str, root: str | None = None, *, download: bool = True,
 
 def read_tudataset(name: str, folder: Path) -> GraphSet:
     """The set `name` from the text files in `folder`. Raises UserError naming a file that is missing or damaged."""
-    graph_of, labels = _column(folder, name, "graph_indicator"), _column(folder, name, "graph_labels")
-    count, nodes = len(labels), len(graph_of)
+    files = {kind: folder / f"{name}_{kind}.txt" for kind in ("A", "graph_indicator", "graph_labels")}
+    graph_of, labels, pairs = (_table(files[kind]) for kind in ("graph_indicator", "graph_labels", "A"))
+    for kind, table in (("graph_indicator", graph_of), ("graph_labels", labels)):
+        if table.shape[1] != 1:
+            raise _damaged(files[kind], f"must have one number a line, not {table.shape[1]}")
+    graph_of, labels, count, nodes = graph_of[:, 0], labels[:, 0], len(labels), len(graph_of)
     if 0 in (nodes, count) or graph_of[0] != 1 or graph_of[-1] != count or not np.isin(np.diff(graph_of), (0, 1)).all():
-        raise _damaged(folder, name, "graph_indicator", f"must count up from 1 to the {count} graphs of graph_labels")
-    node_start = np.searchsorted(graph_of, np.arange(1, count + 2))
-    edges = _edges(folder, name, graph_of)
-    graph = graph_of[edges[:, 0]] - 1
-    features = _features(folder, name, nodes)
+        raise _damaged(files["graph_indicator"], f"must count up from 1 to the {count} graphs of graph_labels")
+    if pairs.shape[1] != 2 or pairs.min(initial=1) < 1 or pairs.max(initial=1) > nodes:
+        raise _damaged(files["A"], f"must hold pairs of node numbers from 1 to {nodes}")
+    crossing = np.flatnonzero(graph_of[pairs[:, 0] - 1] != graph_of[pairs[:, 1] - 1])
+    if len(crossing):
+        raise _damaged(files["A"], f"line {crossing[0] + 1} joins nodes of two graphs")
+    edges = np.unique(np.sort(pairs - 1, axis=1), axis=0)
+    edges = edges[edges[:, 0] != edges[:, 1]]
+    graph, node_start = graph_of[edges[:, 0]] - 1, np.searchsorted(graph_of, np.arange(1, count + 2))
     classes, labels = np.unique(labels, return_inverse=True)
     return GraphSet(
         name=name,
         labels=labels.astype(np.int32),
         node_start=node_start,
-        features=features if features.shape[1] else np.ones((nodes, 1), np.float32),
+        features=_features(folder / f"{name}_node_attributes.txt", folder / f"{name}_node_labels.txt", nodes),
         edge_start=np.searchsorted(graph, np.arange(count + 1)),
         edges=(edges - node_start[graph][:, None]).astype(np.int32),
         classes=tuple(map(str, classes.tolist())),
     )
+
+
+def _table(path: Path, dtype: type = np.int64) -> np.ndarray:
+    """All numbers of a file, [lines, columns]."""
+    try:
+        return np.loadtxt(path, dtype, delimiter=",", ndmin=2)
+    except (OSError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _features(attributes: Path, labels: Path, nodes: int) -> np.ndarray:
+    """Attributes, then each column of labels one-hot, or a one where there is neither file: float32 [nodes, F]."""
+    parts = []
+    for path, dtype in ((attributes, np.float64), (labels, np.int64)):
+        table = _table(path, dtype) if path.exists() else np.empty((nodes, 0))
+        if len(table) != nodes:
+            raise _damaged(path, f"has {len(table)} lines for {nodes} nodes")
+        parts += [table] if path == attributes else [column[:, None] == np.unique(column) for column in table.T]
+    features = np.concatenate(parts, axis=1, dtype=np.float32)
+    return features if features.size else np.ones((nodes, 1), np.float32)
+
+
+def _damaged(path: Path, why: str) -> UserError:
+    again = f"delete {path.parent} to fetch it again, or name another data.root"
+    return UserError(f"{path}: missing or damaged ({why}); {again}")
 
 
 def fingerprint(graphs: GraphSet) -> str:
@@ -143,7 +171,7 @@ def fingerprint(graphs: GraphSet) -> str:
     digest = hashlib.sha256()
     fields = {"labels": "<i4", "node_start": "<i8", "edge_start": "<i8", "edges": "<i4", "features": "<f4"}
     for field, dtype in fields.items():
-        digest.update(np.ascontiguousarray(getattr(graphs, field), dtype).tobytes())
+        digest.update(getattr(graphs, field).astype(dtype).tobytes())
     return digest.hexdigest()
 
 
@@ -164,57 +192,6 @@ def make_folds(labels: np.ndarray, folds: int = 10, seed: int = 42) -> list[Fold
     return result
 
 
-def _table(folder: Path, name: str, kind: str, dtype=np.int64) -> np.ndarray:
-    """All numbers of a file, [lines, columns]."""
-    path = folder / f"{name}_{kind}.txt"
-    try:
-        return np.loadtxt(path, dtype, delimiter=",", ndmin=2)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or 'missing or unreadable'}; {_remedy(folder)}") from error
-    except ValueError as error:
-        raise _damaged(folder, name, kind, str(error)) from error
-
-
-def _column(folder: Path, name: str, kind: str) -> np.ndarray:
-    table = _table(folder, name, kind)
-    if table.shape[1] != 1:
-        raise _damaged(folder, name, kind, f"must have one number a line, not {table.shape[1]}")
-    return table[:, 0]
-
-
-def _edges(folder: Path, name: str, graph_of: np.ndarray) -> np.ndarray:
-    """Undirected edges without loops as sorted pairs of node numbers, from 0 over the whole set: int64 [edges, 2]."""
-    pairs, nodes = _table(folder, name, "A"), len(graph_of)
-    if pairs.shape[1] != 2 or pairs.min(initial=1) < 1 or pairs.max(initial=1) > nodes:
-        raise _damaged(folder, name, "A", f"must hold pairs of node numbers from 1 to {nodes}")
-    crossing = np.flatnonzero(graph_of[pairs[:, 0] - 1] != graph_of[pairs[:, 1] - 1])
-    if len(crossing):
-        raise _damaged(folder, name, "A", f"line {crossing[0] + 1} joins nodes of two graphs")
-    edges = np.unique(np.sort(pairs - 1, axis=1), axis=0)
-    return edges[edges[:, 0] != edges[:, 1]]
-
-
-def _features(folder: Path, name: str, nodes: int) -> np.ndarray:
-    """Attributes, then each column of labels one-hot: float32 [nodes, any width, also 0]."""
-    parts = [np.zeros((nodes, 0), np.float32)]
-    for kind, dtype in (("node_attributes", np.float64), ("node_labels", np.int64)):
-        if not (folder / f"{name}_{kind}.txt").exists():
-            continue
-        table = _table(folder, name, kind, dtype)
-        if len(table) != nodes:
-            raise _damaged(folder, name, kind, f"has {len(table)} lines for {nodes} nodes")
-        parts += [table] if kind == "node_attributes" else [column[:, None] == np.unique(column) for column in table.T]
-    return np.concatenate([part.astype(np.float32) for part in parts], axis=1)
-
-
-def _damaged(folder: Path, name: str, kind: str, why: str) -> UserError:
-    return UserError(f"{folder / f'{name}_{kind}.txt'}: damaged ({why}); {_remedy(folder)}")
-
-
-def _remedy(folder: Path) -> str:
-    return f"delete {folder} to fetch the set again, or name another data.root"
-
-
 def _download(name: str, folder: Path) -> Path:
     """Fetches and unpacks a set into `folder`; a second process that asks for it waits for the first."""
     url = URL.format(name=name)
@@ -224,8 +201,7 @@ def _download(name: str, folder: Path) -> Path:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / f"{name}_A.txt").is_file():
                 print(f"TUDataset: fetching {url}", file=sys.stderr)
-                _fetch(url, Path(new, "archive.zip"))
-                _unpack(name, url, Path(new, "archive.zip"), Path(new, name))
+                _unpack(name, url, _fetch(url), Path(new, name))
                 shutil.rmtree(folder, ignore_errors=True)
                 os.rename(Path(new, name), folder)
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
@@ -236,10 +212,20 @@ def _download(name: str, folder: Path) -> Path:
     return folder
 
 
-def _unpack(name: str, url: str, archive: Path, folder: Path) -> None:
+def _fetch(url: str) -> bytes:
+    from urllib.request import urlopen
+
+    with urlopen(url, timeout=TIMEOUT) as answer:
+        content = answer.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise UserError(f"{url}: has more than {MOST_BYTES:,} bytes")
+    return content
+
+
+def _unpack(name: str, url: str, archive: bytes, folder: Path) -> None:
     """Writes the set's files into a new folder, by the last part of their paths alone."""
     folder.mkdir()
-    with zipfile.ZipFile(archive) as content:  # checks every file's CRC
+    with zipfile.ZipFile(io.BytesIO(archive)) as content:  # checks every file's CRC
         entries = [entry for entry in content.infolist() if Path(entry.filename).name.startswith(f"{name}_")]
         if (size := sum(entry.file_size for entry in entries)) > MOST_BYTES:
             raise UserError(f"{url}: unpacks to {size:,} bytes, and at most {MOST_BYTES:,} are taken")
@@ -248,13 +234,3 @@ def _unpack(name: str, url: str, archive: Path, folder: Path) -> None:
                 (folder / Path(entry.filename).name).write_bytes(content.read(entry))
     if not (folder / f"{name}_A.txt").is_file():
         raise UserError(f"{url}: has no {name}_A.txt in it")
-
-
-def _fetch(url: str, path: Path) -> None:
-    from urllib.request import urlopen
-
-    with urlopen(url, timeout=TIMEOUT) as answer, open(path, "wb") as file:
-        while block := answer.read(2**20):
-            file.write(block)
-            if file.tell() > MOST_BYTES:
-                raise UserError(f"{url}: has more than {MOST_BYTES:,} bytes")

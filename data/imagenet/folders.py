@@ -1,9 +1,8 @@
 """Images in a tree of class folders (the ImageFolder layout), to evaluate on what is no TFDS data set."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +12,28 @@ from plstm.errors import UserError
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
 
 
+@dataclass(eq=False, repr=False)
 class FolderSource(Sequence):
-    """Item i: {"image": the file's bytes, "label": int, "file_name": path under the folder}, sorted by path.
+    """Item i: {"image": the file's bytes, "label": int, "file_name": path under the folder}, sorted by path."""
 
-    classes: the name of each label.
-    """
-
-    def __init__(self, folder: Path, files: list[tuple[str, int]], classes: list[str]):
-        self._folder, self._files, self.classes = folder, files, classes
+    folder: Path
+    files: list[tuple[str, int]]  # path under the folder, and label
+    classes: list[str]  # the name of each label
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        name, label = self._files[index]
-        return {"image": (self._folder / name).read_bytes(), "label": label, "file_name": name}
+        name, label = self.files[index]
+        return {"image": (self.folder / name).read_bytes(), "label": label, "file_name": name}
 
 
 def folder_source(path: str | os.PathLike, known: Sequence[str] | None = None) -> FolderSource:
     """The images under path/<class>/, at any depth, by their suffix; hidden files are left out.
 
-    Labels number the class folders in sorted order. Where all of them have names of ImageNet's 1,000 classes, such as
-    n01440764, they are ImageNet's labels, also where some classes are missing. Where `known` has the names of a model's
-    classes, folders must be named so, or by their numbers, and labels are places in it.
-
-    Raises UserError where there is no such folder, no class folder or no image, or a folder's class is not known.
+    Labels number the class folders in sorted order; where all have names of ImageNet's classes, such as n01440764, they
+    are ImageNet's. Where `known` has the names of a model's classes, folders must be named so, or by their numbers, and
+    labels are places in it. Raises UserError where there is no such folder, class folder, image, or class.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -45,25 +41,15 @@ def folder_source(path: str | os.PathLike, known: Sequence[str] | None = None) -
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not names:
         raise UserError(f"{folder}: has no class folders; images must lie in {folder}/<class>/")
-    classes = _classes(names) if known is None else list(known)
-    label = {name: number for number, name in enumerate(classes)}
-    if known is not None:
-        label = {str(number): number for number in range(len(classes))} | label
-        for name in names:
-            if name not in label:
-                few = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
-                raise UserError(f"{folder / name}: the model has no such class; it has {few} (or numbers from 0)")
-    files = [(str(file.relative_to(folder)), label[name]) for name in names for file in _images(folder / name)]
+    classes = list(known or (synsets() if set(names) <= set(synsets()) else names))
+    label = {str(number): number for number in range(len(classes))} if known else {}
+    label |= {name: number for number, name in enumerate(classes)}
+    if unknown := [name for name in names if name not in label]:
+        few = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
+        raise UserError(f"{folder / unknown[0]}: the model has no such class; it has {few} (or numbers from 0)")
+    paths = [path for name in names for path in sorted((folder / name).rglob("*"))]
+    images = [path for path in paths if path.suffix.lower() in SUFFIXES and path.is_file() and path.name[0] != "."]
+    files = [(str(path), label[path.parts[0]]) for path in (image.relative_to(folder) for image in images)]
     if not files:
         raise UserError(f"{folder}: no images in its class folders ({', '.join(SUFFIXES)})")
     return FolderSource(folder, files, classes)
-
-
-def _classes(names: list[str]) -> list[str]:
-    is_imagenet = all(name.startswith("n") and name[1:].isdigit() for name in names) and set(names) <= set(synsets())
-    return synsets() if is_imagenet else names
-
-
-def _images(folder: Path) -> list[Path]:
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    return sorted(path for path in found if not path.name.startswith("."))

@@ -1,7 +1,5 @@
 """Small pictures drawn as they are read: training on them needs nothing prepared, and shows that everything runs."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from typing import Any

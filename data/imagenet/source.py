@@ -10,13 +10,10 @@ Labels are places in the sorted list of the 1,000 WordNet ids, as everywhere. Ou
     test    the 50,000 official validation images, whose accuracy papers report
 """
 
-from __future__ import annotations
-
-import contextlib
 import json
 import os
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,15 +50,12 @@ def class_words() -> dict[str, str]:
 
 
 def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT) -> Sequence[dict[str, Any]]:
-    """Random access to a split, for this process and for those it starts.
+    """Random access to a split: picklable, {"image": the file's bytes (JPEG, one PNG), "label": int, "file_name": str}.
 
-    split: "train", "val" or "test", see above. root: the folder of all data sets, see `data.files.data_root`.
-    held_out: images of `val`; of a small set at most a tenth, but one. They are the first of
-    `numpy.random.RandomState(2012).permutation(training images)`, places in TFDS's stored order, which depends on the
-    file names alone. 0 trains on everything, as the paper did, and leaves no `val`.
-
-    Returns a picklable sequence of {"image": the file's bytes (JPEG, one PNG), "label": int, "file_name": str}. Raises
-    UserError for an unknown or empty split and where the data are missing or cannot be read.
+    root: the folder of all data sets, see `data.files.data_root`. held_out: images of `val`; of a small set at most a
+    tenth, but one. They are the first of `numpy.random.RandomState(2012).permutation(training images)`, places in
+    TFDS's stored order, which depends on the file names alone. 0 trains on everything, as the paper did, and leaves no
+    `val`. Raises UserError for an unknown or empty split and where the data are missing or cannot be read.
     """
     if split not in SPLITS:
         raise UserError(f"data.split={split}: no such split; choose from {', '.join(SPLITS)}")
@@ -72,7 +66,7 @@ def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT) -
     versions = sorted(path.parent for path in folder.glob("[0-9]*/dataset_info.json"))
     if not versions:
         raise UserError(f"{folder}: no ImageNet there; prepare it from the official tars: {build}")
-    _refuse_foreign_features(versions[-1])
+    _refuse_foreign_features(versions[-1] / "features.json")
     builder = tfds.builder_from_directory(versions[-1])
     if SPLITS[split] not in builder.info.splits:
         raise UserError(f"{versions[-1]}: has no {SPLITS[split]} images; delete it, then: {build}")
@@ -81,38 +75,28 @@ def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT) -
         source = builder.as_data_source(SPLITS[split], decoders={"image": tfds.decode.SkipDecoding()})
     except NotImplementedError as error:
         raise UserError(f"{versions[-1]}: not array_record files; prepare another data folder: {build}") from error
-    positions = _positions(split, len(source), held_out)
+    positions = np.arange(len(source), dtype=np.int32)
+    if split != "test":
+        count = min(held_out, max(len(source) // 10, 1))
+        order = np.random.RandomState(2012).permutation(positions)
+        positions = np.sort(order[:count] if split == "val" else order[count:])
     if not len(positions):
         raise UserError(f"data.split={split}: has no images with data.held_out={held_out}")
     return _ImageNet(source, positions, versions[-1], "prepare it again")
 
 
-def _refuse_foreign_features(folder: Path) -> None:
+def _refuse_foreign_features(path: Path) -> None:
     """TFDS imports the module of every class that `features.json` names; only its own classes are let through."""
-    path = folder / "features.json"
+
+    def check(node: dict[str, Any]) -> None:
+        for name in (node[key] for key in ("pythonClassName", "type") if key in node):
+            if not str(name).startswith("tensorflow_datasets.core.features."):
+                raise UserError(f"{path}: names a class {name!r} that is not of TFDS; prepare the data again")
+
     try:
-        names = list(_class_names(json.loads(path.read_text(encoding="utf-8"))))
+        json.loads(path.read_text(encoding="utf-8"), object_hook=check)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({error}); prepare the data again") from error
-    for name in names:
-        if not str(name).startswith("tensorflow_datasets.core.features."):
-            raise UserError(f"{path}: names a class {name!r} that is not of TFDS; prepare the data again")
-
-
-def _class_names(node: Any) -> Iterator[Any]:
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node if isinstance(node, list) else []):
-        if key in ("pythonClassName", "type"):
-            yield value
-        yield from _class_names(value)
-
-
-def _positions(split: str, images: int, held_out: int) -> np.ndarray:
-    """Where a split's images are in TFDS's, ascending, int32."""
-    if split == "test":
-        return np.arange(images, dtype=np.int32)
-    count = min(held_out, max(images // 10, 1))
-    order = np.random.RandomState(2012).permutation(images).astype(np.int32)
-    return np.sort(order[:count] if split == "val" else order[count:])
 
 
 class _ImageNet(TfdsSource):
@@ -122,10 +106,7 @@ class _ImageNet(TfdsSource):
 
 
 def allow_many_files() -> None:
-    """Lets this process, and those it starts, open as many files as the system allows.
-
-    TFDS keeps 1,024 files of training images, and as many open while it prepares them; many systems allow 1,024 in all.
-    """
+    """Lets this process, and those it starts, open as many files as the system allows: TFDS keeps 1,024 open."""
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
@@ -137,25 +118,21 @@ def prepare(tars: Path, root: str | None = None) -> Path:
     Python opens them, and those images keep their bytes, for our decoder reads them as they are. Data that TensorFlow
     prepared are read just as well.
     """
-    allow_many_files()
-    builder = tfds.builder(NAME, data_dir=data_root(root), file_format="array_record")
-    with quiet_tfds(), _without_tensorflow():
-        builder.download_and_prepare(download_config=tfds.download.DownloadConfig(manual_dir=tars))
-    return Path(builder.data_path)
-
-
-@contextlib.contextmanager
-def _without_tensorflow() -> Iterator[None]:
     from tensorflow_datasets.core import shuffle
     from tensorflow_datasets.core.download import extractor
-    from tensorflow_datasets.datasets.imagenet2012 import imagenet2012_dataset_builder as builder
+    from tensorflow_datasets.datasets.imagenet2012 import imagenet2012_dataset_builder as module
     from tensorflow_datasets.datasets.imagenet2012 import imagenet_common as common
 
     files = SimpleNamespace(GFile=open, exists=os.path.exists, remove=os.remove)
-    stand_in = SimpleNamespace(io=SimpleNamespace(gfile=files), errors=SimpleNamespace(ResourceExhaustedError=()))
-    with contextlib.ExitStack() as patches:
-        for module in (shuffle, extractor, builder, common):
-            patches.enter_context(mock.patch.object(module, "tf", stand_in))
-        for rewritten in ("CMYK_IMAGES", "PNG_IMAGES"):
-            patches.enter_context(mock.patch.object(builder, rewritten, []))
-        yield
+    tf = SimpleNamespace(io=SimpleNamespace(gfile=files), errors=SimpleNamespace(ResourceExhaustedError=()))
+    allow_many_files()
+    builder = tfds.builder(NAME, data_dir=data_root(root), file_format="array_record")
+    with (
+        quiet_tfds(),
+        mock.patch.multiple(module, tf=tf, CMYK_IMAGES=[], PNG_IMAGES=[]),
+        mock.patch.object(shuffle, "tf", tf),
+        mock.patch.object(extractor, "tf", tf),
+        mock.patch.object(common, "tf", tf),
+    ):
+        builder.download_and_prepare(download_config=tfds.download.DownloadConfig(manual_dir=tars))
+    return Path(builder.data_path)

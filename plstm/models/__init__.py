@@ -5,8 +5,6 @@ logits = model(images)  # a deterministic pass
 logits = model(images, key=key)  # a training pass: it may draw from `key` and update running statistics
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple

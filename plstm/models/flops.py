@@ -4,8 +4,6 @@ Convention: two operations a multiply-add, of matrix products and of the gating 
 are left out. The paper's figures (Table 4) count a multiply-add once, so compare them with half of ours.
 """
 
-from __future__ import annotations
-
 from plstm.models.vision import VisionConfig
 
 # Multiply-adds a pair of nodes in the cheapest form of the gating matrix: P-mode merges both edges of a node, D-mode is

@@ -1,7 +1,5 @@
 """Graph classifiers: pLSTM, and the graph neural networks that the paper's Table 1 compares it with."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any

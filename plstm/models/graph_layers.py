@@ -1,7 +1,5 @@
 """Five graph neural networks to compare with: GAT, GCN, GIN, MPNN, and the LSTM GNN."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Looking inside a trained pLSTM: the statistics of its gates, and what a node's output weighs (Figure 1)."""
 
-from __future__ import annotations
-
 import itertools
 
 import jax

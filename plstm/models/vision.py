@@ -1,7 +1,5 @@
 """pLSTM-Vis and ViT on one backbone (arXiv 2506.11997, Appendix E.1): the mixer and the pooling are the difference."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Gate n of the N = 4 x heads gates of a kind belongs to head n // 4 and direction
 `bias + weight . x` of the n-th of N equal groups of channels; the orientation reads all channels.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -58,10 +56,9 @@ class Orientation(nnx.Module):
 class PModeGates(nnx.Module):
     """Directed propagation: both incoming edges feed the right edge by alpha, the lower one by 1 - alpha (Equation 5).
 
-    released (the published numbers): t_d* = gamma alpha, t_r* = 1 - gamma alpha, s_d = alpha source, s_r = 1 - s_d in
-    image coordinates (the released code calls down "right"). No decay, and unbounded for negative gamma.
-    Otherwise as printed: t_r* = gamma alpha, t_d* = gamma (1 - alpha), s_r = alpha source, s_d = (1 - alpha) source;
-    all path weights are at most 1.
+    released (the published numbers): t_d* = gamma alpha, t_r* = 1 - t_d*, s_d = alpha source, s_r = 1 - s_d in image
+    coordinates (the released code calls down "right"); no decay, unbounded for negative gamma. Otherwise as printed:
+    t_r* = gamma alpha, t_d* = gamma (1 - alpha), s_r = alpha source, s_d = (1 - alpha) source; no path weighs above 1.
     """
 
     structure = "rank_one"
@@ -77,12 +74,10 @@ class PModeGates(nnx.Module):
         source, transition, mark = self.gates(x)
         source, mark, gamma = jax.nn.sigmoid(source), jax.nn.sigmoid(mark), jnp.tanh(TRANSITION_SCALE * transition)
         alpha = self.orientation(x)
+        s_r, right = alpha * source, gamma * alpha
+        s_d, down = (1 - alpha) * source, gamma * (1 - alpha)
         if self.released:
-            s_d, down = alpha * source, gamma * alpha
-            s_r, right = 1 - s_d, 1 - down
-        else:
-            s_r, right = alpha * source, gamma * alpha
-            s_d, down = (1 - alpha) * source, gamma * (1 - alpha)
+            s_r, s_d, right, down = 1 - s_r, s_r, 1 - right, right
         return GridGates(s_r, s_d, right, right, down, down, mark, mark)
 
 

@@ -1,7 +1,5 @@
 """pLSTM as a layer on graphs (arXiv 2506.11997, Section 4.2): gates from node and edge features, then the operator."""
 
-from __future__ import annotations
-
 import math
 
 import jax
@@ -20,8 +18,8 @@ TRANSITION_NODES = ("shared", "tail")
 class GraphMixer(nnx.Module):
     """pLSTM on packed DAGs in P- or D-mode, a multi-head RMSNorm and the output projection.
 
-    p_norm: see `plstm.ops.dag.normalise_transitions`. pruned: the P-mode uses only the multitree, too. transition_node:
-    the node that a transition reads, "shared", where the two edges meet, or "tail", where the first one begins.
+    p_norm: of `plstm.ops.dag.normalise_transitions`. pruned: the P-mode uses only the multitree, too. A transition
+    reads the node where its two edges meet ("shared") or where the first one begins ("tail").
     """
 
     def __init__(
@@ -46,9 +44,8 @@ class GraphMixer(nnx.Module):
         return self.out(head_norm(jnp.moveaxis(hidden, 0, -2)) * self.norm_scale[...])
 
     def gates(self, h: jax.Array, e: jax.Array, dag: PackedDags) -> tuple[DagGates, jax.Array]:
-        """Source and mark [heads, E], transition [heads, L]; direct [heads, N].
+        """Source and mark [heads, E], transition [heads, L]; direct [heads, N]: linear maps of the features they read.
 
-        Every gate is a linear map of the features it reads side by side, each multiplied first and gathered then.
         P-mode: |t| normalised (Equation 4); D-mode: tanh(t), on the multitree.
         """
         of_nodes, of_edges = (

@@ -1,7 +1,5 @@
 """Small layers that models share: initialisers, norms, patch embedding, MLP, LayerScale, stochastic depth."""
 
-from __future__ import annotations
-
 import math
 
 import jax
@@ -25,11 +23,9 @@ def head_norm(hidden: jax.Array) -> jax.Array:
     return hidden.reshape(*hidden.shape[:-2], -1)
 
 
-def linear(
-    dim_in: int, dim_out: int, *, dtype, rngs: nnx.Rngs, use_bias: bool = True, kernel_init=KERNEL_INIT
-) -> nnx.Linear:
-    """A linear layer that computes in `dtype` with float32 parameters; its bias starts at zero."""
-    return nnx.Linear(dim_in, dim_out, use_bias=use_bias, dtype=dtype, kernel_init=kernel_init, rngs=rngs)
+def linear(dim_in: int, dim_out: int, *, kernel_init=KERNEL_INIT, **options) -> nnx.Linear:
+    """A linear layer with float32 parameters and a bias that starts at zero; options are those of `nnx.Linear`."""
+    return nnx.Linear(dim_in, dim_out, kernel_init=kernel_init, **options)
 
 
 class PatchEmbedding(nnx.Module):
@@ -45,8 +41,7 @@ class PatchEmbedding(nnx.Module):
 
         Raises ValueError where a side is no multiple of the patch size.
         """
-        batch, height, width, channels = images.shape
-        p = self.patch_size
+        (batch, height, width, channels), p = images.shape, self.patch_size
         if height % p or width % p:
             raise ValueError(f"images of {height} x {width} pixels do not divide into patches of {p} x {p}")
         patches = images.reshape(batch, height // p, p, width // p, p, channels).swapaxes(2, 3)
@@ -96,9 +91,9 @@ class LayerScale(nnx.Module):
 
 
 def drop_path(branch: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Stochastic depth: each sample (axis 0) keeps its residual branch with probability 1 - rate.
+    """Stochastic depth: each sample (axis 0) keeps its branch, divided by 1 - rate, with probability 1 - rate.
 
-    Kept branches are scaled so that the mean stays. Without a key (evaluation) or at rate 0 nothing is dropped.
+    Without a key (evaluation) or at rate 0 nothing is dropped.
     """
     if key is None or rate == 0.0:
         return branch

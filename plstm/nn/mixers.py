@@ -1,6 +1,6 @@
 """Token mixers: pLSTM on grids, and softmax attention. They are the difference between pLSTM-Vis and ViT."""
 
-from __future__ import annotations
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +31,8 @@ class PLSTMMixer(nnx.Module):
     ):
         self.method = method
         self.qkv = QueryKeyValue(dim, heads, dtype=dtype, rngs=rngs)
-        options = dict(bias_only=bias_only, weight_init=gate_init, rngs=rngs)
-        if mode == "P":
-            self.gates = PModeGates(dim, heads, released=released, **options)
-        else:
-            self.gates = DModeGates(dim, heads, **options)
+        make = partial(PModeGates, released=released) if mode == "P" else DModeGates
+        self.gates = make(dim, heads, bias_only=bias_only, weight_init=gate_init, rngs=rngs)
         self.direct_bias = nnx.Param(jnp.full((heads,), DIRECT_BIAS, jnp.float32))
         self.norm_scale = nnx.Param(jnp.ones((dim,), jnp.float32))
         self.out = linear(dim, dim, dtype=dtype, rngs=rngs, use_bias=False)
@@ -43,9 +40,8 @@ class PLSTMMixer(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """[batch, Y, X, dim] -> [batch, Y, X, dim]."""
         q, k, v = (jnp.moveaxis(tensor, -2, 1) for tensor in self.qkv(x))
-        gates = self.grid_gates(x)
         direct = jnp.broadcast_to(jax.nn.sigmoid(self.direct_bias[...])[:, None, None], q.shape[:-1])
-        hidden = plstm2d(q, k, v, gates, direct, method=self.method, structure=self.gates.structure)
+        hidden = plstm2d(q, k, v, self.grid_gates(x), direct, method=self.method, structure=self.gates.structure)
         return self.out(head_norm(jnp.moveaxis(hidden, 1, -2)) * self.norm_scale[...])
 
     def grid_gates(self, x: jax.Array) -> GridGates:

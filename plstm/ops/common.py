@@ -1,7 +1,5 @@
 """What the operators share: checks of their arguments, the gates' dtype, attention with a gating matrix."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -23,8 +21,7 @@ def attend(q: Array, k: Array, v: Array, gating: Array, scale: float) -> Array:
 
 def direct_term(q: Array, k: Array, v: Array, direct: Array, scale: float) -> Array:
     """What each node receives from itself: direct [...] times the scaled similarity of its q and k, times its v."""
-    similarity = (q.astype(direct.dtype) * k).sum(-1)
-    return (scale * direct * similarity)[..., None] * v
+    return (scale * direct * (q.astype(direct.dtype) * k).sum(-1))[..., None] * v
 
 
 def product(equation: str, a: Array, b: Array) -> Array:
@@ -46,7 +43,5 @@ def check_inputs(q: Array, k: Array, v: Array, direct: Array, axes: str) -> None
     """Raises ValueError unless q, k are [..., axes, d_k], v is [..., axes, d_v] and direct is [..., axes]."""
     if q.ndim < 2 + axes.count(",") or q.shape != k.shape:
         raise ValueError(f"q and k must have one shape [..., {axes}, d_k]; got q {q.shape} and k {k.shape}")
-    nodes = q.shape[:-1]
-    if v.shape[:-1] != nodes:
-        raise ValueError(f"v must be [..., {axes}, d_v] with [..., {axes}] = {nodes} as q has; got v {v.shape}")
-    check_shape("direct", direct, f"[..., {axes}]", nodes)
+    check_shape("v", v, f"[..., {axes}, d_v]", (*q.shape[:-1], *v.shape[-1:]))
+    check_shape("direct", direct, f"[..., {axes}]", q.shape[:-1])

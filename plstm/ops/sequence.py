@@ -1,7 +1,5 @@
 """pLSTM on sequences: linear RNNs with source, transition and mark gates (arXiv 2506.11997, Appendix D.4)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
@@ -50,19 +48,12 @@ def plstm1d(q: Array, k: Array, v: Array, gates: SequenceGates, direct: Array, *
     For a sequence without an order, run it twice, the second time with gates of its own, zero `direct` and all
     arguments and the output reversed along T, and add the two outputs (Appendix D.4).
 
-    Args:
-        q, k: [..., T, d_k]; q is scaled by d_k ** -0.5.
-        v: [..., T, d_v].
-        gates: three tensors [..., T]; gating and accumulation are done in their dtype, at least float32.
-        direct: [..., T].
-        method: "parallel" builds the T x T gating matrix, "recurrent" steps through T with a d_k x d_v state. "auto"
-            takes the one that keeps the smaller of the two for the backward pass: parallel where T <= d_k d_v.
+    q, k [..., T, d_k], v [..., T, d_v], gates and direct [..., T] -> [..., T, d_v] in v's dtype. q is scaled by
+    d_k ** -0.5. Gating and accumulation are done in the gates' dtype, at least float32.
 
-    Returns:
-        [..., T, d_v] in v's dtype.
-
-    Raises:
-        ValueError: where shapes disagree or the method is unknown.
+    method: "parallel" builds the T x T gating matrix, "recurrent" steps through T with a d_k x d_v state; "auto" takes
+    the one that keeps the smaller of the two for the backward pass: parallel where T <= d_k d_v.
+    Raises ValueError where shapes disagree or the method is unknown.
     """
     check_choice("method", method, METHODS)
     check_inputs(q, k, v, direct, "T")

@@ -1,7 +1,5 @@
 """The record of a run that has just finished."""
 
-from __future__ import annotations
-
 import statistics
 from datetime import UTC, datetime
 from typing import Any

@@ -1,14 +1,13 @@
 """The command line of train.py and eval.py: Hydra with the typed schema, and one-line errors with the nearest key."""
 
-from __future__ import annotations
-
+import contextlib
 import difflib
 import functools
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,7 +40,7 @@ def register() -> None:
         store.store(group="schema/model", name=name, node=family.config)
 
 
-def task(entry: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[DictConfig], Any]]:
+def hydra_task(entry: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[DictConfig], Any]]:
     """Decorates the function that Hydra runs: bad input or an unwritable file ends it with one line and status 2.
 
     entry: the schema, `Config` or `EvalConfig`.
@@ -53,16 +52,8 @@ def task(entry: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[DictC
             if jax.config.jax_compilation_cache_dir is None:  # so that a resumed or repeated run compiles nothing again
                 jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/plstm/jax").expanduser()))
             keep_freed_memory()
-            try:
+            with _one_line_errors(entry):
                 return function(node)
-            except UserError as error:
-                _fail(str(error))
-            except OmegaConfBaseException as error:
-                _fail(explain(error, entry))
-            except OSError as error:
-                if not error.filename:
-                    raise
-                _fail(f"{error.filename}: {error.strerror}")
 
         return run
 
@@ -73,12 +64,24 @@ def run_entry(main: Callable[[], Any], entry: type) -> None:
     """Runs a Hydra main function; a config that cannot be composed ends it with one line and exit status 2."""
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would print its own words and exit
-    if any(word.startswith("--experimental-rerun") for word in sys.argv[1:]):
-        _fail("--experimental-rerun: reads a pickle, which can run anything; repeat the run's command instead")
-    sys.argv[1:] = [quote_ids(word) for word in sys.argv[1:]]
-    try:
+    with _one_line_errors(entry):
+        if any(word.startswith("--experimental-rerun") for word in sys.argv[1:]):
+            raise UserError("--experimental-rerun: reads a pickle, which can run anything; repeat the command instead")
+        sys.argv[1:] = [quote_ids(word) for word in sys.argv[1:]]
         check_overrides([word for word in sys.argv[1:] if "=" in word or word.startswith("~")])
-        main()
+        try:
+            main()
+        except (AssertionError, AttributeError, TypeError, ValueError) as error:
+            frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+            if any(code.co_filename == __file__ and code.co_name == "run" for code in frames):
+                raise  # by a run, and not by Hydra before it
+            raise UserError(uncomposable(error, sys.argv[1:])) from error
+
+
+@contextlib.contextmanager
+def _one_line_errors(entry: type) -> Iterator[None]:
+    try:
+        yield
     except UserError as error:
         _fail(str(error))
     except (HydraException, OmegaConfBaseException) as error:
@@ -87,11 +90,6 @@ def run_entry(main: Callable[[], Any], entry: type) -> None:
         if not error.filename:
             raise
         _fail(f"{error.filename}: {error.strerror}")
-    except (AssertionError, AttributeError, TypeError, ValueError) as error:
-        frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if any(code.co_filename == __file__ and code.co_name == "run" for code in frames):
-            raise  # by a run, and not by Hydra before it
-        _fail(uncomposable(error, sys.argv[1:]))
 
 
 def uncomposable(error: Exception, words: list[str]) -> str:
@@ -121,17 +119,19 @@ def check_overrides(overrides: list[str]) -> None:
         if override.is_delete() and not key.startswith("hydra"):
             raise UserError(f"{word}: nothing can be taken away; set {key} to the value that it should have")
         named = value if isinstance(value, list) else [value]
-        is_list = isinstance(value, list)
-        good = (isinstance(name, str | Sweep) or (name is None and not is_list) for name in named)
+        good = (isinstance(name, str | Sweep) or (name is None and value is None) for name in named)
         if key and (CONFIGS / key).is_dir() and ("${" in word or not all(good)):
-            choices = sorted(str(path.relative_to(CONFIGS / key))[:-5] for path in (CONFIGS / key).rglob("*.yaml"))
-            raise UserError(f"{_printable(word)}: there is no such choice; {_listed(choices, key)}")
+            raise UserError(f"{_printable(word)}: there is no such choice{_listed(key)}")
 
 
-def _listed(choices: list[str], group: str) -> str:
-    if len(choices) > 20:
-        return f"they are the files of configs/{group}"
-    return f"there are {', '.join(choices) or 'none'}"
+def _choices(group: str) -> list[str]:
+    """The files of a group of configs, also in folders of it."""
+    return sorted(str(path.relative_to(CONFIGS / group))[:-5] for path in (CONFIGS / group).rglob("*.yaml"))
+
+
+def _listed(group: str) -> str:
+    few = len(_choices(group)) <= 20
+    return f"; there are {', '.join(_choices(group)) or 'none'}" if few else f"; they are the files of configs/{group}"
 
 
 def _printable(word: str) -> str:
@@ -165,24 +165,14 @@ def explain(error: Exception, entry: type) -> str:
         if option[1].startswith("hydra/launcher/submitit"):
             return "hydra/launcher: this one needs the Slurm plugin; install it: make setup EXTRA=slurm"
         group, _, name = option[1].partition("/")
-        options = _options(group, text)
         said = f"{group}={_printable(name)}: there is no such choice"
-        return f"{said}{_nearest(name, options)}; {_listed(options, group)}"
-    if followed := re.search(r"Interpolation key '([^']+)' not found\s+full_key: (\S+)", text):
-        remedy = (
-            "; choose other data=... or model=..." if followed[1] in known_keys(entry) else "; there is no such key"
-        )
-        return f"{followed[2]}: follows {followed[1]}, which this run does not have{remedy}"
+        return f"{said}{_nearest(name, _choices(group))}{_listed(group)}"
+    if group := re.search(r"Merge error: (\w+) is not a subclass of (\w+)", text):
+        key = _groups(entry).get(group[2], group[2])
+        return f"{key}: is a group of keys and cannot be a value ({group[1]}); set its keys, {key}.<key>=..."
     if value := re.search(r"([^\n]+)\n\s*full_key: (\S+)", text):
         return f"{value[2]}: {value[1].strip()}"
     return " ".join(str(chain[0]).split())
-
-
-def _options(group: str, text: str) -> list[str]:
-    """The choices of a group, also in folders of it, which Hydra's message (`text`) does not list."""
-    folders = [Path(folder, group) for folder in re.findall(r"path=file://(\S+)", text)]
-    paths = [path.relative_to(folder) for folder in folders for path in folder.rglob("*.yaml")]
-    return sorted(str(path.with_suffix("")) for path in paths)
 
 
 def _nearest(word: str, choices: list[str]) -> str:
@@ -196,6 +186,14 @@ def _nearest(word: str, choices: list[str]) -> str:
 def known_keys(entry: type) -> list[str]:
     """The dotted keys of a schema; those of a training run are of all tasks and families of models."""
     return list(dict.fromkeys(key for node in _schema_nodes(entry) for key in _dotted_keys(node)))
+
+
+def _groups(entry: type) -> dict[str, str]:
+    """Names of the schema's classes, and the keys that hold them."""
+    groups = {"AugmentConfig": "augment"}  # null in a schema
+    for node in _schema_nodes(entry):
+        groups |= {OmegaConf.get_type(node, key).__name__: key for key in node if isinstance(node[key], DictConfig)}
+    return groups
 
 
 def _schema_nodes(entry: type) -> list[DictConfig]:

@@ -1,7 +1,5 @@
 """The compute cost of an experiment, from its config alone: nothing is trained, and no data are needed."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Fine-tuning: a run that starts from the weights of a finished one, `init_from`."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict
 from pathlib import Path

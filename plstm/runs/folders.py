@@ -1,7 +1,5 @@
 """The folders of runs: locking one, finding one, its config."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import glob

@@ -1,11 +1,9 @@
 """What a run computes: how many steps, and the jitted functions."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import optax
 from flax import nnx
@@ -29,7 +27,7 @@ class Plan(NamedTuple):
     examples_per_step: float  # under the batch size where the last batch of an epoch is not full
 
     @classmethod
-    def of(cls, config: Config, task: Task) -> Plan:
+    def of(cls, config: Config, task: Task) -> Self:
         """The plan of a run."""
         optim, loop, per_epoch = config.optim, config.loop, task.steps_per_epoch
         unit = per_epoch if loop.unit == "epochs" else 1

@@ -1,7 +1,5 @@
 """What a run knows of itself beside its arrays: the JSON in its checkpoints, whether it is sound, its banner."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any

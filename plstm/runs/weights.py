@@ -10,8 +10,6 @@ head.kernel; axis 0 of those under `groups` counts the groups of blocks. Its met
 [0, 1]; null for a model that takes no pictures). Reading executes nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

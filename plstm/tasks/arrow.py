@@ -1,16 +1,12 @@
 """Arrow pointing (Section 4.1): does the arrow point at the circle?"""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import jax
 from omegaconf import MISSING
 
-from data.arrow_pointing.builder import data_source
-from data.arrow_pointing.geometry import LABELS
-from data.arrow_pointing.packed import load_packed
-from data.arrow_pointing.splits import ArrowVariant
+from data.arrow_pointing.builder import data_source, load_packed
+from data.arrow_pointing.geometry import LABELS, ArrowVariant
 from data.loading import DeviceBatches, PackedSplit, StreamedBatches
 from plstm.errors import UserError
 from plstm.tasks.base import RunConfig

@@ -1,7 +1,5 @@
 """What a task gives the training loop: batches, a loss, metrics. The loop knows nothing else of data and models."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

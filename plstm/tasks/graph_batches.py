@@ -9,8 +9,6 @@ A batch is a dictionary of arrays for `graphs` graphs, the last of them padding 
 Each undirected edge points from the lower to the higher node number.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Graph classification on sets of TUDataset, one fold of a cross-validation a run (Section 4.2 and Table 1)."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

@@ -1,7 +1,5 @@
 """ImageNet-1k (Appendices G.3 and G.4): photographs of 1,000 classes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,8 +90,7 @@ class ImageNetTask(VisionTask):
     def split(self, name: str) -> ImageSplit:
         """A whole split; errors: see `load_source`."""
         data = self.config.data
-        process = jax.process_index(), jax.process_count()
-        return ImageSplit(self._source(name), data.size, data.crop_ratio, data.workers, *process, data.max_corrupt)
+        return ImageSplit(self._source(name), data.size, data.crop_ratio, **self._reading)
 
     def batches(self, layout: Layout) -> ImageBatches:
         """Augmented views; order and augmentation follow the run's seed."""
@@ -107,17 +104,19 @@ class ImageNetTask(VisionTask):
         splits = {*config.loop.eval_splits, *config.loop.final_splits}
         return ImageBatches(
             source,
-            config.optim.batch_size,
             data.size,
+            config.optim.batch_size,
             config.augment,
             config.seed,
-            data.workers,
-            layout.place_rows,
-            jax.process_index(),
-            jax.process_count(),
-            data.max_corrupt,
-            max(self.split(name).shared_bytes(config.optim.batch_size) for name in splits),
+            put=layout.place_rows,
+            beside=max(self.split(name).shared_bytes(config.optim.batch_size) for name in splits),
+            **self._reading,
         )
+
+    @property
+    def _reading(self) -> dict[str, Any]:
+        data, process = self.config.data, {"process_index": jax.process_index(), "process_count": jax.process_count()}
+        return process | {"workers": data.workers, "max_corrupt": data.max_corrupt}
 
     def loss(self, model: VisionModel, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean loss of erased and mixed images; the accuracy is against the labels before mixing."""

@@ -1,7 +1,5 @@
 """Image classification: what arrow pointing and ImageNet share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -91,7 +89,7 @@ class VisionTask(Task):
         how, data, source = self.preprocessing, self.config.data, folder_source(path, self.class_names)
         if max_corrupt is None:
             max_corrupt = getattr(data, "max_corrupt", MAX_CORRUPT)
-        return ImageSplit(source, how.size, how.crop_ratio, data.workers, max_corrupt=max_corrupt)
+        return ImageSplit(source, how.size, how.crop_ratio, workers=data.workers, max_corrupt=max_corrupt)
 
     def logits(self, model: VisionModel, batch: Batch) -> jax.Array:
         """float32 [batch, classes]."""

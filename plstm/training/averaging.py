@@ -12,10 +12,7 @@ STEPS_IN_FLIGHT = 2  # how far the host may run ahead: enough to keep a device b
 
 
 class MetricAverager:
-    """Collects the metrics of steps; `close` returns their averages and the latest of the values that are not averaged.
-
-    Its `state` is JSON, so that a resumed run logs the same averages as one that was never stopped.
-    """
+    """Averages metrics over steps; with its `state`, JSON, a resumed run logs the same as one never stopped."""
 
     def __init__(self, state: dict[str, Any] | None = None):
         self._sums = {name: list(pair) for name, pair in (state or {}).items()}  # name -> [sum, count]
@@ -35,7 +32,7 @@ class MetricAverager:
             jax.block_until_ready(self._pending[-1 - STEPS_IN_FLIGHT])
 
     def restart_clock(self) -> None:
-        """Leaves out of the speed the time since the last step (an evaluation, a save) and the steps before it."""
+        """Leaves out of the speed the time since the last step, of an evaluation or a save."""
         self._clock, self._timed_steps = time.monotonic(), 0
 
     def state(self) -> dict[str, Any]:

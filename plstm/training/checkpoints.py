@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ CHECKSUMS = "SHA256SUMS"
 WITHOUT_CHECKSUM = (CHECKSUMS, "_CHECKPOINT_METADATA", "commit_success.txt")  # Orbax writes the last two at the rename
 DAMAGED, DELETED = "damaged", "deleted"  # folders beside the steps
 NEWEST = 2  # checkpoints that are kept, beside the best
+NO_SCORE = -1e30  # of a checkpoint that was not evaluated
 
 
 class Checkpoints:
@@ -44,10 +46,7 @@ class Checkpoints:
         self.folder, self._read_only = Path(folder).absolute(), read_only
         if read_only and not self.folder.is_dir():
             raise UserError(f"{self.folder}: no checkpoints there; train the run first")
-        if not read_only:
-            if is_main():
-                self._set_damaged_aside(say)
-            from_main(0)  # the other processes look at the folder after that
+        sys.unraisablehook = _without_closed_loops
         latest = checkpoint_managers.LatestN(NEWEST)
         best = checkpoint_managers.BestN(get_metric_fn=lambda metrics: metrics["score"], n=1)
         options = ocp.CheckpointManagerOptions(
@@ -61,6 +60,9 @@ class Checkpoints:
         )
         handlers = {"state": ocp.StandardCheckpointHandler(), "info": ocp.JsonCheckpointHandler()}
         try:
+            if not read_only and is_main():
+                self._set_damaged_aside(say)
+            from_main(0)  # the other processes look at the folder after that
             self._manager = ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
         except OSError as error:
             raise UserError(f"cannot write checkpoints to {self.folder}: {first_line(error)}") from error
@@ -77,11 +79,8 @@ class Checkpoints:
             if damage := _damage(path):
                 aside = self.folder / DAMAGED / path.name
                 shutil.rmtree(aside, ignore_errors=True)  # an earlier one of the same step
-                try:
-                    aside.parent.mkdir(exist_ok=True)
-                    path.rename(aside)
-                except OSError as error:
-                    raise UserError(f"{path}: {damage}; cannot move it away ({error.strerror})") from error
+                aside.parent.mkdir(exist_ok=True)
+                path.rename(aside)
                 say(f"the checkpoint of step {int(path.name):,} is damaged: {damage}; set aside as {aside}")
 
     def save(self, step: int, state: Any, info: Mapping[str, Any], score: float) -> None:
@@ -102,9 +101,9 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def best_step(self) -> int | None:
-        """The step of the checkpoint with the highest score, or None if no score is 0 or more."""
+        """The step of the checkpoint with the highest score, or None if none has one."""
         step = self._manager.best_step()
-        return None if step is None or self._manager.metrics(step)["score"] < 0 else step
+        return None if step is None or self._manager.metrics(step)["score"] == NO_SCORE else step
 
     def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
         """The state, restored onto the arrays or jax.ShapeDtypeStruct of the tree `like`, and info of a checkpoint.
@@ -212,6 +211,12 @@ def _damage(folder: Path) -> str | None:
         if wanted[name] != found[name]:
             return f"{name} has changed since it was written"
     return None if wanted else f"{CHECKSUMS} is empty"
+
+
+def _without_closed_loops(unraisable) -> None:
+    """Hides what TensorStore's threads print about a failed write, which is raised as a UserError anyway."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def _difference(wanted: Any, found: Any) -> str | None:

@@ -47,8 +47,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def _version(name: str) -> str | None:
-    found = next(metadata.distributions(name=name), None)
-    return found and found.version
+    return next((found.version for found in metadata.distributions(name=name)), None)
 
 
 def _hardware() -> dict[str, str | int]:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -18,26 +17,19 @@ BATCHES_IN_FLIGHT = 2  # how far the host may run ahead, as in training
 
 
 class Split(Protocol):
-    """One split to evaluate on."""
+    """One split to evaluate on; `len` is its number of examples."""
 
-    def __len__(self) -> int:
-        """The number of examples."""
+    def __len__(self) -> int: ...
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        """Every example exactly once, in order; "mask" bool [rows] is False at the padding that fills the last batch.
-
-        `batch_size` counts the examples of all processes; a batch holds this process's rows of it.
-        """
+        """This process's rows of batches, every example once and in order; "mask" is False at padding."""
 
     def first(self, batch_size: int) -> Batch:
         """The first of `batches`."""
 
 
 def make_ready(model: nnx.Module, function: Callable, batch_size: int) -> tuple[Measure, Any, Place]:
-    """The arguments measure, weights and place of `evaluate` for a model, with a copy of it on every device.
-
-    function: (model, batch) -> metrics, a task's. batch_size: examples per batch.
-    """
+    """The arguments measure, weights and place of `evaluate` for a model and a task's function (model, batch)."""
     layout = Layout(make_mesh(batch_size))
     graphdef, weights = nnx.split(model)
     return make_predict(graphdef, function), layout.place_copies(weights), layout.place_rows
@@ -53,20 +45,17 @@ def evaluate(
 ) -> dict[str, float]:
     """The mean of each metric over every example of a split, each exactly once, and "count", the number of examples.
 
-    The last batch is padded to `batch_size`, so that one compiled program serves the whole split; the metrics leave out
-    the padding.
+    The last batch is padded, so that one compiled program serves the whole split; the metrics leave out the padding.
 
     Args:
-        measure: (weights, batch) -> {name: (sum, count)}, jitted; as `plstm.training.steps.make_predict` returns it.
-        weights: the first argument of `measure`.
-        split: where the batches come from.
+        measure: (weights, batch) -> {name: (sum, count)}, jitted.
         batch_size: examples per batch; it fixes the order of the floating-point sums.
         place: puts a batch on the devices, such as `plstm.training.meshes.Layout.place_rows`.
         each_batch: called after each batch; what it raises ends the evaluation.
     """
     found = []
     for batch in map(place, split.batches(batch_size)):
-        found.append((measure(weights, batch), _count(batch["mask"])))
+        found.append((measure(weights, batch), batch["mask"].sum()))
         if len(found) > BATCHES_IN_FLIGHT:
             jax.block_until_ready(found[-1 - BATCHES_IN_FLIGHT])
         each_batch()
@@ -81,6 +70,3 @@ def describe(name: str, metrics: dict[str, float], unit: str) -> str:
     names = sorted(metrics.keys() - {"count"}, key=lambda metric: (metric != "loss", metric))
     values = "  ".join(f"{metric} {metrics[metric]:.6f}" for metric in names)
     return f"{name:<8}  {values}  ({metrics['count']:,} {unit})"
-
-
-_count = jax.jit(jnp.sum)

@@ -11,11 +11,9 @@ STOPS = (signal.SIGTERM, signal.SIGINT)
 class Interrupt:
     """A context manager within which SIGTERM and SIGINT stop a run, with one line and exit status 128 + their number.
 
-    As long as there is nothing to save, they stop it at once, even during a compilation. After `wait_for_saving` the
-    first of them sets `signal_number`, and a second SIGINT ends the run; after `leave_at_once` they stop it at once.
-
-    SIGUSR2 sets `signal_number`, too, if something handles it: submitit has Slurm send it when a job's time is nearly
-    up, and queues the job again when the signal is raised once more, after saving.
+    They stop it at once, even during a compilation, but after `wait_for_saving` the first of them sets `signal_number`,
+    and a second SIGINT ends the run. SIGUSR2 sets it, too, if something handles it: submitit has Slurm send it when a
+    job's time is nearly up, and queues the job again when the signal is raised once more, after saving.
     """
 
     def __init__(self):
@@ -42,7 +40,7 @@ class Interrupt:
             signal.signal(number, handler)
 
     def wait_for_saving(self) -> None:
-        """From now on the run must save before it stops."""
+        """There is something to save."""
         self._at_once = False
 
     def leave_at_once(self, message: str) -> None:

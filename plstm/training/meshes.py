@@ -1,8 +1,7 @@
 """Devices: one mesh with the axes "data" and "fsdp" over all of them, in one process or in many.
 
-A batch is split between all devices. The training state is split over "fsdp" and copied over "data": with fsdp=1 each
-device has all of it (data parallelism), with fsdp=devices nothing is stored twice (ZeRO, Rajbhandari et al., 2020). The
-results are the same.
+A batch is split between all devices, the training state over "fsdp" and copied over "data": with fsdp=1 each device has
+all of it (data parallelism), with fsdp=devices nothing is stored twice (ZeRO, Rajbhandari et al., 2020).
 """
 
 from collections.abc import Sequence
@@ -78,16 +77,11 @@ class Layout:
 
     def gather(self, tree: Any) -> Any:
         """A placed state with a whole copy on each device."""
-        is_whole = all(leaf.is_fully_replicated for leaf in jax.tree.leaves(tree))
-        return tree if is_whole else jax.jit(_same, out_shardings=self.copies)(tree)
+        return jax.device_put(tree, self.copies)
 
     def local(self, tree: Any) -> Any:
         """A placed state, whole, on one device of this process."""
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), self.gather(tree))
-
-
-def _same(tree: Any) -> Any:  # one function, so that jit compiles it once
-    return tree
 
 
 def _place(array: Any, sharding: NamedSharding) -> jax.Array:

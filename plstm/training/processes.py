@@ -1,7 +1,4 @@
-"""Runs of several processes, on one host or many: how they connect, and what they agree on.
-
-Each process runs the same program. Process 0 prints, logs and writes; all of them read, compute and save checkpoints.
-"""
+"""Runs of several processes: process 0 prints, logs and writes; all of them read, compute and save checkpoints."""
 
 import os
 import re

@@ -6,11 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Self
 
 from rich.console import Console
-from rich.panel import Panel
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
-from rich.text import Text
 
 EVERY_SECONDS = 30.0  # a plain line comes at most so often, but for the last step
 
@@ -35,7 +32,7 @@ class Progress:
         self._time_left, self._next_line = TimeRemainingColumn(), -math.inf
         columns = (label, BarColumn(), text, self._time_left)
         # The rate is measured from the first update on; the steps before it include compilation.
-        hidden, whole = not _is_live(console), math.inf
+        hidden, whole = not console.is_terminal or console.is_dumb_terminal, math.inf
         self._bar = Bar(*columns, console=console, disable=hidden, get_time=clock, speed_estimate_period=whole)
         self._task = self._bar.add_task(name, total=total, completed=start, text="")
 
@@ -65,19 +62,9 @@ class Progress:
 
 
 def banner(title: str, rows: list[tuple[str, str]], console: Console) -> None:
-    """Prints what is about to run: a panel in a terminal, aligned plain lines elsewhere."""
-    if _is_live(console):
-        table = Table.grid(padding=(0, 2))
-        for name, value in rows:
-            table.add_row(Text(name, style="bold"), Text(value))
-        console.print(Panel(table, title=Text(title), title_align="left", expand=False))
-    else:
-        width = max(len(name) for name, _ in rows)
-        _print_plain(console, "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)]))
-
-
-def _is_live(console: Console) -> bool:
-    return console.is_terminal and not console.is_dumb_terminal
+    """Prints what is about to run, in aligned lines."""
+    width = max(len(name) for name, _ in rows)
+    _print_plain(console, "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)]))
 
 
 def _print_plain(console: Console, text: str) -> None:

@@ -17,17 +17,13 @@ GUARDED = ("loss", "gradient_norm", "parameter_norm")  # a run stops when one of
 
 
 class TrainState(NamedTuple):
-    """All that changes from step to step, and so all that a checkpoint holds.
+    """All that changes from step to step, and so all that a checkpoint holds."""
 
-    step: int32, steps taken. params: float32. opt_state: optax's. bad_step: int32, the first step whose loss, gradient
-    or new parameters were not finite, or -1. statistics: running statistics of batch norms, None if the model has none.
-    """
-
-    step: jax.Array
-    params: Any
-    opt_state: Any
-    bad_step: jax.Array
-    statistics: Any = None
+    step: jax.Array  # int32, steps taken
+    params: Any  # float32
+    opt_state: Any  # optax's
+    bad_step: jax.Array  # int32, the first step whose loss, gradient or new parameters were not finite, or -1
+    statistics: Any = None  # running statistics of batch norms, None if the model has none
 
     @property
     def weights(self) -> Any:
@@ -36,13 +32,10 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """The metrics of one step: the task's, which are averaged over steps, and values of which the latest counts.
+    """The metrics of one step."""
 
-    latest: float32 scalars learning_rate, gradient_norm (before clipping), parameter_norm, update_norm.
-    """
-
-    averaged: Metrics
-    latest: dict[str, jax.Array]
+    averaged: Metrics  # the task's, which are averaged over steps
+    latest: dict[str, jax.Array]  # float32: learning_rate, gradient_norm (before clipping), parameter_norm, update_norm
 
 
 def init_state(model: nnx.Module, optimizer: optax.GradientTransformation) -> tuple[nnx.GraphDef, TrainState]:
@@ -62,9 +55,8 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, StepMetrics]]:
     """The jitted training step (state, batch, key) -> (state, StepMetrics).
 
-    `loss` is a task's: (model, batch, key) -> (mean loss, metrics); step n gets fold_in(key, n), and the model may
-    update its running statistics. `state`, placed by `layout`, is donated. `key` is an argument, so that runs which
-    differ in their seed only share the compiled program.
+    `loss` is a task's; step n gets fold_in(key, n), and the model may update its running statistics. `state`, placed by
+    `layout`, is donated. `key` is an argument, so that runs which differ only in their seed share the compiled program.
     """
     constrain = jax.lax.with_sharding_constraint
 

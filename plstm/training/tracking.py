@@ -116,35 +116,32 @@ class Tracker:
         if mode not in MODES[1:]:
             raise UserError(f"logger.mode (or WANDB_MODE) is {mode!r}: choose one of {', '.join(MODES)}")
         if mode != "disabled":
-            with self._attempt("start"):
-                self._run = _start_client(mode=mode, **arguments)
+            self._run = self._try("start", lambda: _start_client(mode, **arguments))
 
     def log(self, line: Mapping) -> None:
         """Logs a line of `metrics.jsonl`; steps must not decrease, the client drops those that do."""
-        self._call("log", lambda run: run.log(row_of(line), step=line["step"]))
+        if self._run is not None:
+            self._try("log", lambda: self._run.log(row_of(line), step=line["step"]))
 
     def image(self, name: str, path: str | Path, step: int) -> None:
         """Logs a picture, a file."""
-        self._call("log", lambda run: run.log({name: _client().Image(str(path))}, step=step))
+        if self._run is not None:
+            self._try("log", lambda: self._run.log({name: _client().Image(str(path))}, step=step))
 
     def summary(self, values: Mapping[str, object]) -> None:
         """Sets values of the run as a whole, such as its final metrics."""
-        self._call("log", lambda run: run.summary.update(dict(values)))
+        if self._run is not None:
+            self._try("log", lambda: self._run.summary.update(dict(values)))
 
     def finish(self) -> None:
         """Ends the run after its uploads, or after `FINISH_TIMEOUT` seconds; `wandb sync` does the rest."""
-        self._call("finish", lambda run: run.finish())
+        if self._run is not None:
+            self._try("finish", self._run.finish)
         self._run = None
 
-    def _call(self, action: str, function: Callable[[Any], Any]) -> None:
-        if self._run is not None:
-            with self._attempt(action):
-                function(self._run)
-
-    @contextlib.contextmanager
-    def _attempt(self, action: str) -> Iterator[None]:
+    def _try(self, action: str, function: Callable[[], Any]) -> Any:
         try:
-            yield
+            return function()
         except Exception as error:
             self._run = None
             _say(f"could not {action} ({type(error).__name__}: {first_line(error)}); training continues")

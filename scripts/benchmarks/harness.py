@@ -1,35 +1,28 @@
-"""The benchmark harness: a subject yields rows; it times in alternation, prints the rows and writes the record."""
+"""The benchmark harness: it times runs in alternation, prints rows and writes them with their settings and machine."""
 
-from __future__ import annotations
-
-import argparse
-import functools
 import os
 import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
 
 from plstm.training.memory import keep_freed_memory
-from scripts.common import ROOT, Parser, positive, provenance, write_results
+from scripts.common import ROOT, positive, write_results
 
 Row = dict[str, Any]
 
 
 class Subject(NamedTuple):
-    """One thing to measure.
+    """What to measure: options -> rows; its options by `option`; rows -> further entries of the record."""
 
-    measure: options -> rows, which the record keeps as they come. arguments: its options beside --repeats, by `option`.
-    summarise: (rows, path of the record) -> further entries of the record.
-    """
-
-    measure: Callable[[argparse.Namespace], Iterator[Row]]
+    measure: Callable[[Any], Iterator[Row]]
     arguments: Mapping[str, dict[str, Any]]
-    summarise: Callable[[list[Row], Path], Row] = lambda rows, path: {}
+    summarise: Callable[[list[Row]], Row] = lambda rows: {}
 
 
 def option(default: Any, help: str, type: Callable[[str], Any] = positive, **more: Any) -> dict[str, Any]:
@@ -38,30 +31,17 @@ def option(default: Any, help: str, type: Callable[[str], Any] = positive, **mor
     return {"default": default, "help": help, "type": type, **several, **more}
 
 
-def run_subject(name: str, subject: Subject, arguments: list[str]) -> None:
-    """Measures one subject as its command line says, prints the rows and writes the record."""
-    parser = Parser(subject.measure.__doc__, prog=f"benchmark.py {name}")
-    for flag, details in subject.arguments.items():
-        parser.add_argument(flag, **details)
-    parser.add_argument("--repeats", **option(7, "the median is over these"))
-    parser.add_argument("--out", type=Path, help="the record (default: results/benchmarks/<subject>-<backend>.json)")
-    parser.add_argument("--check", action="store_true", help="check the arguments, measure nothing")
-    options = parser.parse_args(arguments)
-    if options.check:
-        return print(f"{name}: the arguments are good")
+def run_subject(name: str, subject: Subject, settings: dict[str, Any], out: Path | None) -> None:
+    """Measures one subject, prints its rows and writes the record."""
     keep_freed_memory()  # as train.py does
-    settings = {key: value for key, value in vars(options).items() if key not in ("out", "check")}
-    settings["load_average_at_start"] = os.getloadavg()[0]
-    settings["glibc_tunables"] = os.environ.get("GLIBC_TUNABLES")  # decides what an allocation costs; see docs/speed.md
-    path = options.out or ROOT / f"results/benchmarks/{name}-{jax.default_backend()}.json"
-    rows: list[Row] = []
-    record = {**provenance(), "settings": settings, "rows": rows}
-    for row in subject.measure(options):
+    machine = {"load_average_at_start": os.getloadavg()[0], "glibc_tunables": os.environ.get("GLIBC_TUNABLES")}
+    rows = []
+    for row in subject.measure(SimpleNamespace(**settings)):
         rows.append(row)
         print(shown(row), flush=True)
-        write_results(path, record)
-    record |= {"peak_memory_bytes": peak_memory(), **subject.summarise(rows, path)}
-    write_results(path, record)
+    path = out or ROOT / f"results/benchmarks/{name}-{jax.default_backend()}.json"
+    entries = {"rows": rows, "peak_memory_bytes": peak_memory(), **subject.summarise(rows)}
+    write_results(path, {"settings": settings | machine, **entries})
     print(f"Written to {path}")
 
 
@@ -84,14 +64,9 @@ def wall_seconds(run: Callable[[], Any]) -> float:
 
 
 def alternate(runs: Mapping[Any, Any], repeats: int, measure: Callable = wall_seconds) -> dict[Any, list]:
-    """What `measure` finds in every repeat of every run: one round to warm up, then the runs take turns."""
-    found: dict[Any, list] = {name: [] for name in runs}
-    for repeat in range(repeats + 1):
-        for name, run in runs.items():
-            value = measure(run)
-            if repeat:
-                found[name].append(value)
-    return found
+    """What `measure` finds in every repeat of every run: the runs take turns, and the first round is a warm-up."""
+    rounds = [{name: measure(run) for name, run in runs.items()} for _ in range(repeats + 1)]
+    return {name: [found[name] for found in rounds[1:]] for name in runs}
 
 
 def timing(seconds: list[float]) -> Row:
@@ -117,31 +92,10 @@ def compile_step(step: Callable, arguments: tuple) -> tuple[Callable, Row]:
     return run, {"compile_seconds": seconds, "memory_bytes": used - plan.alias_size_in_bytes}
 
 
-def bind_step(step: Callable, arguments: tuple) -> tuple[Callable, Row]:
-    """As `compile_step`, the arguments bound."""
-    run, report = compile_step(step, arguments)
-    return functools.partial(run, *arguments), report
-
-
-def compare(makers: Mapping[str, Callable], repeats: int, tolerant: bool = False) -> dict[str, Row]:
-    """Reports of compiled runs, with their times in turns.
-
-    makers: name -> function that returns a run and its report. tolerant: an error stands in the place of what cannot be
-    compiled or run, because the others are worth having.
-    """
-    found, runs = {}, {}
-    for name, make in makers.items():
-        try:
-            run, found[name] = make()
-            jax.block_until_ready(run())
-            runs[name] = run
-        except Exception as error:
-            if not tolerant:
-                raise
-            found[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
-    for name, seconds in alternate(runs, repeats).items():
-        found[name] |= timing(seconds)
-    return found
+def compare(runs: Mapping[str, tuple[Callable, Row]], repeats: int) -> dict[str, Row]:
+    """The report of each (run, report), with the run's times in turns."""
+    seconds = alternate({name: run for name, (run, _) in runs.items()}, repeats)
+    return {name: report | timing(seconds[name]) for name, (_, report) in runs.items()}
 
 
 def peak_memory() -> int:

@@ -1,23 +1,20 @@
 """The 2-D operator, forward and backward: against the quad-tree, in chunks, and in each of its forms."""
 
-from __future__ import annotations
-
-import argparse
 import itertools
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from plstm.ops.grid import FORMS, METHODS, STRUCTURES, GridGates, by_matrix, plstm2d
+from plstm.ops.grid import FORMS, STRUCTURES, GridGates, by_matrix, plstm2d
 from plstm.ops.grid.chunks import num_chunks
 from scripts.benchmarks import quadtree
-from scripts.benchmarks.harness import Row, Subject, bind_step, compare, option, ratio
+from scripts.benchmarks.harness import Row, Subject, compare, compile_step, option, ratio
+from scripts.common import positive
 
 HEADS, DIM = 3, 64  # of pLSTM-Vis-T
-HOPELESS = 2.5  # times slower than the best form on one grid: not tried on larger ones
 
 
 def draw_operator_inputs(structure: str, grid: int, batch: int, heads: int = HEADS, dim: int = DIM) -> tuple:
@@ -47,99 +44,71 @@ def gradient_step(operator: Callable) -> Callable:
     return step
 
 
-def compare_operators(
-    operators: dict[str, Callable], arguments: tuple, repeats: int, **options: bool
-) -> dict[str, Row]:
-    """As `compare`, of forward and backward passes."""
-    makers = {name: partial(bind_step, gradient_step(operator), arguments) for name, operator in operators.items()}
-    return compare(makers, repeats, **options)
+def compare_operators(operators: dict[str, Callable], arguments: tuple, repeats: int) -> dict[str, Row]:
+    """Reports and times of forward and backward passes."""
+    runs = {}
+    for name, operator in operators.items():
+        run, report = compile_step(gradient_step(operator), arguments)
+        runs[name] = partial(run, *arguments), report
+    return compare(runs, repeats)
 
 
-def measure_operator(options: argparse.Namespace) -> Iterator[Row]:
+def measure_operator(options: Any) -> Iterator[Row]:
     """The 2-D operator, forward and backward, against the paper's quad-tree and the plain scan."""
-    for grid in options.grids:
-        for structure in STRUCTURES:
-            operators = {
-                "ours": partial(plstm2d, method=options.method, structure=structure),
-                "scan": partial(plstm2d, method="recurrent", structure=structure),
-                "quadtree": quadtree.plstm2d,
-            }
-            arguments = draw_operator_inputs(structure, grid, options.batch, options.heads, options.dim)
-            found = compare_operators(operators, arguments, options.repeats)
-            speedups = ratio(found, "quadtree", "ours", "speedup") | ratio(found, "scan", "ours", "speedup_over_scan")
-            yield {"grid": grid, "structure": structure, "method": options.method, **found, **speedups}
+    for grid, structure in itertools.product(options.grids, STRUCTURES):
+        ours, scan = (partial(plstm2d, method=method, structure=structure) for method in ("auto", "recurrent"))
+        arguments = draw_operator_inputs(structure, grid, options.batch, options.heads, options.dim)
+        operators = {"ours": ours, "scan": scan, "quadtree": quadtree.plstm2d}
+        found = compare_operators(operators, arguments, options.repeats)
+        speedups = ratio(found, "quadtree", "ours", "speedup") | ratio(found, "scan", "ours", "speedup_over_scan")
+        yield {"grid": grid, "structure": structure, "method": "auto", **found, **speedups}
 
 
-def measure_chunks(options: argparse.Namespace) -> Iterator[Row]:
+def measure_chunks(options: Any) -> Iterator[Row]:
     """The operator in chunks of batch and heads that stay in the cache, against all at once."""
-    for structure in options.structures:
-        for grid, images in options.cases:
-            chunks = num_chunks(images * HEADS, grid**4 * jnp.dtype(jnp.float32).itemsize)
-            by_chunks = partial(by_matrix, structure=structure, form="auto")
-            operators = {"chunked": partial(by_chunks, chunks=chunks), "at_once": partial(by_chunks, chunks=1)}
-            found = compare_operators(operators, draw_operator_inputs(structure, grid, images), options.repeats)
-            speedup = ratio(found, "at_once", "chunked", "speedup")
-            yield {"structure": structure, "grid": grid, "images": images, "chunks": chunks, **found, **speedup}
+    for structure, (grid, images) in itertools.product(options.structures, options.cases):
+        chunks = num_chunks(images * HEADS, grid**4 * jnp.dtype(jnp.float32).itemsize)
+        by_chunks = partial(by_matrix, structure=structure, form="auto")
+        operators = {"chunked": partial(by_chunks, chunks=chunks), "at_once": partial(by_chunks, chunks=1)}
+        found = compare_operators(operators, draw_operator_inputs(structure, grid, images), options.repeats)
+        speedup = ratio(found, "at_once", "chunked", "speedup")
+        yield {"structure": structure, "grid": grid, "images": images, "chunks": chunks, **found, **speedup}
 
 
-def grid_and_images(text: str) -> tuple[int, int]:
-    """Side of the grid and number of images of SIDExIMAGES."""
-    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", text):
-        raise argparse.ArgumentTypeError(f"{text!r} must be SIDExIMAGES, such as 12x128")
-    grid, images = map(int, text.split("x"))
-    return grid, images
+def side_x_images(text: str) -> tuple[int, int]:
+    side, images = map(positive, text.split("x"))
+    return side, images
 
 
 def forms_of(structure: str) -> dict[str, Callable]:
     """The forms that are fit for this backend."""
-    forms = {form: partial(by_matrix, structure=structure, form=form) for form in FORMS[structure]}
-    if jax.default_backend() != "cpu":
-        forms.pop("batch_minor", None)  # made for CPUs
-    methods = ("chunkwise", "fused") if jax.default_backend() == "gpu" else ("chunkwise",)
-    return forms | {method: partial(plstm2d, structure=structure, method=method) for method in methods}
+    backend = jax.default_backend()
+    forms = [form for form in FORMS[structure] if form != "batch_minor" or backend == "cpu"]  # made for CPUs
+    methods = ["chunkwise", "fused"] if backend == "gpu" else ["chunkwise"]
+    found = {form: partial(by_matrix, structure=structure, form=form) for form in forms}
+    return found | {method: partial(plstm2d, structure=structure, method=method) for method in methods}
 
 
-def measure_forms(options: argparse.Namespace) -> Iterator[Row]:
-    """Every form of the operator by structure, batch and grid: what plstm/ops/tuned.py chooses by."""
-    for structure, batch in itertools.product(options.structures, options.batches):
-        forms = forms_of(structure)
-        for grid in sorted(options.grids):
-            q, k, v, gates, direct, cotangent = draw_operator_inputs(structure, grid, batch)
-            q, k, v, cotangent = (tensor.astype(options.dtype) for tensor in (q, k, v, cotangent))
-            found = compare_operators(forms, (q, k, v, gates, direct, cotangent), options.repeats, tolerant=True)
-            seconds = {name: form["median_seconds"] for name, form in found.items() if "median_seconds" in form}
-            fastest = min(seconds, key=seconds.get, default=None)
-            yield {"structure": structure, "grid": grid, "batch": batch, "dim": DIM, "fastest": fastest, "forms": found}
-            hopeless = {name for name, value in seconds.items() if value > HOPELESS * seconds[fastest]} - {"chunkwise"}
-            forms = {name: form for name, form in forms.items() if name not in hopeless}
+def measure_forms(options: Any) -> Iterator[Row]:
+    """The operator in every form by structure, batch and grid: what plstm/ops/tuned.py chooses by."""
+    for structure, batch, grid in itertools.product(options.structures, options.batches, options.grids):
+        arguments = draw_operator_inputs(structure, grid, batch)
+        found = compare_operators(forms_of(structure), arguments, options.repeats)
+        fastest = min(found, key=lambda form: found[form]["median_seconds"])
+        yield {"structure": structure, "grid": grid, "batch": batch, "dim": DIM, "fastest": fastest, "forms": found}
 
 
-STRUCTURE_OPTION = option(list(STRUCTURES), "of the transitions", str, choices=STRUCTURES)
+OPERATOR = {
+    "--grids": option([12, 24], "side lengths"),
+    "--batch": option(8, "images"),
+    "--heads": option(HEADS, "of an image"),
+    "--dim": option(DIM, "of a head's queries, keys and values"),
+}
+CASES = option([(8, 128), (12, 128), (16, 32), (24, 16)], "side of the grid x images", side_x_images)
+TUNE = {"--grids": option([12, 24, 32, 48], "side lengths"), "--batches": option([1, 3], f"images of {HEADS} heads")}
+STRUCTURE = {"--structures": option(list(STRUCTURES), "of the transitions", str, choices=STRUCTURES)}
 SUBJECTS = {
-    "operator": Subject(
-        measure_operator,
-        {
-            "--grids": option([12, 24], "side lengths"),
-            "--batch": option(8, "images"),
-            "--heads": option(HEADS, "of an image"),
-            "--dim": option(DIM, "of a head's queries, keys and values"),
-            "--method": option("auto", "of our operator", str, choices=METHODS),
-        },
-    ),
-    "chunks": Subject(
-        measure_chunks,
-        {
-            "--structures": STRUCTURE_OPTION,
-            "--cases": option([(8, 128), (12, 128), (16, 32), (24, 16)], "SIDExIMAGES", grid_and_images),
-        },
-    ),
-    "tune": Subject(
-        measure_forms,
-        {
-            "--grids": option([12, 24, 32, 48], "side lengths"),
-            "--batches": option([1, 3], f"images of {HEADS} heads"),
-            "--structures": STRUCTURE_OPTION,
-            "--dtype": option("float32", "of queries, keys and values", str, choices=["float32", "bfloat16"]),
-        },
-    ),
+    "operator": Subject(measure_operator, OPERATOR),
+    "chunks": Subject(measure_chunks, STRUCTURE | {"--cases": CASES}),
+    "tune": Subject(measure_forms, STRUCTURE | TUNE),
 }

@@ -4,8 +4,7 @@ The grid is padded to a square with a power of two as its side; at each level 2 
 transition and mark tensors then cover the block's nodes and boundary edges.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from math import isqrt
 from typing import NamedTuple
 
@@ -97,22 +96,14 @@ def _merge(blocks: Blocks) -> Blocks:
         [c.s_d, c.s_r @ d.t_dl],
         [no_s, d.s_d],
     ]
-    t_rl = [  # left edges of a, c -> right edges of b, d: Equation 19
-        [a.t_rl @ b.t_rl, a.t_rl @ b_to_r + a.t_dl @ c_to_r],
-        [no_t, c.t_rl @ d.t_rl],
-    ]
-    t_du = [  # upper edges of a, b -> lower edges of c, d: Equation 20
-        [a.t_du @ c.t_du, a.t_ru @ b_to_d + a.t_du @ c_to_d],
-        [no_t, b.t_du @ d.t_du],
-    ]
-    t_ru = [  # upper edges of a, b -> right edges of b, d: Equation 21
-        [a.t_ru @ b.t_rl, a.t_ru @ b_to_r + a.t_du @ c_to_r],
-        [b.t_ru, b.t_du @ d.t_ru],
-    ]
-    t_dl = [  # left edges of a, c -> lower edges of c, d: Equation 22
-        [a.t_dl @ c.t_du, a.t_rl @ b_to_d + a.t_dl @ c_to_d],
-        [c.t_dl, c.t_rl @ d.t_dl],
-    ]
+    # left edges of a, c -> right edges of b, d: Equation 19
+    t_rl = [[a.t_rl @ b.t_rl, a.t_rl @ b_to_r + a.t_dl @ c_to_r], [no_t, c.t_rl @ d.t_rl]]
+    # upper edges of a, b -> lower edges of c, d: Equation 20
+    t_du = [[a.t_du @ c.t_du, a.t_ru @ b_to_d + a.t_du @ c_to_d], [no_t, b.t_du @ d.t_du]]
+    # upper edges of a, b -> right edges of b, d: Equation 21
+    t_ru = [[a.t_ru @ b.t_rl, a.t_ru @ b_to_r + a.t_du @ c_to_r], [b.t_ru, b.t_du @ d.t_ru]]
+    # left edges of a, c -> lower edges of c, d: Equation 22
+    t_dl = [[a.t_dl @ c.t_du, a.t_rl @ b_to_d + a.t_dl @ c_to_d], [c.t_dl, c.t_rl @ d.t_dl]]
     m_l = [  # left edges of a, c -> nodes of a, b, c, d: Equation 23
         [a.m_l, a.t_rl @ b.m_l, a.t_dl @ c.m_u, a.t_rl @ b_to_m + a.t_dl @ c_to_m],
         [no_m, no_m, c.m_l, c.t_rl @ d.m_l],
@@ -127,18 +118,15 @@ def _merge(blocks: Blocks) -> Blocks:
         [no_g, no_g, c.gating, c.s_r @ d.m_l],
         [no_g, no_g, no_g, d.gating],
     ]
-    transitions = (_join(table, _edges, _edges) for table in (t_rl, t_ru, t_dl, t_du))
-    sources = (_join(table, _nodes, _edges) for table in (s_r, s_d))
-    marks = (_join(table, _edges, _nodes) for table in (m_l, m_u))
+    edges = jnp.concatenate
+    sources = (_join(table, _nodes, edges) for table in (s_r, s_d))
+    transitions = (_join(table, edges, edges) for table in (t_rl, t_ru, t_dl, t_du))
+    marks = (_join(table, edges, _nodes) for table in (m_l, m_u))
     return Blocks(*sources, *transitions, *marks, _join(gating, _nodes, _nodes))
 
 
-def _join(table, lines, columns) -> jax.Array:
+def _join(table: list[list[jax.Array]], lines: Callable, columns: Callable) -> jax.Array:
     return lines([columns(line, -1) for line in table], -2)
-
-
-def _edges(parts: list[jax.Array], axis: int) -> jax.Array:
-    return jnp.concatenate(parts, axis)
 
 
 def _nodes(parts: list[jax.Array], axis: int) -> jax.Array:

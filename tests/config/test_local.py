@@ -1,7 +1,5 @@
 """Settings of one's own machine, configs/local/default.yaml, hold for training and evaluation and change no id."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Image files to pixels: every format that ImageNet holds, the same by both decoders, and what counts as corrupt."""
 
-from __future__ import annotations
-
 import io
 import itertools
 

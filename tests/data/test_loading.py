@@ -1,8 +1,5 @@
 """Images at one bit a pixel, and the order of training: the same on the device and streamed, and after a resume."""
 
-from __future__ import annotations
-
-import itertools
 from functools import partial
 
 import jax
@@ -11,6 +8,7 @@ import numpy as np
 import pytest
 
 from data.loading import DeviceBatches, PackedSplit, StreamedBatches, epoch_order, pack, unpack
+from tests.data.batching import assert_same, joined, take
 
 COUNT, BATCH, SIZE, SEED = 10, 3, 8, 5
 STEPS = COUNT // BATCH  # an epoch; one image is left out of each
@@ -35,26 +33,8 @@ def streamed(seed=SEED, batch_size=BATCH, **options):
     return StreamedBatches(Source(), batch_size, seed, **options)
 
 
-def take(batches, steps, start=0):
-    return [jax.device_get(batch) for batch in itertools.islice(batches.from_step(start), steps)]
-
-
 def labels(batches):
     return [batch["label"].tolist() for batch in batches]
-
-
-def joined(parts):
-    """One list of batches from those of several processes."""
-    return [{name: np.concatenate([part[name] for part in row]) for name in row[0]} for row in zip(*parts, strict=True)]
-
-
-def assert_same(actual, expected):
-    assert len(actual) == len(expected)
-    for one, other in zip(actual, expected, strict=True):
-        assert one.keys() == other.keys()
-        for name in one:
-            assert one[name].dtype == other[name].dtype
-            np.testing.assert_array_equal(one[name], other[name])
 
 
 def test_the_order_of_an_epoch_never_changes():

@@ -1,13 +1,8 @@
-"""The operation counts against counts by hand and against what the compiler counts."""
+"""The operation counts against counts by hand and published ones."""
 
-from __future__ import annotations
-
-import jax
-import jax.numpy as jnp
 import pytest
-from flax import nnx
 
-from plstm.models import VisionConfig, build_model
+from plstm.models import VisionConfig
 from plstm.models.flops import forward_flops
 
 VIT = {"modes": ["attention"], "pooling": "class_token"}
@@ -38,15 +33,4 @@ def test_vit_t_and_deit_s_at_224_are_as_published():
 
 
 def test_another_resolution_counts_its_own_tokens():
-    config = VisionConfig(image_size=192)
-    assert forward_flops(config, 224) == forward_flops(VisionConfig(image_size=224)) > forward_flops(config)
-    assert forward_flops(config, 192) == forward_flops(config)
-
-
-def test_the_compiler_counts_about_the_same_for_a_vit():
-    config = VisionConfig(image_size=64, patch_size=8, dim=128, heads=2, depth=2, classes=10, dtype="float32", **VIT)
-    graphdef, params = nnx.split(nnx.eval_shape(lambda: build_model(config, 0)))
-    images = jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32)
-    lowered = jax.jit(lambda params, images: nnx.merge(graphdef, params)(images)).lower(params, images)
-    counted = lowered.cost_analysis()["flops"]
-    assert forward_flops(config) < counted < 1.1 * forward_flops(config)  # it counts norms and activations, too
+    assert forward_flops(VisionConfig(image_size=192), 224) == forward_flops(VisionConfig(image_size=224))

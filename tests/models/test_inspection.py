@@ -1,7 +1,5 @@
 """Gate statistics and gating patterns against a walk through the blocks by hand."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest
@@ -26,16 +24,11 @@ def model():
 @pytest.fixture(scope="module")
 def layer_gates(model, images):
     """Each layer's gates, by running the layers before it."""
-
-    @jax.jit
-    def walk(images):
-        x, found = model.embed(images), []
-        for block in model.blocks():
-            found.append(block.mixer.gates(block.mixer_norm(x)))
-            x = block(x)
-        return found
-
-    return walk(images)
+    x, found = model.embed(images), []
+    for block in model.blocks():
+        found.append(block.mixer.gates(block.mixer_norm(x)))
+        x = block(x)
+    return found
 
 
 def test_statistics_are_the_means_of_each_layer(model, images, layer_gates):

@@ -1,7 +1,5 @@
 """Small vision models and images for them."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 from flax import nnx
@@ -19,9 +17,9 @@ def tiny(**changes) -> VisionConfig:
     return VisionConfig(**own | changes)
 
 
-def filled(config: VisionConfig) -> VisionModel:
+def filled(config: VisionConfig, seed: int = 0) -> VisionModel:
     """A model with every parameter drawn from a normal, also those that start at zero or one."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     graphdef, params = nnx.split(nnx.eval_shape(lambda: build_model(config, 0)))
     return nnx.merge(graphdef, jax.tree.map(lambda leaf: 0.3 * rng.normal(size=leaf.shape).astype(np.float32), params))
 

@@ -1,7 +1,5 @@
 """The graph layer: its gates against loops over edges, the whole against the recurrence, and its starts."""
 
-from __future__ import annotations
-
 import functools
 
 import jax
@@ -58,13 +56,8 @@ def gates_by_loops(mixer, h, e, dag):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
     ("mode", "options"),
-    [
-        ("D", {}),
-        ("D", {"transition_node": "tail"}),
-        ("P", {}),
-        ("P", {"p_norm": "linf"}),
-        ("P", {"pruned": True, "transition_node": "tail"}),
-    ],
+    [("D", {}), ("D", {"transition_node": "tail"}), ("P", {}), ("P", {"p_norm": "linf"})]
+    + [("P", {"pruned": True, "transition_node": "tail"})],
 )
 def test_gates(filled, mode, options, reverse):
     mixer = filled(functools.partial(build, mode, **options))

@@ -1,7 +1,5 @@
 """Whole mixers against transcriptions: the recurrence of Equations 1 and 2 for pLSTM, softmax for attention."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,17 +15,8 @@ MODES = ["P released", "P printed", "D"]
 
 
 def build(mode, dtype=jnp.float32, method="auto"):
-    return PLSTMMixer(
-        DIM,
-        HEADS,
-        mode[0],
-        released="released" in mode,
-        bias_only=False,
-        gate_init=nnx.initializers.zeros,
-        method=method,
-        dtype=dtype,
-        rngs=nnx.Rngs(0),
-    )
+    options = dict(released="released" in mode, bias_only=False, gate_init=nnx.initializers.zeros, dtype=dtype)
+    return PLSTMMixer(DIM, HEADS, mode[0], method=method, rngs=nnx.Rngs(0), **options)
 
 
 def normal(shape, seed=0):

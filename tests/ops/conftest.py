@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import functools
 
 import jax
@@ -40,7 +38,7 @@ def _assert_close(actual, expected, tolerance):
         left, right = np.asarray(left, np.float64), np.asarray(right, np.float64)
         assert left.shape == right.shape, path
         assert np.isfinite(right).all(), path
-        scale = max(np.abs(right).max(), 1e-30)
+        scale = np.abs(right).max(initial=1e-30)
         np.testing.assert_allclose(left / scale, right / scale, rtol=0, atol=tolerance, err_msg=str(path))
 
 

@@ -1,7 +1,5 @@
 """The operator a chunk of batch x heads at a time: the numbers of the whole, however it divides."""
 
-from __future__ import annotations
-
 import functools
 import os
 

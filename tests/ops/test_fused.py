@@ -1,7 +1,5 @@
 """The GPU kernels of the 2-D operator, run as plain JAX, against the recurrence: values and every gradient."""
 
-from __future__ import annotations
-
 import functools
 
 import jax
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 
 from plstm.errors import UserError
-from plstm.models.vision import VisionConfig, build_model
+from plstm.models import VisionConfig, build_model
 from plstm.ops.grid import GridGates, plstm2d
 from plstm.ops.grid.fused import fused
 

@@ -1,7 +1,5 @@
 """The fast forms of the 2-D operator against the recurrence of Equations 1 and 2: values and every gradient."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

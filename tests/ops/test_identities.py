@@ -1,7 +1,5 @@
 """Identities of Appendices D and F that the operators rest on, read off the fast forms."""
 
-from __future__ import annotations
-
 import functools
 from math import comb
 

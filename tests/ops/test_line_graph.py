@@ -1,7 +1,5 @@
 """Graphs as operators need them: line graph, levels, multitree, packing; against brute force."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

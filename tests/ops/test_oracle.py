@@ -1,7 +1,5 @@
 """The oracle against Equation 3 taken literally: a sum over all paths, each a product of gates."""
 
-from __future__ import annotations
-
 import itertools
 
 import jax.numpy as jnp
@@ -10,7 +8,6 @@ import pytest
 
 from plstm.ops.grid import GridGates
 from plstm.ops.grid.oracle import gating_matrix_oracle, plstm2d_oracle
-from scripts import quadtree
 
 STEPS = ((1, 1), (-1, 1), (1, -1), (-1, -1))  # (x, y): right-down, left-down, right-up, left-up
 
@@ -73,11 +70,3 @@ def test_leading_axes_are_independent(x64):
     stacked = GridGates(*(jnp.stack(gates).reshape(2, 3, 4, 2, 3) for gates in zip(*single, strict=True)))
     expected = np.stack([gating_matrix_by_paths(gates) for gates in single]).reshape(2, 3, 2, 3, 2, 3)
     np.testing.assert_allclose(gating_matrix_oracle(stacked), expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("size", [(1, 1), (4, 3), pytest.param((5, 7), marks=pytest.mark.slow)])
-def test_the_benchmarks_quadtree_is_the_gating_matrix(x64, outputs_and_gradients, assert_close, size):
-    gates = GridGates(*(jnp.stack(pair) for pair in zip(draw_gates(*size), draw_gates(*size, seed=1), strict=True)))
-    cotangent = jnp.asarray(np.random.default_rng(0).normal(size=(2, *size, *size)))
-    expected = outputs_and_gradients(gating_matrix_oracle, {"gates": gates}, cotangent)
-    assert_close(outputs_and_gradients(quadtree.gating_matrix, {"gates": gates}, cotangent), expected, 1e-12)

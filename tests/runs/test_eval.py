@@ -1,7 +1,5 @@
 """What eval.py evaluates: the run's own data, but for what is given."""
 
-from __future__ import annotations
-
 import pytest
 from hydra import compose
 
@@ -45,8 +43,6 @@ def test_a_key_that_the_run_s_data_lack_changes_nothing(data_of):
     ("arguments", "line"),
     [
         (["run=x", "weights=y"], "run: give a value, .* and not both"),
-        ([], "run: give a value"),
-        (["run=x", "checkpoint=newest"], "checkpoint=newest: choose one of last, best"),
         (["run=x", "data.split=val", "data.folder=y"], "data.folder: takes the place of data.split"),
         (["run=x", "data.folder=y", "data.max_corrupt=2"], r"data.max_corrupt=2.0: must be in \[0, 1\]"),
         (["run=x", "data.split=val"], "data.split=val: this run's data have no such examples"),

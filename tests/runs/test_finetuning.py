@@ -1,7 +1,5 @@
 """Fine-tuning: which run a run starts from, and what becomes of its weights."""
 
-from __future__ import annotations
-
 import shutil
 
 import jax
@@ -77,63 +75,47 @@ def finetuning(composed, runs, trained):
     return make
 
 
-def test_a_run_is_named_by_its_id_its_first_digits_or_its_folder(trained, runs, tmp_path):
+def test_a_run_is_named_by_its_id_its_first_digits_or_its_folder_and_the_new_id_follows_it(
+    trained, runs, finetuning, tmp_path
+):
     elsewhere = shutil.copytree(trained, tmp_path / "my best run")
     for name in (trained.name, trained.name[:5], str(trained), str(elsewhere)):
         assert initial_id(name, runs) == trained.name
-    assert initial_id("0123456789ab", runs) == "0123456789ab"  # its folder need not be here
+    other = "0123456789ab"
+    assert initial_id(other, runs) == other  # its folder need not be here
     for name in ("no-such", "/no/such"):
         with pytest.raises(UserError, match=f"init_from={name}: no such run.*{trained.name}"):
             initial_id(name, runs)
-
-
-def test_the_id_follows_the_start_and_not_its_place(trained, runs, finetuning):
-    def identify(name, *more):
-        config = finetuning(*more)
-        config.init_from = initial_id(name, runs)  # as train.py
-        return run_id(config)
-
-    here = identify(trained.name)
-    assert here == identify(str(trained)) == identify(trained.name[:6])
-    assert here != identify("0123456789ab") and here != identify(trained.name, "init_checkpoint=best")
     with pytest.raises(UserError, match="^init_from: name the run to fine-tune, init_from=<its id or folder>$"):
         initial_id("", runs)
+    starts = ([], [f"init_from={other}"], ["init_checkpoint=best"])
+    assert len({run_id(finetuning(*start)) for start in starts}) == 3
 
 
 def test_a_training_starts_from_those_weights(finetuning, trained, weights, tmp_path, monkeypatch):
+    class Seen(Exception):
+        """The arguments of describe_run, the last before the first step."""
+
+    def see(*arguments):
+        raise Seen(*arguments)
+
     config = finetuning("data.size=48", "logger.mode=disabled", f"init_from={trained}", f"paths.results={tmp_path}")
-    seen = {}
-    monkeypatch.setattr(
-        "train.describe_run", lambda *arguments: seen.update(zip("tpmsfo", arguments, strict=True)) or []
-    )
-    monkeypatch.setattr("train.start_tracker", lambda *arguments: 1 / 0)  # ends it before the first step
-    with pytest.raises(ZeroDivisionError):
+    monkeypatch.setattr("train.describe_run", see)
+    with pytest.raises(Seen) as seen:
         start(config, [], None)
-    assert seen["o"] == f"the weights of {trained}, step 16"
-    jax.tree.map(lambda ours, first: np.testing.assert_array_equal(ours, 2 * first), seen["s"].params, weights)
-    assert seen["f"].name == run_id(config) and config.init_from == trained.name
+    *_, state, folder, origin = seen.value.args
+    assert origin == f"the weights of {trained}, step 16"
+    jax.tree.map(lambda ours, first: np.testing.assert_array_equal(ours, 2 * first), state.params, weights)
+    assert folder.name == run_id(config) and config.init_from == trained.name
 
 
-@pytest.mark.parametrize("run", ["12e456", "123e45", "1e5", "123456", "1f392a"])
-def test_an_id_that_looks_like_a_number_is_an_id(run):
-    assert to_eval_config(compose("eval", overrides=[quote_ids(f"run={run}")])).run == run
-    assert compose("train", overrides=["experiment=demo/vit", quote_ids(f"init_from={run}")]).init_from == run
-
-
-def test_only_ids_are_quoted():
+def test_ids_that_look_like_numbers_are_ids_and_only_these_are_quoted(composed):
+    for run in ("12e456", "123e45", "1e5", "123456", "1f392a"):
+        assert to_eval_config(compose("eval", overrides=[quote_ids(f"run={run}")])).run == run
+        assert compose("train", overrides=["experiment=demo/vit", quote_ids(f"init_from={run}")]).init_from == run
     words = ["optim.peak_lr=1e-4,3e4", "seed=1e5", "init_from=runs/12e45", "run=1f392a"]
     assert [quote_ids(word) for word in words] == words
     assert quote_ids("init_from=1e5,3f,2e7") == 'init_from="1e5",3f,"2e7"'
-
-
-@pytest.mark.parametrize(("checkpoint", "step"), [("last", 16), ("best", 8)])
-def test_weights_are_those_of_the_checkpoint(trained, finetuning, weights, checkpoint, step):
-    config = finetuning("data.size=48", f"init_checkpoint={checkpoint}")
-    fresh = jax.tree.map(jnp.zeros_like, weights)
-    params, line = Initial(config.init_from, config).load(fresh, HERE)
-    assert line == f"the weights of {trained}, step {step}"
-    jax.tree.map(lambda ours, first: np.testing.assert_array_equal(ours, first * (step / 8)), params, weights)
-    assert jax.tree.structure(params) == jax.tree.structure(fresh)
 
 
 def test_a_larger_image_gives_what_the_trained_model_gives(finetuning, pretraining, weights):
@@ -163,17 +145,17 @@ def test_another_model_is_refused(finetuning, arguments, words):
         Initial(config.init_from, config)
 
 
-def test_an_unfinished_run_is_refused(composed, runs, finetuning):
-    node = composed("experiment=reduced/imagenet_vit", *SMALL, "seed=44")
-    folder = start_run(runs, node, [(8, {"step": jnp.int32(8)}, None)])
-    with pytest.raises(UserError, match=r"has not finished \(stopped at step 8\)"):
-        Initial(folder.name, finetuning())
-
-
-def test_best_of_a_run_that_chose_none_is_refused(composed, runs, finetuning):
-    node = composed("experiment=reduced/imagenet_vit", *SMALL, "seed=45", "loop.best_split=null")
-    folder = start_run(runs, node, [(8, {"step": jnp.int32(8)}, {})])
-    with pytest.raises(UserError, match="init_checkpoint=best"):
+@pytest.mark.parametrize(
+    ("arguments", "final", "words"),
+    [
+        (["seed=44"], None, r"has not finished \(stopped at step 8\)"),
+        (["seed=45", "loop.best_split=null"], {}, "init_checkpoint=best"),
+    ],
+)
+def test_a_run_without_the_checkpoint_is_refused(composed, runs, finetuning, arguments, final, words):
+    node = composed("experiment=reduced/imagenet_vit", *SMALL, *arguments)
+    folder = start_run(runs, node, [(8, {"step": jnp.int32(8)}, final)])
+    with pytest.raises(UserError, match=words):
         Initial(folder.name, finetuning("init_checkpoint=best"))
 
 
@@ -188,28 +170,19 @@ def test_only_other_classes_make_a_new_head():
     assert changes == ["a new head, 3 -> 5 classes"]
     assert {name for name, leaf in named_leaves(params).items() if leaf.max() == 2} == {"head.kernel", "head.bias"}
     assert adapt(shapes_of(), shapes_of())[1] == []
-
-
-def test_a_head_without_bias_is_a_head():
-    def make(classes, value):
-        return {"norm": {"scale": np.full(4, value)}, "head": {"kernel": np.full((4, classes), value)}}
-
-    params, changes = adapt(make(3, 1.0), make(5, 2.0))
-    assert changes == ["a new head, 3 -> 5 classes"]
-    assert (params["head"]["kernel"] == 2).all() and (params["norm"]["scale"] == 1).all()
-    assert adapt(make(3, 1.0), make(3, 2.0))[1] == []
+    found, wanted = ({"head": {"kernel": np.ones((4, classes))}} for classes in (3, 5))  # a head without bias
+    assert adapt(found, wanted) == (wanted, changes) and adapt(found, found)[1] == []
     with pytest.raises(UserError, match="parameter head.kernel is .* there and .* here"):
-        adapt({"head": {"kernel": np.ones((4, 3))}}, {"head": {"kernel": np.ones((8, 5))}})
+        adapt(found, {"head": {"kernel": np.ones((8, 5))}})
 
 
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"dim": 32}, "embedding.project.bias"),
+        *(({"dim": 32, "classes": classes}, "embedding.project.bias") for classes in (3, 5)),
         ({"position_embedding": False}, "position is in the trained one only"),
         ({"layer_scale": 0.1}, r"groups.blocks.0.mixer_scale\S* is in the new model only"),
         ({"depth": 4}, r"groups.blocks.0.\S+ is \(1, .* there and \(2, .* here"),
-        ({"dim": 32, "classes": 5}, "embedding.project.bias"),
     ],
 )
 def test_any_other_difference_names_its_parameter(changes, name):

@@ -1,7 +1,5 @@
 """One training step of every experiment on tiny data: what its recipe, model and optimizer compose does train."""
 
-from __future__ import annotations
-
 import json
 
 import jax
@@ -32,26 +30,22 @@ def program_of(config) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("data")
-
-
-@pytest.fixture(scope="module")
-def stepped():
-    """program -> its loss, so that experiments with one program share it."""
-    return {}
+def stepped(tmp_path_factory):
+    """Folder of the data, and program -> what its step did, so that experiments with one program share it."""
+    return tmp_path_factory.mktemp("data"), {}
 
 
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EXPERIMENTS]
 )
-def test_one_step_changes_every_parameter_that_it_should(composed, folder, stepped, name):
+def test_one_step_changes_every_parameter_that_it_should(composed, stepped, name):
+    folder, done = stepped
     own = [] if name.startswith("graphs/") else ["model.heads=2", f"data.root={folder}"]
     config = to_config(composed(f"experiment={name}", *SMALL, *start_of(name), *own))
     program = program_of(config)
-    if program not in stepped:
-        stepped[program] = take_step(config)
-    loss, unmoved, grown = stepped[program]
+    if program not in done:
+        done[program] = take_step(config)
+    loss, unmoved, grown = done[program]
     classes = 2 if config.task == "graphs" or config.optim.loss == "binary_cross_entropy" else config.data.classes
     # Relative for many classes; in nats for two, as an untrained model so narrow has logits that differ by about one.
     assert loss == pytest.approx(np.log(classes), rel=0.25, abs=1.0 if config.task == "graphs" else 0.6)

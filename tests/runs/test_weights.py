@@ -1,9 +1,6 @@
 """Weights of a run, exported and loaded again: the same numbers, and one clear line for a file that is not right."""
 
-from __future__ import annotations
-
 import json
-import shutil
 from pathlib import Path
 
 import jax
@@ -16,42 +13,37 @@ from safetensors.numpy import load_file, save_file
 
 from plstm.config import Config, portable_config
 from plstm.errors import UserError
-from plstm.models import VisionConfig, build_model
+from plstm.models import VisionConfig
 from plstm.runs.folders import write_config
 from plstm.runs.weights import config_of, from_checkpoint, save_safetensors
 from plstm.tasks.arrow import ArrowData
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import init_state
+from tests.models.vision_models import filled
 
-ROOT = Path(__file__).resolve().parents[2]
 ID = "0123456789ab"
 INFO = {"sizes": {}, "class_names": ["away", "at"]}  # as train.py keeps it
+CONFIG = Config(
+    model=VisionConfig(image_size=48, patch_size=16, dim=16, heads=2, depth=2, classes=2, dtype="float32"),
+    data=ArrowData(size=48, scale=0.25, train_seed=43, train_images=256, eval_images=64),
+)
 
 
-def tiny_config() -> Config:
-    model = VisionConfig(image_size=48, patch_size=16, dim=16, heads=2, depth=2, classes=2, dtype="float32")
-    return Config(model=model, data=ArrowData(size=48, scale=0.25, train_seed=43, train_images=256, eval_images=64))
-
-
-def tiny_state(config: Config, seed: int):
-    """A state of the config's model, its parameters drawn by NumPy."""
-    rng = np.random.default_rng(seed)
-    graphdef, params = nnx.split(nnx.eval_shape(lambda: build_model(config.model, 0)))
-    model = nnx.merge(graphdef, jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), params))
-    return model, init_state(model, build_optimizer(config.optim, lambda step: 0.0))[1]
+def save_run(folder: Path, scores: dict[int, float]) -> None:
+    """A run as train.py leaves it, with a checkpoint of each step; step n's parameters are `filled` with seed n."""
+    write_config(folder, CONFIG, [])
+    checkpoints, optimizer = Checkpoints(folder / "checkpoints"), build_optimizer(CONFIG.optim, lambda step: 0.0)
+    for step, score in scores.items():
+        checkpoints.save(step, init_state(filled(CONFIG.model, step), optimizer)[1], INFO, score)
+    checkpoints.close()
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
     """A folder of one run, with checkpoints of steps 1 (the best) and 2."""
     folder = tmp_path_factory.mktemp("runs")
-    config = tiny_config()
-    write_config(folder / ID, config, [])
-    checkpoints = Checkpoints(folder / ID / "checkpoints")
-    for step, score in ((1, 0.9), (2, 0.1)):
-        checkpoints.save(step, tiny_state(config, step)[1], INFO, score)
-    checkpoints.close()
+    save_run(folder / ID, {1: 0.9, 2: 0.1})
     return folder
 
 
@@ -67,28 +59,19 @@ def assert_same(model, other):
 
 
 def test_a_run_and_its_file_are_the_model_that_was_trained(runs, exported):
-    trained, _ = tiny_state(tiny_config(), 2)
     for source in (ID, ID[:4], runs / ID, exported):
         model = from_checkpoint(source, runs=runs)
-        assert_same(model, trained)
-        assert model.info.run == ID and model.info.step == 2
-        assert model.info.config.model == tiny_config().model
-        assert model.info.class_names == ("away", "at")
+        assert_same(model, filled(CONFIG.model, 2))
+        assert (model.info.run, model.info.step, model.info.class_names) == (ID, 2, ("away", "at"))
+        assert model.info.config.model == CONFIG.model
         hash(nnx.graphdef(model))  # nnx.jit needs it
 
 
-def test_the_best_checkpoint(runs):
-    assert_same(from_checkpoint(ID, runs=runs, checkpoint="best"), tiny_state(tiny_config(), 1)[0])
-
-
-def test_a_checkpoint_without_a_score_is_not_the_best(runs, tmp_path):
-    folder = tmp_path / ID
-    shutil.copytree(runs / ID / ".hydra", folder / ".hydra")
-    checkpoints = Checkpoints(folder / "checkpoints")
-    checkpoints.save(2, tiny_state(tiny_config(), 2)[1], INFO, -1.0)  # as of a run stopped before its first evaluation
-    checkpoints.close()
-    with pytest.raises(UserError, match=f"{folder}: no best checkpoint; .*; or take the last"):
-        from_checkpoint(folder, checkpoint="best")
+def test_the_best_checkpoint_is_one_with_a_score(runs, tmp_path):
+    assert_same(from_checkpoint(ID, runs=runs, checkpoint="best"), filled(CONFIG.model, 1))
+    save_run(tmp_path / ID, {2: -1.0})  # as of a run stopped before its first evaluation
+    with pytest.raises(UserError, match=f"{tmp_path / ID}: no best checkpoint; .*; or take the last"):
+        from_checkpoint(tmp_path / ID, checkpoint="best")
 
 
 def test_the_file_says_all_that_is_needed_to_use_it(runs, exported):
@@ -98,12 +81,11 @@ def test_the_file_says_all_that_is_needed_to_use_it(runs, exported):
     plain = {"format": "plstm", "format_version": "2", "sizes": "{}", "run": ID, "step": "2"}
     assert {key: metadata[key] for key in plain} == plain
     config = json.loads(metadata["config"])
-    assert config == portable_config(tiny_config())
-    assert config["model"]["dim"] == 16 and "paths" not in config
+    assert config == portable_config(CONFIG)
     assert json.loads(metadata["class_names"]) == ["away", "at"]
     channels = {"mean": [0.485, 0.456, 0.406], "deviation": [0.229, 0.224, 0.225]}
     assert json.loads(metadata["preprocessing"]) == {"size": 48, "crop_ratio": 1.0} | channels
-    assert config_of(exported).data == config_of(ID, runs).data == tiny_config().data
+    assert config_of(exported).data == config_of(ID, runs).data == CONFIG.data
 
 
 def test_a_file_s_own_preprocessing_is_used(exported, tmp_path):
@@ -119,7 +101,7 @@ def test_a_file_s_own_preprocessing_is_used(exported, tmp_path):
 
 
 def test_weights_of_a_gpu_s_kernels_serve_elsewhere(exported, tmp_path):
-    path, config = tmp_path / "other.safetensors", portable_config(tiny_config())
+    path, config = tmp_path / "other.safetensors", portable_config(CONFIG)
     rewrite(exported, path, config=json.dumps(config | {"model": config["model"] | {"method": "fused"}}))
     image = np.random.default_rng(0).standard_normal((1, 48, 48, 3), np.float32)
     model = from_checkpoint(path)
@@ -145,45 +127,37 @@ def rewrite(source: Path, path: Path, tensors: dict | None = None, **metadata) -
     ],
 )
 def test_tensors_of_another_model_are_named(exported, tmp_path, name, tensor, words):
-    path = tmp_path / "other.safetensors"
-    rewrite(exported, path, {name: tensor})
-    with pytest.raises(UserError, match=f"{path}: not of this model: .*{words}"):
-        from_checkpoint(path)
+    refused(exported, tmp_path / "other.safetensors", f"not of this model: .*{words}", {name: tensor})
 
 
 @pytest.mark.parametrize(
-    ("metadata", "words"),
+    ("key", "value", "words"),
     [
-        ({"format": None}, "made by another program; .* scripts/export.py"),
-        ({"format_version": "1"}, "format version 1, and this code reads 2; export it again"),
-        ({"config": None}, "metadata are damaged"),
-        ({"config": "[1"}, "metadata are damaged"),
-        ({"config": "[]"}, "metadata are damaged"),
-        ({"config": '{"data": {"name": "${oc.env:HOME}"}}'}, "metadata are damaged .*filled in"),
-        ({"config": '{"data": {}, "optim": {}, "task": "knots"}'}, "metadata are damaged .*task='knots'"),
-        ({"step": "many"}, "metadata are damaged"),
-        ({"class_names": None}, "metadata are damaged"),
-        ({"sizes": None}, "metadata are damaged"),
-        ({"preprocessing": '{"side": 3}'}, "metadata are damaged .*side"),
+        ("format", None, "made by another program; .* scripts/export.py"),
+        ("format_version", "1", "format version 1, and this code reads 2; export it again"),
+        *(("config", text, "metadata are damaged") for text in (None, "[1", "[]")),
+        ("config", '{"data": {}, "optim": {}, "task": "knots"}', "metadata are damaged .*task='knots'"),
+        *((key, None, "metadata are damaged") for key in ("class_names", "sizes")),
+        ("step", "many", "metadata are damaged"),
+        ("preprocessing", '{"side": 3}', "metadata are damaged .*side"),
     ],
 )
-def test_metadata_that_cannot_be_used(exported, tmp_path, metadata, words):
-    path = tmp_path / "other.safetensors"
-    rewrite(exported, path, **metadata)
+def test_metadata_that_cannot_be_used(exported, tmp_path, key, value, words):
+    refused(exported, tmp_path / "other.safetensors", words, **{key: value})
+
+
+def refused(source: Path, path: Path, words: str, tensors: dict | None = None, **metadata) -> None:
+    """Asserts that a copy with these changes is refused in one line."""
+    rewrite(source, path, tensors, **metadata)
     with pytest.raises(UserError, match=f"{path}: .*{words}") as caught:
         from_checkpoint(path)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 something else", None])
-def test_what_is_no_safetensors_file(exported, tmp_path, content):
-    path = tmp_path / "other.safetensors"
-    path.write_bytes(exported.read_bytes()[:-8] if content is None else content)
-    with pytest.raises(UserError, match=f"{path}: not a whole safetensors file"):
-        from_checkpoint(path)
-
-
-def test_what_is_not_there(runs, exported, tmp_path):
+def test_what_is_not_there_or_not_whole(runs, exported, tmp_path):
+    (tmp_path / "cut.safetensors").write_bytes(exported.read_bytes()[:-8])
+    with pytest.raises(UserError, match="cut.safetensors: not a whole safetensors file"):
+        from_checkpoint(tmp_path / "cut.safetensors")
     with pytest.raises(UserError, match="none.safetensors: no such file"):
         from_checkpoint(tmp_path / "none.safetensors")
     with pytest.raises(UserError, match="no such run"):

@@ -1,7 +1,5 @@
 """The benchmark harness, and its subjects at their smallest."""
 
-from __future__ import annotations
-
 import json
 import os
 import statistics
@@ -17,20 +15,10 @@ from plstm.ops.grid import FORMS
 from scripts.benchmarks import harness, models, pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
-# Runs a script where the packages that come first are not installed.
-WITHOUT = """
-import runpy, sys
-absent, sys.argv = sys.argv[1].split(","), sys.argv[2:]
-for name in absent:
-    sys.modules[name] = None
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-ABSENT = "hydra,omegaconf,wandb,tensorflow_datasets,PIL,matplotlib,grain,safetensors"
 
 
-def benchmark(*arguments: object, status: int = 0, absent: str = "", **environment: str) -> subprocess.CompletedProcess:
-    start = ["-c", WITHOUT, absent] if absent else []
-    command = [sys.executable, *start, str(ROOT / "scripts/benchmark.py"), *map(str, arguments)]
+def benchmark(*arguments: object, status: int = 0, **environment: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "scripts/benchmark.py"), *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | environment)
     assert done.returncode == status, done.stderr
     return done
@@ -49,9 +37,10 @@ def measured(subject: str, out: Path, *arguments: object, **options: str) -> dic
 
 def test_runs_take_turns_after_a_round_to_warm_up():
     calls = []
-    runs = {name: lambda name=name: calls.append(name) for name in "ab"}
-    found = harness.alternate(runs, 2)
-    assert calls == ["a", "b"] * 3 and {name: len(seconds) for name, seconds in found.items()} == {"a": 2, "b": 2}
+    runs = {name: (lambda name=name: calls.append(name), {"of": name}) for name in "ab"}
+    found = harness.compare(runs, 2)
+    assert calls == ["a", "b"] * 3
+    assert [(row["of"], len(row["seconds"])) for row in found.values()] == [("a", 2), ("b", 2)]
 
 
 def test_ratios_are_of_medians_and_within_rounds():
@@ -61,26 +50,14 @@ def test_ratios_are_of_medians_and_within_rounds():
     assert found["slow"]["median_seconds"] == statistics.median([2.0, 30.0, 4.0])
 
 
-def test_errors_stand_in_the_place_of_runs_where_told():
-    makers = {"good": lambda: (lambda: 0, {"a": 1}), "bad": lambda: 1 / 0}
-    found = harness.compare(makers, 1, tolerant=True)
-    assert found["good"]["a"] == len(found["good"]["seconds"]) == 1
-    assert found["bad"] == {"error": "ZeroDivisionError: division by zero"}
-    with pytest.raises(ZeroDivisionError):
-        harness.compare(makers, 1)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([], "the following arguments are required: subject"),
         (["nothing"], "invalid choice: 'nothing'"),
         (["operator", "--grids", "0"], "'0' must be a whole number from 1"),
-        (["chunks", "--cases", "12"], "'12' must be SIDExIMAGES"),
-        (
-            ["operator", "--grids=2", "--batch=1", "--dim=2", "--repeats=1", "--out=/proc/x.json"],
-            "/proc/x.json: cannot be",
-        ),
+        (["chunks", "--cases", "12"], "invalid side_x_images value: '12'"),
+        (["data", "--images=1", "--repeats=1", "--out=/proc/x.json"], "/proc/x.json: No such file"),
     ],
 )
 def test_bad_input_is_named_in_one_line(arguments, words):
@@ -88,11 +65,9 @@ def test_bad_input_is_named_in_one_line(arguments, words):
     assert stderr.startswith("error: ") and words in stderr and stderr.count("\n") == 1
 
 
-def test_help_and_check_measure_nothing(tmp_path):
-    assert "checkpoints" in benchmark("--help", absent=ABSENT).stdout
-    assert "--grids" in benchmark("operator", "--help", absent=ABSENT).stdout
-    out = tmp_path / "x.json"
-    assert "good" in benchmark("operator", "--check", "--out", out).stdout and not out.exists()
+def test_help_lists_the_subjects_and_their_options():
+    assert "scaling" in benchmark("--help").stdout
+    assert "--grids" in benchmark("operator", "--help").stdout
 
 
 def test_the_operator_is_compared_with_both_yardsticks(tmp_path):
@@ -124,9 +99,10 @@ def test_every_form_is_timed(tmp_path):
 
 @pytest.mark.slow
 def test_both_models_are_timed_and_their_ratio_written(tmp_path):
-    rows = measured("model", tmp_path / "model.json", "--sizes", 16, 32, "--batch", 1)["rows"]
-    assert [row["tokens"] for row in rows] == [1, 4]
-    for row in rows:
+    record = measured("scaling", tmp_path / "scaling.json", "--sizes", 16, 32, "--batch", 1)
+    assert [row["tokens"] for row in record["rows"]] == [1, 4]
+    assert record["summary"].keys() == {"pLSTM", "ViT", "pLSTM_is_faster_from_pixels"}
+    for row in record["rows"]:
         assert row["ratio"] == row["pLSTM"]["median_seconds"] / row["ViT"]["median_seconds"]
         assert min(row[name]["flops_per_second"] for name in ("pLSTM", "ViT")) > 0
 
@@ -136,14 +112,7 @@ def test_epochs_of_each_graph_model_are_timed(tmp_path):
     options = ["--sets", "TOY", "--models", "gin", "gcn"]
     rows = measured("graphs", tmp_path / "graphs.json", *options, PLSTM_DATA=str(ROOT / "tests/data"))["rows"]
     assert [(row["set"], row["model"], row["steps"]) for row in rows] == [("TOY", "gin", 1), ("TOY", "gcn", 1)]
-    for row in rows:
-        assert row["over_gin"] == row["median_seconds"] / rows[0]["median_seconds"] and row["compile_seconds"] > 0
-
-
-@pytest.mark.slow
-def test_checkpoints_are_saved_and_restored(tmp_path):
-    (row,) = measured("checkpoints", tmp_path / "x.json", "--megabytes", 8, "--work", tmp_path)["rows"]
-    assert row["megabytes"] == 8 and row["save_ratio"] > 0 and list(tmp_path.iterdir()) == [tmp_path / "x.json"]
+    assert min(row["compile_seconds"] for row in rows) > 0
 
 
 def test_photographs_have_the_size_of_imagenet_s():
@@ -161,44 +130,16 @@ def test_every_recipe_is_measured_with_every_decoder(tmp_path):
     assert all(row["views_per_second"] == row["rates"][0] > 0 for row in rows)
 
 
-@pytest.mark.slow
-def test_the_gpu_call_needs_few_packages(tmp_path):
-    (model,) = measured("gpu", tmp_path / "gpu.json", "--tiny", absent=ABSENT)["rows"]
-    assert model["ratio"] == model["pLSTM"]["median_seconds"] / model["ViT"]["median_seconds"]
-    assert model["pLSTM"]["images_per_second"] == pytest.approx(2 / model["pLSTM"]["median_seconds"])
-    hours = 39_050 * 128 / model["pLSTM"]["images_per_second"] / 3600
-    assert model["pLSTM"]["hours_of_the_paper_s_arrow_run"] == pytest.approx(hours)
-    assert model["pLSTM"]["utilisation"] is None  # nobody knows what a CPU's peak is
-
-
-def test_the_gpu_call_says_what_it_had_no_time_for(tmp_path):
-    """Also that all it imports is there."""
-    rows = measured("gpu", tmp_path / "gpu.json", "--tiny", "--seconds", 0, absent=ABSENT)["rows"]
-    assert rows == [{"case": "arrow pointing", "skipped": "the time was up"}]
-
-
-def test_a_plan_that_does_not_fit_the_device_is_not_run(monkeypatch):
-    from scripts.benchmarks import gpu
-
-    device = type("Device", (), {"memory_stats": lambda self: {"bytes_limit": 2**30}})
-    monkeypatch.setattr(gpu, "make_step", lambda config, batch: (None, {"memory_bytes": 2 * 2**30}))
-    monkeypatch.setattr(gpu.jax, "local_devices", lambda: [device()])
-    with pytest.raises(MemoryError, match="needs 2.0 GiB of 1.0"):
-        gpu.fitting_step(None, 1024)
-
-
 def row_of_size(size: int, plstm: float, vit: float) -> dict:
-    seconds = {"pLSTM": plstm, "ViT": vit}
-    parts = {name: {"median_seconds": value, "memory_bytes": 2**20 * value} for name, value in seconds.items()}
+    parts = {name: {"median_seconds": seconds} for name, seconds in (("pLSTM", plstm), ("ViT", vit))}
     return {"size": size, "tokens": (size // 16) ** 2, "ratio": plstm / vit, **parts}
 
 
-def test_exponents_and_the_crossing(tmp_path):
+def test_exponents_and_the_crossing():
     rows = [row_of_size(16, 2.0, 1.0), row_of_size(32, 8.0, 16.0), row_of_size(64, 32.0, 256.0)]  # linear, quadratic
-    summary = models.summarise_scaling(rows, tmp_path / "plot.json")["summary"]
+    summary = models.summarise_scaling(rows)["summary"]
     assert summary["pLSTM"] == {"exponent": pytest.approx(1), "a_token": pytest.approx(1)}
     assert summary["ViT"] == {"exponent": pytest.approx(2), "a_token": pytest.approx(16)}
     assert summary["pLSTM_is_faster_from_pixels"] == pytest.approx(16 * 2**0.5)
-    assert (tmp_path / "plot.png").stat().st_size > 1000
     assert models.crossing([*rows, row_of_size(128, 2, 1)]) is None  # not to the end
     assert models.crossing(rows[1:]) == 32

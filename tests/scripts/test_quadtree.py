@@ -1,7 +1,5 @@
 """The benchmark's quad-tree against the oracle: a yardstick must measure the same thing."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

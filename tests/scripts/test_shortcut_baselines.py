@@ -1,7 +1,5 @@
 """The shortcut classifiers of arrow pointing."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,12 +1,11 @@
 """Graphs on the training loop: folds and their records, batch norm's statistics, and runs that are killed."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import signal
 from pathlib import Path
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -96,21 +95,6 @@ def test_the_learning_rate_changes_by_the_epoch(run):
     np.testing.assert_allclose(rates, expected, rtol=1e-5)
 
 
-def test_a_wrong_figure_in_a_fold_s_record_is_found(finished, records):
-    last = {**records[0].metrics["last"], "test": {**records[0].metrics["last"]["test"], "accuracy": 0.125}}
-    wrong = records[0].model_copy(update={"metrics": {**records[0].metrics, "last": last}})
-    (line,) = record_problems(wrong, finished / "results")
-    assert "metrics.last.test.accuracy is 0.125" in line
-
-
-def test_folds_that_have_finished_are_not_trained_again(finished, start, records):
-    (path,) = (finished / "results/runs").iterdir()
-    before = path.read_bytes()
-    status, output = start(finished, None, "data.fold=0,1")
-    assert status == 0 and output.count("has finished; its record is") == 2
-    assert path.read_bytes() == before
-
-
 def test_a_killed_fold_resumes_to_the_same_numbers(records, run, start, tmp_path):
     status, output = start(tmp_path, {"event": "save", "count": 3}, "data.fold=0")
     assert status == -signal.SIGKILL, output
@@ -143,15 +127,11 @@ def test_weights_hold_the_running_statistics_and_need_no_data(run, tmp_path, mon
     save_safetensors(model, tmp_path / "gin.safetensors")
     other = from_checkpoint(tmp_path / "gin.safetensors")
     ours, theirs = (named_leaves(nnx.state(each, nnx.BatchStat)) for each in (model, other))
-    assert len(ours) == 8 and ours.keys() == theirs.keys()
-    for name in ours:
-        np.testing.assert_array_equal(ours[name], theirs[name])
+    assert len(ours) == 8
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     for each in (model, other):
         assert each.info.class_names == ("-1", "1") and each.info.sizes["classes"] == 2
         assert each.encoder.kernel.shape == (each.info.sizes["features"], 8)
-
-
-def test_the_best_checkpoint_of_a_run_that_kept_none_is_refused(run):
     with pytest.raises(UserError, match=rf"{run}: kept no best checkpoint \(loop.save_every is 2\)"):
         from_checkpoint(run, checkpoint="best")
 
@@ -175,38 +155,30 @@ def test_a_split_is_cut_into_batches_no_larger_than_those_of_the_training(task):
         assert batches[0] is part and [batch["mask"].sum() for batch in batches] == counts
 
 
-def test_an_epoch_has_every_training_graph_once_in_its_own_order(task):
-    number, per_epoch = numbering(task.source.graphs), task.steps_per_epoch
-    assert (task.train_examples, per_epoch) == (32, 2)
-    epochs = {}
-    for seed in (43, 44):
-        batches = GraphTrainBatches(task.source, task.fold.train, seed, lambda batch: batch)
-        stream = batches.from_step(0)
-        epochs[seed] = [[next(stream) for _ in range(per_epoch)] for _ in range(2)]
-    (first, second), (other, _) = epochs[43], epochs[44]
-    assert sorted(number(first)) == sorted(number(second)) == sorted(number(other)) == sorted(task.fold.train.tolist())
-    assert len({tuple(number(epoch)) for epoch in (first, second, other)}) == 3
-    later = next(GraphTrainBatches(task.source, task.fold.train, 43, lambda batch: batch).from_step(3))
-    np.testing.assert_array_equal(later["features"], second[1]["features"])
+def test_splits_and_epochs_have_the_graphs_of_their_part_of_the_fold(task):
+    graphs = task.source.graphs
 
-
-def test_a_split_has_the_graphs_of_its_part_of_the_fold(task):
-    number = numbering(task.source.graphs)
-    for name in task.splits:
-        assert number(task.split(name).batches(16)) == getattr(task.fold, name).tolist()
-
-
-def numbering(graphs):
-    """Function of batches: their graphs' numbers in the set, in order, told by the first node's features."""
-    known = {graphs.features[row].tobytes(): g for g, row in enumerate(graphs.node_start[:-1])}
-    assert len(known) == len(graphs)
-
-    def number(batches) -> list[int]:
+    def told_apart(batches) -> list[bytes]:
+        """The first node's features of each graph, of which no two in this set have the same."""
         places = [(batch, n) for batch in batches for n in range(batch["mask"].sum())]
-        rows = [(batch, np.flatnonzero(batch["graph"] == n)[0]) for batch, n in places]
-        return [known[batch["features"][row].tobytes()] for batch, row in rows]
+        return [batch["features"][batch["graph"] == n][0].tobytes() for batch, n in places]
 
-    return number
+    parts = {
+        name: [graphs.features[graphs.node_start[g]].tobytes() for g in getattr(task.fold, name)]
+        for name in task.splits
+    }
+    assert len(set(sum(parts.values(), []))) == len(graphs)
+    assert {name: told_apart(task.split(name).batches(16)) for name in parts} == parts
+    assert (task.train_examples, task.steps_per_epoch) == (32, 2)
+
+    def epoch(seed: int, number: int) -> list[bytes]:
+        stream = GraphTrainBatches(task.source, task.fold.train, seed, lambda batch: batch).from_step(2 * number)
+        return told_apart([next(stream), next(stream)])
+
+    stream = GraphTrainBatches(task.source, task.fold.train, 43, lambda batch: batch).from_step(0)
+    found = [epoch(43, 0), epoch(43, 1), epoch(44, 0)]
+    assert told_apart(next(stream) for _ in range(4)) == found[0] + found[1]
+    assert all(sorted(each) == sorted(parts["train"]) for each in found) and len(set(map(tuple, found))) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """A small classification task for the tests of this folder: its images, its loss and its metrics."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -8,8 +8,6 @@ first. The operator works in chunks. Process 0 writes the states to FOLDER/LAYOU
 object.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

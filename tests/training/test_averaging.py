@@ -1,7 +1,5 @@
 """Means between log lines, across a stop and resume, and the speed that leaves pauses out."""
 
-from __future__ import annotations
-
 import json
 
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """The description of code, versions and machine that a run record carries."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

@@ -1,7 +1,5 @@
 """Evaluation covers every example exactly once, whatever the batch size."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -48,17 +46,6 @@ def test_every_example_counts_once(split, batch_size):
     assert found["accuracy"] == expected["accuracy"]
     assert {len(bits) for bits in seen} == {batch_size}  # one compiled program serves all
     np.testing.assert_array_equal(np.concatenate(seen)[:COUNT], split.bits)
-
-
-def test_padding_cannot_score(split):
-    """A model that is sure of class 0, which padding is labelled with."""
-
-    def sure(params, batch):
-        return metrics_of(jnp.tile(jnp.array([[9.0, 0.0]]), (len(batch["label"]), 1)), batch)
-
-    found = evaluate(sure, None, split, 7)
-    assert found["accuracy"] == pytest.approx((split.labels == 0).mean(), rel=1e-12)
-    assert found["loss"] == pytest.approx(np.log1p(np.exp(-9)) + 9 * (split.labels == 1).mean(), rel=1e-6)
 
 
 def test_the_numbers_of_a_model_are_the_direct_mean(split, tiny_config, filled):

@@ -1,7 +1,5 @@
 """Signals are requests; afterwards they mean what they meant before."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,12 +1,11 @@
 """Whether freed memory stays with the process, counted in pages that the system had to clear; a process's mappings."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -57,23 +56,27 @@ def test_freed_memory_is_used_again():
     assert max(faults) < min(given_back) / 10, (faults, given_back)
 
 
-def test_the_environment_s_own_settings_stand(monkeypatch):
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: pytest.fail("malloc was touched"))
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
-    assert not memory.keep_freed_memory()
-    monkeypatch.delenv("MALLOC_ARENA_MAX")
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=9")
-    assert not memory.keep_freed_memory()
-
-
-def test_beside_an_accelerator_and_without_glibc_nothing_changes(monkeypatch):
+@pytest.mark.parametrize(
+    ("setting", "plugins"),
+    [
+        ({"MALLOC_ARENA_MAX": "2"}, ()),
+        ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=9"}, ()),
+        ({}, ("cuda12",)),
+    ],
+)
+def test_malloc_is_left_alone_where_it_is_configured_and_beside_an_accelerator(monkeypatch, setting, plugins):
     for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())  # a C library without mallopt
+    options = []
+    library = SimpleNamespace(mallopt=lambda *option: options.append(option) or 1)
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: library)
     monkeypatch.setattr(memory, "entry_points", lambda group: ())
-    assert not memory.keep_freed_memory()
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: pytest.fail("malloc was touched"))
-    monkeypatch.setattr(memory, "entry_points", lambda group: ("cuda12",))
+    assert memory.keep_freed_memory() and len(options) == 4
+    monkeypatch.setattr(memory, "entry_points", lambda group: plugins)
+    for name, value in setting.items():
+        monkeypatch.setenv(name, value)
+    assert not memory.keep_freed_memory() and len(options) == 4
+    library.mallopt = None  # as a C library without it
     assert not memory.keep_freed_memory()
 
 

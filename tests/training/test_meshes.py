@@ -3,8 +3,6 @@
 `layouts_program.py` also restores each checkpoint in another layout, and fails where it is not bit for bit the same.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Erasing and mixing against numpy: images are made so that the result shows where each pixel came from."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import jax

@@ -1,7 +1,5 @@
 """Starting the processes of a run, and one clear line where they do not come together."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -29,11 +27,11 @@ def test_variables():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"PROCESS_ID": None}, "PROCESS_ID: not set"),
-        ({"PROCESS_ID": "2"}, "PROCESS_ID=2, NUM_PROCESSES=2"),
+        ({"PROCESS_ID": None}, "PROCESS_ID=: set all three or none"),
+        ({"PROCESS_ID": "2"}, "NUM_PROCESSES=2, PROCESS_ID=2: .* the last smaller"),
         ({"NUM_PROCESSES": "two"}, "NUM_PROCESSES=two"),
-        ({"COORDINATOR_ADDRESS": "10.0.0.1"}, "COORDINATOR_ADDRESS=10.0.0.1: must be host:port"),
-        ({"COORDINATOR_ADDRESS": ":1234"}, "COORDINATOR_ADDRESS=:1234: must be host:port"),
+        ({"COORDINATOR_ADDRESS": "10.0.0.1"}, "COORDINATOR_ADDRESS=10.0.0.1, .* host:port"),
+        ({"COORDINATOR_ADDRESS": ":1234"}, "COORDINATOR_ADDRESS=:1234, .* host:port"),
     ],
 )
 def test_variables_that_are_missing_or_wrong(changes, words):
@@ -53,8 +51,8 @@ def test_slurm():
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(("number", "words"), [(0, "not all others came"), (1, "process 0 does not answer")])
-def test_a_process_without_the_others_gives_up_with_one_line(number, words):
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_process_without_the_others_gives_up_with_one_line(number):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = "127.0.0.1:{1}".format(*free.getsockname())
@@ -69,4 +67,5 @@ def test_a_process_without_the_others_gives_up_with_one_line(number, words):
     )
     assert ended.returncode == 2
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert f"process {number} of 2: {words} at {address} in 0.5 seconds" in line and "mesh.timeout" in line
+    assert f"process {number} of 2: the others did not come to {address} in 0.5 seconds" in line
+    assert "mesh.timeout" in line

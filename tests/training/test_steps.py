@@ -1,7 +1,5 @@
 """The training step against direct computations, and its guard against numbers that are not finite."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Names of leaves."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import optax

@@ -3,8 +3,6 @@
 Cell states live on edges; transitions act on line edges, from an edge to one that starts where it ends.
 """
 
-from __future__ import annotations
-
 import math
 
 import jax
@@ -36,27 +34,26 @@ def plstm_dag(
 ) -> Array:
     """Equations 1 and 2 on a DAG, or on several that are packed.
 
+    q, k [..., N, d_k], v [..., N, d_v], source and mark [..., E], transition [..., L], direct [..., N], the weight of a
+    node's own key and value. Gating and accumulation are done in the gates' dtype, at least float32; gates of padding
+    count as zero. The arrays of packed graphs may be traced, so that one program serves many.
+
     Args:
-        q, k: [..., N, d_k].
-        v: [..., N, d_v].
-        gates: source and mark [..., E], transition [..., L]; gating and accumulation are done in their dtype, at least
-            float32. Gates of padding count as zero.
-        direct: [..., N], the weight of a node's own key and value.
-        dag: the graph, or packed graphs (whose arrays may be traced, so that one program serves many).
         scale: of the queries; None: d_k ** -0.5.
         method: "levels" (gating matrix by a scan over levels), "doubling" (gating matrix by few large products),
             "recurrent" (matrix states, for large graphs), or "auto": "recurrent" where a block has more than d_k d_v
             nodes; else "levels" on a CPU; elsewhere "doubling", over 256 edges a block "recurrent".
 
-    Returns:
-        [..., N, d_v] in v's dtype; "levels" and "recurrent" have reverse-mode derivatives only.
-
-    Raises:
-        ValueError: where shapes disagree or the method is unknown.
+    Returns [..., N, d_v] in v's dtype; "levels" and "recurrent" have reverse-mode derivatives only. Raises ValueError
+    where shapes disagree or the method is unknown.
     """
     dag = dag.packed if isinstance(dag, Dag) else dag
     check_choice("method", method, METHODS)
-    _check_shapes(q, k, v, gates, direct, dag)
+    check_inputs(q, k, v, direct, "N")
+    check_shape("q and k", q, "[..., N, d_k]", (*q.shape[:-2], dag.num_nodes, q.shape[-1]))
+    for (name, gate), axis in zip(gates._asdict().items(), "ELE", strict=True):
+        size = dag.num_edges if axis == "E" else dag.num_line_edges
+        check_shape(name, gate, f"[..., {axis}]", (*q.shape[:-2], size))
     if method == "auto":
         method = _choose(dag, q.shape[-1] * v.shape[-1])
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -81,13 +78,9 @@ def plstm_dag(
 def normalise_transitions(transition: Array, dag: Dag | PackedDags, norm: str = "l1") -> Array:
     """The P-mode's stabilisation: t / (0.5 + sum of |t|), over line edges that share an edge.
 
-    Args:
-        transition: [..., L]; entries of padding must be finite.
-        norm: "l1" sums over the line edges that leave the edge e', so that Equation 4 holds; "linf" over those that
-            enter the edge e, as in the paper's released code. Another one raises ValueError.
-
-    Returns:
-        [..., L]; sums of magnitudes over a shared edge stay below 1.
+    transition [..., L], finite also in padding, gives [..., L]; sums of magnitudes over a shared edge stay below 1.
+    norm: "l1" sums over the line edges that leave the edge e', so that Equation 4 holds; "linf" over those that enter
+    the edge e, as in the paper's released code. Another one raises ValueError.
     """
     check_choice("norm", norm, NORMS)
     shared = dag.line_from if norm == "l1" else dag.line_to
@@ -103,13 +96,3 @@ def _choose(dag: PackedDags, state_size: int) -> str:
     if jax.default_backend() == "cpu":
         return "levels"
     return "doubling" if dag.block_edges <= MAX_DOUBLING_EDGES else "recurrent"
-
-
-def _check_shapes(q, k, v, gates: DagGates, direct, dag: PackedDags) -> None:
-    check_inputs(q, k, v, direct, "N")
-    lead, nodes = q.shape[:-2], q.shape[-2]
-    if nodes != dag.num_nodes:
-        raise ValueError(f"q and k must be [..., N, d_k] with N = {dag.num_nodes}; got q {q.shape} and k {k.shape}")
-    check_shape("source", gates.source, "[..., E]", (*lead, dag.num_edges))
-    check_shape("transition", gates.transition, "[..., L]", (*lead, dag.num_line_edges))
-    check_shape("mark", gates.mark, "[..., E]", (*lead, dag.num_edges))

@@ -1,7 +1,5 @@
 """The forms of the operator on packed graphs. Nodes, edges and line edges come first, then heads: [N, H, ...]."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -77,7 +75,7 @@ def _propagate(transition: Array, inputs: Array, dag: PackedDags) -> Array:
 
 
 def _propagate_forward(transition, inputs, dag):
-    states, _ = _scan_levels(transition, inputs, dag)
+    states = _propagate(transition, inputs, dag)
     return states, (transition, states, dag)
 
 

@@ -1,7 +1,5 @@
 """pLSTM on DAGs as the paper defines it: Equations 1 and 2, node by node. Every fast form is tested against it."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

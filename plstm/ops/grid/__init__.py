@@ -8,8 +8,6 @@ other three directions are mirror images, with gates of their own. Three words, 
 * `form`: how the gating matrix is made, by those methods that make it (FORMS).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 
@@ -17,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from plstm.errors import UserError
 from plstm.ops.common import attend, check_choice, check_inputs, check_shape, gate_dtype
 from plstm.ops.grid import batch_minor, chunkwise, fused, matrix, oracle
 from plstm.ops.grid.chunks import chunked_map, num_chunks
@@ -34,10 +33,8 @@ FORMS = {
     "no_ru": {"single_path": matrix.single_path, "batch_minor": batch_minor.single_path},
 }
 WIDEST_FUSED = 64  # columns: what the kernels carry should fit the registers
-# Max bytes of gating matrices materialised at once under method="auto". The forward and backward passes take some 20
-# times that on CPUs.
-MAX_MATRIX_BYTES = {"cpu": 2**29}
-MAX_MATRIX_BYTES_ELSEWHERE = 2**33
+# Max bytes of gating matrices at once under method="auto", of which a CPU's two passes take some 20 times as much.
+MAX_MATRIX_BYTES, MAX_MATRIX_BYTES_ELSEWHERE = {"cpu": 2**29}, 2**33
 
 
 def plstm2d(
@@ -45,23 +42,19 @@ def plstm2d(
 ) -> Array:
     """Equations 1 and 2 on a grid, summed over the four directions (Appendix D.8, multi-directional form).
 
+    q, k [..., Y, X, d_k], v [..., Y, X, d_v], gates [..., 4, Y, X], direct [..., Y, X], the weight of a node's own key
+    and value, added once. q is scaled by d_k ** -0.5. Gating and accumulation are done in the gates' dtype, at least
+    float32.
+
     Args:
-        q, k: [..., Y, X, d_k]; q is scaled by d_k ** -0.5.
-        v: [..., Y, X, d_v].
-        gates: eight tensors [..., 4, Y, X]; gating and accumulation are done in their dtype, at least float32.
-        direct: [..., Y, X], the weight of a node's own key and value; added once, not once a direction.
         method: "parallel" (by the gating matrix, in the first of FORMS), "chunkwise" (matrix states, block by block),
             "recurrent" (node by node), "fused" (GPU kernels, up to 64 columns, one device), or "auto": by the gating
             matrix in the form that `plstm.ops.tuned` found fastest, or chunkwise where that is faster or the matrix
             would be huge.
         structure: the promise about the transitions, see `gating_matrix`.
 
-    Returns:
-        [..., Y, X, d_v] in v's dtype. Only reverse-mode derivatives are supported: "chunkwise", "fused" and some forms
-        that "auto" takes have no other.
-
-    Raises:
-        ValueError: where shapes disagree, a method or structure is unknown, or "fused" cannot run here.
+    Returns [..., Y, X, d_v] in v's dtype, with reverse-mode derivatives only. Raises ValueError where shapes disagree,
+    a method or structure is unknown, or "fused" cannot run here; UserError where this JAX lacks Pallas.
     """
     check_choice("method", method, METHODS)
     check_choice("structure", structure, STRUCTURES)
@@ -95,15 +88,12 @@ def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "
         form: one of FORMS[structure], or "auto": the fastest on this backend. "batch_minor" has reverse-mode
             derivatives only.
 
-    Returns:
-        G [..., Y, X, Y, X] in the gates' dtype, at least float32: source node, then target; directions summed; no
-        direct term, so a node's weight on itself is zero.
-
-    Raises:
-        ValueError: where the gates' shapes disagree, the structure is unknown, or it has no such form.
+    Returns G [..., Y, X, Y, X] in the gates' dtype, at least float32: source node, then target; directions summed; zero
+    from a node to itself. Raises ValueError where shapes disagree, or a structure or form is unknown.
     """
     check_choice("structure", structure, STRUCTURES)
-    *lead, _, height, width = _check_gates(gates, gates.s_r.shape)
+    _check_gates(gates, gates.s_r.shape)
+    *lead, _, height, width = gates.s_r.shape
     gates = jax.tree.map(lambda gate: gate.reshape(-1, *gate.shape[-3:]).astype(gate_dtype(gates)), gates)
     gating = _gating_by_target(gates, structure, form).swapaxes(1, 2)
     return gating.reshape(*lead, height, width, height, width)
@@ -116,11 +106,8 @@ def prefers_chunkwise(shape: tuple[int, ...], value_size: int, structure: str, i
     at_once = batch_heads / num_chunks(batch_heads, nodes**2 * itemsize)
     if at_once * nodes**2 * itemsize > MAX_MATRIX_BYTES.get(backend, MAX_MATRIX_BYTES_ELSEWHERE):
         return True
-    measured = TABLE.get(backend, {}).get("chunkwise_from", {}).get(structure)
-    if not measured:
-        return False
-    size = math.sqrt(key_size * value_size)
-    least = measured[min(measured, key=lambda d: abs(math.log(d / size)))]
+    measured, size = TABLE.get(backend, {}).get("chunkwise_from", {}).get(structure), math.sqrt(key_size * value_size)
+    least = measured[min(measured, key=lambda d: abs(math.log(d / size)))] if measured else None
     return least is not None and nodes >= least
 
 
@@ -151,12 +138,11 @@ def _gating_by_target(gates: GridGates, structure: str, form: str) -> Array:
     return forms[form](fill_unread(gates, structure))
 
 
-def _check_gates(gates: GridGates, expected: tuple[int, ...]) -> tuple[int, ...]:
+def _check_gates(gates: GridGates, expected: tuple[int, ...]) -> None:
     if len(expected) < 3 or expected[-3] != 4:
         raise ValueError(f"gates must be [..., 4, Y, X]; got s_r {expected}")
     for name, gate in gates._asdict().items():
         check_shape(name, gate, "[..., 4, Y, X]", expected)
-    return expected
 
 
 def _check_fused(height: int, width: int) -> None:
@@ -164,3 +150,5 @@ def _check_fused(height: int, width: int) -> None:
         raise ValueError(f'method="fused" takes grids of at most {WIDEST_FUSED} columns; got {height} x {width}')
     if (backend := jax.default_backend()) != "gpu":
         raise ValueError(f'method="fused" runs on GPUs alone; this is {backend}')
+    if fused.pl is None:
+        raise UserError('method="fused" needs Pallas on Triton, which this JAX does not have: use method="auto"')

@@ -6,8 +6,6 @@ sums are written out slice by slice, and gradients by hand. Both forms take gate
 return [B, N, N]: target rows, source columns, directions summed.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import jax

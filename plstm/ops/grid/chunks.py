@@ -4,8 +4,6 @@ Making a gating matrix takes many passes over N x N numbers an entry; with all e
 The backward pass computes a chunk again instead of reading it. `scripts/benchmark.py chunks` compares the two.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable
@@ -31,12 +29,9 @@ def num_chunks(batch_heads: int, matrix_bytes: int) -> int:
 def chunked_map(function: Callable, arguments: tuple, chunks: int, leading: int = 1) -> Array:
     """function(*arguments) for a function of independent entries, in at most `chunks` calls of it in sequence.
 
-    Args:
-        function: takes trees of arrays [entries, ...], returns an array [entries, ...]. It must take entries of zeros,
-            with which the last chunk is padded.
-        arguments: those trees, with `leading` axes in place of the one of entries.
-        chunks: at least 1. Every chunk takes entries from all over the axis, and as many for each device, so that an
-            axis that is sharded over devices stays so within a chunk.
+    function takes trees of arrays [entries, ...], also entries of zeros, with which the last chunk is padded, and
+    returns an array [entries, ...]; arguments are those trees with `leading` axes in place of the one of entries. Every
+    chunk takes entries from all over the axis, and as many for each device, so that an axis that is sharded stays so.
     """
     lead = jax.tree.leaves(arguments)[0].shape[:leading]
     entries, devices = math.prod(lead), jax.device_count()

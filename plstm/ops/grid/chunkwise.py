@@ -16,8 +16,6 @@ Block rows follow one another, and in a row block columns. The backward pass kee
 chunk of batch x heads at a time, and computes the rest again.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 
@@ -87,23 +85,8 @@ def _visit_block(left, up, q, k, v, transfer, source, mark):
     return right, (lower, hidden)
 
 
-@jax.custom_vjp
 def _product(a: Array, b: Array) -> Array:
-    """a [..., m, n] times b [..., n, p].
-
-    The contracted axis of the gradients' products, too, is last in the first factor and first in the second, and the
-    smaller factor is the transposed one: twice as fast on CPUs as the products that would be derived.
-    """
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
-
-
-def _product_backward(factors, d):
-    a, b = (x.swapaxes(-1, -2) for x in factors)
-    d_a = _product(d, b) if b.size < d.size else _product(factors[1], d.swapaxes(-1, -2)).swapaxes(-1, -2)
-    return d_a, _product(a, d)
-
-
-_product.defvjp(lambda a, b: (_product(a, b), (a, b)), _product_backward)
 
 
 def _block_gatings(gates: GridGates, block: int, structure: str) -> tuple[Array, ...]:

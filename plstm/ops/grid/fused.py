@@ -1,18 +1,16 @@
 """The 2-D operator in GPU kernels that never store the gating matrix: `plstm2d(..., method="fused")`.
 
 A program computes the hidden states of a block of target nodes. It visits the grid's rows as sources, outward from the
-block: upwards for the two directions that lead down, then downwards for the two that lead up. It carries, for each
-direction, each target's weight on the lower edges of the next row. With the row's gates and L, the products of t_rl
-between two nodes, a row costs one small product a direction (tensors [target, node]; own: 1 where the node is the
-target itself):
+block: upwards for the two directions that lead down, then downwards for the others. For each direction it carries each
+target's weight on the lower edges of the next row (tensors [target, node]; own: 1 where the node is the target itself;
+L: the products of t_rl between two nodes of a row):
 
     left  = lower t_dl + own m_l         weight on the left edges of the row's nodes
-    right = left L^T                     ... on their right edges
+    right = left L^T                     ... on their right edges; in D-mode, with one left edge a target, a scaling
     G     = right s_r + lower s_d        ... on their sources: the gating matrix of the block and this row
     lower = right t_ru + lower t_du + own m_u
 
-Then hidden += (G * q k^T) v. In D-mode (t_ru = 0) a target weighs a single left edge of each row, and the product
-becomes a scaling. Three gradients of the backward pass are such sums themselves:
+Then hidden += (G * q k^T) v. Three gradients of the backward pass are such sums themselves:
 
     dq = (G * dh v^T) k        dv = (G * q k^T)^T dh        dk = (G * dh v^T)^T q
 
@@ -21,8 +19,6 @@ gradients dq's kernel keeps `lower`, and a second kernel runs the four equations
 
 No GPU has run this so far; docs/speed.md counts what it should gain. JAX 0.11 deprecates Pallas on Triton.
 """
-
-from __future__ import annotations
 
 import functools
 from typing import NamedTuple
@@ -44,6 +40,7 @@ except ImportError:  # not in every build of JAX; only this method needs them
 
 SMALLEST = 16  # side of a product, for Triton
 LARGEST_TILE = 2048  # targets by columns, so that the carried state fits the registers
+BLOCK, HEAD, SIDE = range(3)  # axes of the programs; a side is the two directions that lead down, or up
 # Positions of the gates of G^T among those of G: s_r is m_l, s_d is m_u, t_ru is t_dl, and the reverse.
 TRANSPOSED = [GridGates._fields.index(name) for name in ("m_l", "m_u", "t_rl", "t_dl", "t_ru", "t_du", "s_r", "s_d")]
 
@@ -56,8 +53,6 @@ class Plan(NamedTuple):
     scale: float
     single_path: bool  # D-mode
     block: int  # targets of a program
-    warps: int
-    precision: lax.Precision | lax.DotAlgorithmPreset  # of the products of gates
     interpret: bool
 
     @property
@@ -68,39 +63,31 @@ class Plan(NamedTuple):
     def columns(self) -> int:
         return _padded(self.width)
 
+    def row_of(self, node):
+        return lax.div(node, np.int32(self.width))  # // would add code for negative numbers
+
     def rows(self, block):
         """The first and the last row with targets of a block."""
         first, end = block * self.block, (block + 1) * self.block
-        return _row_of(self, first), jnp.minimum(_row_of(self, end - 1), self.height - 1)
+        return self.row_of(first), jnp.minimum(self.row_of(end - 1), self.height - 1)
 
 
 def fused(
-    q: Array,
-    k: Array,
-    v: Array,
-    gates: GridGates,
-    direct: Array,
-    *,
-    structure: str = "general",
-    block: int | None = None,
-    warps: int = 4,
-    precision: lax.Precision | lax.DotAlgorithmPreset = lax.Precision.HIGHEST,
-    interpret: bool = False,
+    q, k, v, gates: GridGates, direct, *, structure: str, block: int | None = None, interpret: bool = False
 ) -> Array:
     """Equations 1 and 2 on a grid; arguments and result as for `plstm.ops.grid.plstm2d`. Reverse-mode derivatives only.
 
-    Args:
-        block: targets of a program, a power of two from 16, by default up to 64.
-        warps: of 32 threads, for each program.
-        precision: of the products of gates. Products of queries, keys and values have JAX's default.
-        interpret: run the kernels as plain JAX on any backend: slow, for tests.
+    Products of queries, keys and values have JAX's default precision, those of gates the highest.
+
+    block: targets of a program, a power of two from 16, by default up to 64.
+    interpret: run the kernels as plain JAX on any backend: slow, for tests.
     """
-    *lead, height, width, key_size = q.shape
+    *_, height, width, key_size = q.shape
     dtype = gate_dtype(gates)
     stacked = jnp.stack(fill_unread(gates, structure), axis=-4).astype(dtype).reshape(-1, len(gates), 4, height, width)
     block = block or min(64, max(SMALLEST, LARGEST_TILE // _padded(width)))
     block = min(block, _padded(height * width))
-    plan = Plan(height, width, key_size**-0.5, structure == "no_ru", block, warps, precision, interpret)
+    plan = Plan(height, width, key_size**-0.5, structure == "no_ru", block, interpret)
     q, k = (x.astype(jnp.promote_types(q.dtype, k.dtype)) for x in (q, k))
     heads = (_pad(x.reshape(-1, plan.nodes, x.shape[-1]), _padded(x.shape[-1])) for x in (q, k, v))
     hidden = _operator(plan, *heads, stacked, direct.astype(dtype).reshape(-1, plan.nodes))
@@ -119,9 +106,8 @@ def _operator_backward(plan, inputs, d_hidden):
     transposed = jnp.flip(gates[:, jnp.array(TRANSPOSED)], axis=2)
     d_v, d_k = _attend(plan, transposed, direct, [(k, q, d_hidden), (v, d_hidden, q)])
     d_gates = _gate_gradients(plan, gates, kept, q, k, v, d_hidden)
-    similarity, d_similarity = (jnp.einsum("hnd,hnd->hn", *x, preferred_element_type=direct.dtype)
-                                for x in ((q, k), (d_hidden, v)))  # fmt: skip
-    return d_q, d_k, d_v, d_gates, plan.scale * similarity * d_similarity
+    dot = functools.partial(jnp.einsum, "hnd,hnd->hn", preferred_element_type=direct.dtype)
+    return d_q, d_k, d_v, d_gates, plan.scale * dot(q, k) * dot(d_hidden, v)
 
 
 _operator.defvjp(lambda plan, *inputs: (_operator(plan, *inputs), inputs), _operator_backward)
@@ -134,30 +120,24 @@ def _attend(plan: Plan, gates, direct, triples, keep: bool = False) -> list[Arra
     """
     heads, blocks, dtype = gates.shape[0], pl.cdiv(plan.nodes, plan.block), gates.dtype
     gates, reach = _row_arrays(plan, gates)
-    operands = [gates, reach, direct]
-    specs = [*(_of_head(x.shape[1:]) for x in (gates, reach)), pl.BlockSpec((None, plan.block), lambda i, h: (h, i))]
-    outputs, output_specs = [], []
+    inputs = [(x, _tiles((None, *x.shape[1:]), {0: HEAD})) for x in (gates, reach)]
+    inputs.append((direct, _tiles((None, plan.block), {0: HEAD, 1: BLOCK})))
+    outputs = []
     for triple in triples:
-        targets = [_by_block(plan, x) for x in triple]
-        sources = [_by_row(plan, x) for x in triple[1:]]
-        operands += [*triple, *(array for array, _ in sources)]
-        specs += [*targets, *(spec for _, spec in sources)]
-        outputs.append(jax.ShapeDtypeStruct(triple[2].shape, triple[2].dtype))
-        output_specs.append(targets[2])
+        inputs += [_targets_of(plan, x) for x in triple] + [_rows_of(plan, x) for x in triple[1:]]
+        outputs.append(_targets_of(plan, jax.ShapeDtypeStruct(triple[2].shape, triple[2].dtype)))
     if keep:
         visits = plan.height + min(plan.height, plan.block // plan.width + 2)  # at most: the block's own rows twice
         shape = (visits, 2, plan.block) + (() if plan.single_path else (plan.columns,))
-        outputs.append(jax.ShapeDtypeStruct((heads, blocks, *shape), dtype))
-        output_specs.append(_of_block(shape))
+        kept = jax.ShapeDtypeStruct((heads, blocks, *shape), dtype)
+        outputs.append((kept, _tiles((None, None, *shape), {0: HEAD, 1: BLOCK})))
     kernel = functools.partial(_attend_kernel, plan=plan, count=len(triples), dtype=dtype)
-    return _call(plan, "plstm2d_attend", kernel, (blocks, heads), operands, specs, outputs, output_specs)
+    return _call(plan, "plstm2d_attend", kernel, (blocks, heads), inputs, outputs)
 
 
 def _attend_kernel(gates, reach, direct, *refs, plan: Plan, count: int, dtype) -> None:
     triples, outputs = [refs[5 * n : 5 * n + 5] for n in range(count)], refs[5 * count :]
-    block = pl.program_id(0)
-    own_row, own_column, present = _targets(plan, block)
-    first, last = plan.rows(block)
+    own_row, own_column, present, first, last = _targets(plan)
     direct = _load(direct, present)
     queries, sums = [], []
     for q, k, v, _, _ in triples:
@@ -175,10 +155,9 @@ def _attend_kernel(gates, reach, direct, *refs, plan: Plan, count: int, dtype) -
         weights, passed = 0, []
         for n in range(2):
             direction = jnp.where(lead_up, 2 + n, n)
-            g = _gates_of_row(gates, direction, row)
             if len(outputs) > count:
                 outputs[-1][step, n] = lower[n].sum(1) if plan.single_path else lower[n]
-            _, right = _along_row(plan, g, reach, direction, row, lower[n], own, own_column)
+            g, _, right = _along_row(plan, gates, reach, direction, row, lower[n], own, own_column)
             weights += right * g.s_r + lower[n] * g.s_d
             passed.append(right * g.t_ru + lower[n] * g.t_du + own * g.m_u)
         added = []
@@ -199,17 +178,17 @@ def _gate_gradients(plan: Plan, gates, kept, q, k, v, d_hidden) -> Array:
     heads, blocks, dtype = *kept.shape[:2], gates.dtype
     gates, reach = _row_arrays(plan, gates)
     rows = (plan.height, plan.columns)
-    keys, values = _by_row(plan, k), _by_row(plan, v)
-    operands = [gates, reach, kept, q, d_hidden, keys[0], values[0]]
-    specs = [
-        pl.BlockSpec((None, 8, 2, *rows), lambda i, h, side: (h, 0, side, 0, 0)),
-        pl.BlockSpec((None, 2, *rows, plan.columns), lambda i, h, side: (h, side, 0, 0, 0)),
-        _of_block(kept.shape[2:]), _by_block(plan, q), _by_block(plan, d_hidden), keys[1], values[1],
-    ]  # fmt: skip
+    inputs = [
+        (gates, _tiles((None, 8, 2, *rows), {0: HEAD, 2: SIDE})),
+        (reach, _tiles((None, 2, *rows, plan.columns), {0: HEAD, 1: SIDE})),
+        (kept, _tiles((None, None, *kept.shape[2:]), {0: HEAD, 1: BLOCK})),
+        *(_targets_of(plan, x) for x in (q, d_hidden)),
+        *(_rows_of(plan, x) for x in (k, v)),
+    ]
     output = jax.ShapeDtypeStruct((heads, blocks, 8, 4, *rows), dtype)
-    output_spec = pl.BlockSpec((None, None, 8, 2, *rows), lambda i, h, side: (h, i, 0, side, 0, 0))
-    kernel, programs = functools.partial(_gate_kernel, plan=plan, dtype=dtype), (blocks, heads, 2)
-    found = _call(plan, "plstm2d_gates", kernel, programs, operands, specs, [output], [output_spec])[0]
+    outputs = [(output, _tiles((None, None, 8, 2, *rows), {0: HEAD, 1: BLOCK, 3: SIDE}))]
+    kernel = functools.partial(_gate_kernel, plan=plan, dtype=dtype)
+    found = _call(plan, "plstm2d_gates", kernel, (blocks, heads, 2), inputs, outputs)[0]
     first, last = (row[:, None] for row in plan.rows(jnp.arange(blocks, dtype=jnp.int32)))
     row = jnp.arange(plan.height, dtype=jnp.int32)
     visited = jnp.stack([row <= last] * 2 + [row >= first] * 2, axis=1)  # [blocks, 4, Y]; the rest is unwritten memory
@@ -217,9 +196,8 @@ def _gate_gradients(plan: Plan, gates, kept, q, k, v, d_hidden) -> Array:
 
 
 def _gate_kernel(gates, reach, kept, q, d_hidden, keys, values, output, *, plan: Plan, dtype) -> None:
-    block, upwards = pl.program_id(0), pl.program_id(2) == 1
-    own_row, own_column, present = _targets(plan, block)
-    first, last = plan.rows(block)
+    own_row, own_column, present, first, last = _targets(plan)
+    upwards = pl.program_id(SIDE) == 1
     q, d_hidden = _load(q, present), _load(d_hidden, present)
     shape = (plan.block, plan.columns)
     column = lax.broadcasted_iota(jnp.int32, shape, 1)
@@ -234,19 +212,15 @@ def _gate_kernel(gates, reach, kept, q, d_hidden, keys, values, output, *, plan:
         d_matrix *= _scores(d_hidden, _load(values.at[row], plan.width), dtype)
         passed = []
         for n in range(2):
-            g = _gates_of_row(gates, n, row)
             lower = kept[number, n]
             if plan.single_path:
                 lower = jnp.where(column == own_column[:, None], lower[:, None], 0)
-            between, right = _along_row(plan, g, reach, n, row, lower, own, own_column)
+            g, between, right = _along_row(plan, gates, reach, n, row, lower, own, own_column)
             d_g, d_out = jnp.where(inside[n], d_matrix, 0), d_lower[n]
             d_right = d_g * g.s_r + d_out * g.t_ru
-            d_left = jnp.where(inside[n], _scores(d_right, between, dtype, plan.precision), 0)
-            gradients = GridGates(
-                s_r=d_g * right, s_d=d_g * lower, t_rl=d_left * right, t_ru=d_out * right,
-                t_dl=d_left * lower, t_du=d_out * lower, m_l=d_left * own, m_u=d_out * own,
-            )  # fmt: skip
-            for place, gradient in enumerate(gradients):
+            d_left = jnp.where(inside[n], _scores(d_right, between, dtype, lax.Precision.HIGHEST), 0)
+            transitions = d_left * right, d_out * right, d_left * lower, d_out * lower
+            for place, gradient in enumerate((d_g * right, d_g * lower, *transitions, d_left * own, d_out * own)):
                 output[place, n, row] = gradient.sum(0)
             passed.append(d_left * g.t_dl + d_g * g.s_d + d_out * g.t_du)
         return tuple(passed)
@@ -255,38 +229,30 @@ def _gate_kernel(gates, reach, kept, q, d_hidden, keys, values, output, *, plan:
     lax.fori_loop(0, visits, visit, (jnp.zeros(shape, dtype),) * 2)
 
 
-def _along_row(plan: Plan, g: GridGates, reach, direction, row, lower, own, own_column):
-    """L^T of a row, and the weights on its right edges, from those on its lower edges."""
-    between = reach[direction, row]
+def _along_row(plan: Plan, gates, reach, direction, row, lower, own, own_column):
+    """The gates of a row, its L^T, and the weights on its right edges, from those on its lower edges."""
+    g, between = GridGates(*(gates[n, direction, row][None] for n in range(8))), reach[direction, row]
     left = lower * g.t_dl + own * g.m_l
     if plan.single_path:  # only the target's own column: the product's sum has one term
-        return between, left.sum(1)[:, None] * reach[direction, row, own_column, :]
-    return between, jnp.dot(left, between, precision=plan.precision)
+        return g, between, left.sum(1)[:, None] * reach[direction, row, own_column, :]
+    return g, between, jnp.dot(left, between, precision=lax.Precision.HIGHEST)
 
 
-def _scores(a, b, dtype, precision=None):
-    """a b^T."""
+def _scores(a, b, dtype, precision=None):  # a b^T
     return lax.dot_general(a, b, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=dtype)
 
 
-def _targets(plan: Plan, block):
-    """Rows and columns of a block's targets, and how many of them are in the grid."""
+def _targets(plan: Plan):
+    """Rows and columns of the block's targets, how many of them are in the grid, and their first and last row."""
+    block = pl.program_id(BLOCK)
     node = block * plan.block + lax.broadcasted_iota(jnp.int32, (plan.block,), 0)
-    own_row = _row_of(plan, node)
-    return own_row, node - own_row * plan.width, plan.nodes - block * plan.block
-
-
-def _row_of(plan: Plan, node):
-    return lax.div(node, np.int32(plan.width))  # // would add code for negative numbers
+    own_row = plan.row_of(node)
+    return own_row, node - own_row * plan.width, plan.nodes - block * plan.block, *plan.rows(block)
 
 
 def _own(plan: Plan, own_row, own_column, row, dtype):
     column = lax.broadcasted_iota(jnp.int32, (plan.block, plan.columns), 1)
     return ((column == own_column[:, None]) & (own_row[:, None] == row)).astype(dtype)
-
-
-def _gates_of_row(gates, direction, row) -> GridGates:
-    return GridGates(*(gates[n, direction, row][None] for n in range(8)))
 
 
 def _load(ref, present):
@@ -306,40 +272,35 @@ def _row_arrays(plan: Plan, gates: Array) -> tuple[Array, Array]:
     return gates, jnp.where(leads_left, products, products.swapaxes(-1, -2))
 
 
-def _by_block(plan: Plan, x: Array) -> pl.BlockSpec:
-    """The targets of a block of x [heads, N, d]."""
-    return pl.BlockSpec((None, plan.block, x.shape[-1]), lambda i, h, *_: (h, i, 0))
+def _targets_of(plan: Plan, x):
+    """x [heads, N, d] and the targets of a block."""
+    return x, _tiles((None, plan.block, x.shape[-1]), {0: HEAD, 1: BLOCK})
 
 
-def _by_row(plan: Plan, x: Array) -> tuple[Array, pl.BlockSpec]:
-    """x [heads, N, d] as [heads, Y, X, d], and a head's rows, with padded columns outside the array."""
-    shape = (plan.height, plan.columns, x.shape[-1])
-    x = x.reshape(x.shape[0], plan.height, plan.width, x.shape[-1])
-    return x, _of_head(shape)
+def _rows_of(plan: Plan, x: Array):
+    """x [heads, N, d] as [heads, Y, X, d] and a head's rows, with padded columns outside the array."""
+    rows = x.reshape(-1, plan.height, plan.width, x.shape[-1])
+    return rows, _tiles((None, plan.height, plan.columns, x.shape[-1]), {0: HEAD})
 
 
-def _of_head(shape: tuple[int, ...]) -> pl.BlockSpec:
-    """Everything of one head."""
-    return pl.BlockSpec((None, *shape), lambda i, h, *_: (h, *(0,) * len(shape)))
+def _tiles(shape: tuple[int | None, ...], numbered: dict[int, int]):
+    """An array in tiles of this shape; numbered: the axes along which a program's number chooses the tile."""
+    axes = range(len(shape))
+    return pl.BlockSpec(shape, lambda *program: tuple(program[numbered[a]] if a in numbered else 0 for a in axes))
 
 
-def _of_block(shape: tuple[int, ...]) -> pl.BlockSpec:
-    """Everything of one block of a head's targets."""
-    return pl.BlockSpec((None, None, *shape), lambda i, h, *_: (h, i, *(0,) * len(shape)))
-
-
-def _call(plan: Plan, name, kernel, grid, operands, specs, outputs, output_specs) -> list[Array]:
-    parameters = triton.CompilerParams(num_warps=plan.warps, num_stages=2)
-    return pl.pallas_call(
-        kernel, outputs, grid=grid, in_specs=specs, out_specs=output_specs, compiler_params=parameters,
-        interpret=plan.interpret, name=name,
-    )(*operands)  # fmt: skip
+def _call(plan: Plan, name: str, kernel, programs: tuple[int, ...], inputs, outputs) -> list[Array]:
+    """inputs, outputs: pairs of an array, or its shape and dtype, and its tiles."""
+    operands, in_specs = zip(*inputs, strict=True)
+    out_shape, out_specs = map(list, zip(*outputs, strict=True))
+    specs = dict(grid=programs, in_specs=in_specs, out_specs=out_specs, name=name, interpret=plan.interpret)
+    parameters = triton.CompilerParams(num_warps=4, num_stages=2)
+    return pl.pallas_call(kernel, out_shape, compiler_params=parameters, **specs)(*operands)
 
 
 def _padded(size: int) -> int:
     return max(SMALLEST, 1 << (size - 1).bit_length())
 
 
-def _pad(x: Array, size: int) -> Array:
-    """x with its last axis padded with zeros."""
+def _pad(x: Array, size: int) -> Array:  # the last axis, with zeros
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])

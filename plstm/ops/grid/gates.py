@@ -1,7 +1,5 @@
 """The gates of a grid, and its four directions: mirror images, each of which reads as right-down."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax.numpy as jnp

@@ -4,8 +4,6 @@ A row of the grid is a 1-D pLSTM, so the grid is a sequence of rows whose state 
 take gates [B, 4, Y, X] in image coordinates and return [B, N, N]: target rows, source columns, directions summed.
 """
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 

@@ -4,8 +4,6 @@ This is the definition that every fast form is tested against, and `method="recu
 in float64; it can be jitted and differentiated.
 """
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -60,15 +58,9 @@ def gating_matrix_oracle(gates: GridGates) -> Array:
 def _sum_directions(gates: GridGates, inputs, empty: Array, structure: str, emit, read) -> Array:
     """The recurrence in all four directions side by side: rows from the top, in each the nodes from the left.
 
-    Args:
-        gates: each [..., 4, Y, X], in image coordinates.
-        inputs: of the nodes, mirrored: a tree of arrays [Y, X, ..., 4, d].
-        empty: the state of the edges into the grid, zeros [..., 4, *state].
-        emit: function of a node's inputs: what its source gates multiply.
-        read: function of the marked state and the node's inputs: its result [..., 4, d].
-
-    Returns:
-        [Y, X, ..., d], in image coordinates.
+    gates [..., 4, Y, X] in image coordinates; inputs of the nodes, mirrored: a tree of arrays [Y, X, ..., 4, d]; empty,
+    the state of the edges into the grid, zeros [..., 4, *state]. emit(inputs): what the source gates multiply;
+    read(marked state, inputs): a node's result [..., 4, d]. Returns [Y, X, ..., d] in image coordinates.
     """
     state_axes = (1,) * (empty.ndim - gates.s_r.ndim + 2)
     gates = (jnp.moveaxis(gate, (-2, -1), (0, 1)) for gate in mirror_gates(gates))

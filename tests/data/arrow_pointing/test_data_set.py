@@ -1,7 +1,5 @@
 """The arrow-pointing data set on disk: the TFDS builder, the packed form, failures, and the commands."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import itertools
@@ -14,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from data.arrow_pointing import packed as packed_module
-from data.arrow_pointing.builder import ArrowPointing, data_source, prepare
-from data.arrow_pointing.geometry import render
-from data.arrow_pointing.packed import load_packed
-from data.arrow_pointing.splits import SPLITS, ArrowVariant
+from data.arrow_pointing import builder as packed_module
+from data.arrow_pointing.builder import ArrowPointing, data_source, load_packed, prepare
+from data.arrow_pointing.geometry import SPLITS, ArrowVariant, render
 from data.files import data_root
 from data.loading import StreamedBatches, unpack
 from plstm.errors import UserError
@@ -41,12 +38,12 @@ def root(prepared, tmp_path):
     return shutil.copytree(prepared, tmp_path / "data")
 
 
-def folder(root: Path) -> Path:
-    return root / "arrow_pointing" / VARIANT.name / "1.0.0"
+def folder(root: Path, name: str = "arrow_pointing") -> Path:
+    return root / name / VARIANT.name / "1.0.0"
 
 
 def packed_folder(root: Path) -> Path:
-    return root / "arrow_pointing_packed" / VARIANT.name / "1.0.0"
+    return folder(root, "arrow_pointing_packed")
 
 
 def images(split: str) -> list[np.ndarray]:
@@ -157,7 +154,7 @@ def test_damaged_data_set_is_named(root):
         load_packed(VARIANT, "val", str(root))
 
 
-def test_missing_folder_names_the_key_that_asked_for_it(tmp_path, monkeypatch):
+def test_the_folder_comes_from_key_environment_or_home(prepared, tmp_path, monkeypatch):
     missing = tmp_path / "not there"
     with pytest.raises(UserError, match=r"data\.root=.*not there.*mkdir"):
         load_packed(VARIANT, "train", str(missing))
@@ -165,9 +162,6 @@ def test_missing_folder_names_the_key_that_asked_for_it(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"PLSTM_DATA=.*not there.*mkdir"):
         load_packed(VARIANT, "train")
     assert not missing.exists()
-
-
-def test_folder_comes_from_the_environment_and_else_from_the_home(prepared, tmp_path, monkeypatch):
     monkeypatch.setenv("PLSTM_DATA", str(prepared))
     assert len(data_source(VARIANT, "val", generate=False)) == 9
     monkeypatch.setenv("PLSTM_DATA", "")
@@ -185,16 +179,15 @@ def test_missing_data_names_the_command_that_builds_it(tmp_path):
     assert len(load_packed(VARIANT, "train", str(tmp_path), generate=False).labels) == 40
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_read_only_folder_is_named(tmp_path):
-    tmp_path.chmod(0o500)
+@pytest.mark.parametrize("how", ["a file in its place", "read-only"])
+def test_unwritable_folder_is_named(tmp_path, how):
+    if how == "read-only":
+        if os.geteuid() == 0:
+            pytest.skip("root may write everywhere")
+        tmp_path.chmod(0o500)
+    else:
+        (tmp_path / "arrow_pointing").write_text("a file where the folder should be")
     with pytest.raises(UserError, match=str(tmp_path)):
-        load_packed(VARIANT, "train", str(tmp_path))
-
-
-def test_unwritable_folder_is_named(tmp_path):
-    (tmp_path / "arrow_pointing").write_text("a file where the folder should be")
-    with pytest.raises(UserError, match=str(tmp_path / "arrow_pointing")):
         load_packed(VARIANT, "train", str(tmp_path))
 
 
@@ -203,7 +196,7 @@ import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 from data.arrow_pointing.builder import prepare
-from data.arrow_pointing.splits import ArrowVariant
+from data.arrow_pointing.geometry import ArrowVariant
 from plstm.errors import UserError
 try:
     prepare(ArrowVariant(size=48, scale=0.25, train_images=200, eval_images=1), sys.argv[1])
@@ -229,20 +222,12 @@ def test_two_processes_at_once_share_one_preparation(tmp_path):
     assert len(load_packed(config, "train", str(tmp_path), generate=False).labels) == 300
 
 
-def test_unknown_split_names_the_known_ones(prepared):
-    with pytest.raises(UserError, match="data.split=validation.*val_ext"):
-        data_source(VARIANT, "validation", str(prepared))
-
-
 def test_no_two_variants_share_a_folder():
     seeds, sizes, scales, train_images, eval_images = [0, 43, 44], [192, 384], [1.0, 0.5, 0.25], [100_000, 9], [None, 9]
     fields = itertools.product(seeds, sizes, scales, [*train_images, 50_000], [*eval_images, 2_048])
     variants = [ArrowVariant(*values) for values in fields]
     assert len({config.name for config in variants}) == len(variants)
     assert dataclasses.replace(VARIANT, size=48).name != VARIANT.name
-
-
-def test_named_variants():
     names = [f"{kind}seed{seed}" for kind in ("", "small_") for seed in range(43, 48)]
     assert list(ArrowPointing.builder_configs) == names
     small = ArrowVariant(45, 48, 0.25, 50_000, 2_048)
@@ -254,9 +239,11 @@ def test_named_variants():
 @pytest.mark.parametrize(
     "field, value", [("train_seed", -1), ("size", 100), ("scale", -1.0), ("train_images", 0), ("eval_images", 0)]
 )
-def test_impossible_variants_are_refused(field, value):
+def test_impossible_variants_and_splits_are_refused(field, value):
     with pytest.raises(UserError, match=f"data.{field}={value}"):
         ArrowVariant(**{field: value})
+    with pytest.raises(UserError, match="data.split=validation.*val_ext"):
+        data_source(VARIANT, "validation")
 
 
 def test_tfds_builds_from_the_file_without_tensorflow(tmp_path):
@@ -268,12 +255,6 @@ def test_tfds_builds_from_the_file_without_tensorflow(tmp_path):
     done = python("-c", program, *arguments, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     assert len(load_packed(VARIANT, "test_ext", str(tmp_path), generate=False).labels) == 9
-
-
-def test_hash_command_prints_four_fields():
-    done = run("hash", "train", "--count", "1000")
-    assert done.stdout.split() == ["train", "1000", "470", "4a0392e4b4a57134fe91c282"], done.stderr
-    assert done.stdout.count("\n") == 1 and done.returncode == 0 and not done.stderr
 
 
 BAD_COMMANDS = {
@@ -292,9 +273,9 @@ def test_bad_commands_say_what_is_wrong(command):
     assert BAD_COMMANDS[command] in done.stderr and "Traceback" not in done.stderr
 
 
-def test_sheet_command_draws_labelled_images(tmp_path):
-    from PIL import Image
-
+def test_hash_and_sheet_commands(tmp_path):
+    done = run("hash", "train", "--count", "1000")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "train 1000 470 4a0392e4b4a57134fe91c282\n", "")
     done = run("sheet", "val_ext", str(tmp_path / "sheet.png"), "--count", "7", "--size", "48", "--scale", "0.25")
     assert done.returncode == 0, done.stderr
     assert os.listdir(tmp_path) == ["sheet.png"]

@@ -1,7 +1,5 @@
 """Reading graph sets in their text format: a small set that lies beside this test, damage, fetching, and the folds."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -85,20 +83,17 @@ def test_nodes_without_features_get_a_one(folder):
         ("graph_labels", lambda rows: ["1, 2"] * 40, "one number a line, not 2"),
         ("node_labels", lambda rows: rows[:-1], "lines for .* nodes"),
         ("node_attributes", lambda rows: ["1.0", *rows[1:]], "damaged"),
+        *((kind, None, f"TOY_{kind}.txt.*delete") for kind in ("A", "graph_indicator", "graph_labels")),
     ],
 )
-def test_damaged_files_are_named(folder, kind, change, why):
-    rewrite(folder, kind, change(lines(folder, kind)))
+def test_damaged_and_missing_files_are_named(folder, kind, change, why):
+    if change is None:
+        (folder / f"TOY_{kind}.txt").unlink()
+    else:
+        rewrite(folder, kind, change(lines(folder, kind)))
     with pytest.raises(UserError, match=why) as error:
         read_tudataset("TOY", folder)
     assert str(folder) in str(error.value) and "delete" in str(error.value)
-
-
-@pytest.mark.parametrize("kind", ["A", "graph_indicator", "graph_labels"])
-def test_missing_files_are_named(folder, kind):
-    (folder / f"TOY_{kind}.txt").unlink()
-    with pytest.raises(UserError, match=f"TOY_{kind}.txt.*delete"):
-        read_tudataset("TOY", folder)
 
 
 @pytest.mark.parametrize("place", ["TOY", "TOY/raw", "tudataset/TOY"])

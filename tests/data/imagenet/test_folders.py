@@ -1,7 +1,5 @@
 """Class folders of images: labels, order, and what is no such tree."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """ImageNet on disk: small tars in the official layout through TFDS's own builder, read back; and the commands."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import pickle
@@ -144,7 +142,7 @@ def test_two_epochs_of_training_and_an_evaluation(root):
     source = load_source("train", str(root), held_out=0)
 
     def train(steps, start=0, **options):
-        batches = ImageBatches(source, 12, 32, AugmentConfig(repeats=3), 1, max_corrupt=0.1, **options)
+        batches = ImageBatches(source, 32, 12, AugmentConfig(repeats=3), 1, max_corrupt=0.1, **options)
         stream = batches.from_step(start)
         found = [(batch["image"].copy(), batch["label"].tolist()) for batch in itertools.islice(stream, steps)]
         stream.close()

@@ -1,12 +1,10 @@
 """Altered images: the geometry's label is the data's own, and each alteration changes what it says it does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from data.arrow_pointing.geometry import Arrow, Canvas, render, sample_parameters
-from data.arrow_pointing.probes import NO_LABEL, PROBES, true_label
+from scripts.probe_arrow import NO_LABEL, PROBES, true_label
 
 CANVAS = Canvas()
 
@@ -20,7 +18,7 @@ def one(arrows: Arrow, n: int) -> Arrow:
     return Arrow(*(value[n].item() for value in arrows))
 
 
-@pytest.mark.parametrize("canvas", [CANVAS, CANVAS.extended(), Canvas(48, 0.25)])
+@pytest.mark.parametrize("canvas", [CANVAS, Canvas(384), Canvas(48, 0.25)])
 def test_the_label_of_the_data_is_the_geometry_s(canvas):
     arrows = sample_parameters(np.random.default_rng(1), 20_000, canvas)
     np.testing.assert_array_equal(true_label(arrows), arrows.label)

@@ -1,0 +1,28 @@
+"""What the tests of batches share."""
+
+import itertools
+
+import numpy as np
+
+
+def take(batches, steps: int, start: int = 0) -> list[dict]:
+    """Some batches from a step on; the reading ends with them."""
+    stream = batches.from_step(start)
+    found = list(itertools.islice(stream, steps))
+    stream.close()
+    return found
+
+
+def joined(parts: list[list[dict]]) -> list[dict]:
+    """The batches of several processes as one list."""
+    return [{name: np.concatenate([part[name] for part in row]) for name in row[0]} for row in zip(*parts, strict=True)]
+
+
+def assert_same(actual: list[dict], expected: list[dict]) -> None:
+    """Arrays of the same dtypes and values under the same names."""
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected, strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert one[name].dtype == other[name].dtype
+            np.testing.assert_array_equal(one[name], other[name])
