@@ -11,7 +11,7 @@ sys.path.insert(0, str(ROOT))
 from data.graphs.tudataset import load_tudataset, make_folds
 from plstm.errors import run_script
 from plstm.results.definitions import load_table
-from scripts.common import Parser, provenance, write_results
+from scripts.common import Parser, write_results
 
 
 def majority_accuracy(labels: np.ndarray, folds: int, seed: int) -> float:
@@ -31,7 +31,7 @@ def main() -> None:
     for name in table.section_values:
         row[name] = round(majority_accuracy(load_tudataset(name, arguments.root).labels, folds, seed), 4)
         print(f"{name:10}{row[name]:8.4f}", flush=True)
-    write_results(arguments.out, provenance() | {"folds": folds, "fold_seed": seed, "baselines": [row]})
+    write_results(arguments.out, {"folds": folds, "fold_seed": seed, "baselines": [row]})
 
 
 if __name__ == "__main__":
