@@ -9,6 +9,7 @@ import pytest
 
 from plstm.errors import UserError
 from plstm.models import VisionConfig, build_model
+from plstm.ops import grid
 from plstm.ops.grid import GridGates, plstm2d
 from plstm.ops.grid.fused import fused
 
@@ -71,13 +72,17 @@ def test_kernels_lower_for_gpus(structure, dtype):
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("@__gpu$xla.gpu.triton") == 4
 
 
-def test_a_backend_without_the_kernels_says_so():
+def test_a_backend_or_jax_without_the_kernels_says_so(monkeypatch):
     arguments, _ = draw((1, 1), dtype=jnp.float32)
     gates = assemble(arguments.pop("free"))
     with pytest.raises(ValueError, match='method="fused" runs on GPUs.*cpu'):
         plstm2d(**arguments, gates=gates, method="fused")
     with pytest.raises(UserError, match="model.method=fused"):
         build_model(VisionConfig(method="fused"), 0)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(grid.fused, "pl", None)
+    with pytest.raises(UserError, match='method="fused" needs Pallas.*use method="auto"'):
+        plstm2d(**arguments, gates=gates, method="fused")
 
 
 def test_grids_that_are_too_wide_are_named():
