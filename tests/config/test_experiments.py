@@ -170,13 +170,18 @@ def test_every_variant_is_known_and_a_run_of_its_own(configs):
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_the_header_s_command_runs_this_experiment(configs, name):
+def test_the_header_s_command_runs_this_experiment_as_its_row_of_a_table_asks(configs, name):
     lines = header(name)
     assert lines[0] == "# @package _global_" and lines[1].startswith("# python train.py ")
     assert header_command(name)[0] == f"experiment={name}"
     assert configs[name].experiment == name
     assert "Cost" in " ".join(lines)
     assert len((FOLDER / f"{name}.yaml").read_text().splitlines()) <= 15
+    table, row = ROWS[name]
+    for key, value in {**table.require, **row.require}.items():
+        assert attrgetter(key)(configs[name]) == value, key
+    for key, values in (table.sweep | row.sweep).items():
+        assert attrgetter(key)(configs[name]) in values, key
 
 
 @pytest.mark.parametrize("name", VISION)
@@ -186,15 +191,6 @@ def test_the_model_builds(configs, name):
     for size in (config.data.size, 2 * config.data.size)[: 2 if config.task == "arrow" else 1]:  # with extrapolation
         logits = jax.eval_shape(build_and_call, jax.ShapeDtypeStruct((2, size, size, 3), np.float32))
         assert logits.shape == (2, config.data.classes) and logits.dtype == np.float32
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_it_is_as_its_row_of_a_table_asks(configs, name):
-    table, row = ROWS[name]
-    for key, value in {**table.require, **row.require}.items():
-        assert attrgetter(key)(configs[name]) == value, key
-    for key, values in (table.sweep | row.sweep).items():
-        assert attrgetter(key)(configs[name]) in values, key
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -10,10 +10,7 @@ from plstm.models.inspection import gate_statistics, gating_patterns
 from plstm.ops.grid.oracle import gating_matrix_oracle
 from tests.models.vision_models import MODELS, draw_images, filled, tiny
 
-
-@pytest.fixture(scope="module")
-def images():
-    return draw_images(batch=2)
+IMAGES = draw_images(batch=2)
 
 
 @pytest.fixture(scope="module")
@@ -22,17 +19,17 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def layer_gates(model, images):
+def layer_gates(model):
     """Each layer's gates, by running the layers before it."""
-    x, found = model.embed(images), []
+    x, found = model.embed(IMAGES), []
     for block in model.blocks():
         found.append(block.mixer.gates(block.mixer_norm(x)))
         x = block(x)
     return found
 
 
-def test_statistics_are_the_means_of_each_layer(model, images, layer_gates):
-    statistics = jax.jit(lambda images: gate_statistics(model, images))(images)
+def test_statistics_are_the_means_of_each_layer(model, layer_gates):
+    statistics = jax.jit(lambda images: gate_statistics(model, images))(IMAGES)
     expected = {}
     for n, (mode, gates) in enumerate(zip("PDPD", layer_gates, strict=True)):
         for name, gate in gates._asdict().items():
@@ -45,9 +42,9 @@ def test_statistics_are_the_means_of_each_layer(model, images, layer_gates):
     assert statistics["gates/layer01_D/t_ru"] == 0
 
 
-def test_patterns_are_what_a_node_passes_on(model, images, layer_gates):
+def test_patterns_are_what_a_node_passes_on(model, layer_gates):
     row, column = 1, 3
-    found = jax.jit(lambda image: gating_patterns(model, image, (row, column)))(images[0])
+    found = jax.jit(lambda image: gating_patterns(model, image, (row, column)))(IMAGES[0])
     assert {mode: int(n) for mode, (n, _) in found.items()} == {"P": 0, "D": 1}
     gates = jax.tree.map(lambda *layers: np.stack([layer[0] for layer in layers]), *layer_gates[:2])
     expected = np.asarray(jax.jit(gating_matrix_oracle)(gates))[:, :, row, column]
@@ -57,19 +54,19 @@ def test_patterns_are_what_a_node_passes_on(model, images, layer_gates):
         np.testing.assert_allclose(pattern, oracle, rtol=1e-4, atol=1e-5 * np.abs(oracle).max())
 
 
-def test_attention_has_no_gates(images):
+def test_attention_has_no_gates():
     model = filled(tiny(**MODELS["ViT"]))
-    assert jax.eval_shape(lambda images: gate_statistics(model, images), images) == {}
-    assert jax.eval_shape(lambda image: gating_patterns(model, image, (0, 0)), images[0]) == {}
+    assert jax.eval_shape(lambda images: gate_statistics(model, images), IMAGES) == {}
+    assert jax.eval_shape(lambda image: gating_patterns(model, image, (0, 0)), IMAGES[0]) == {}
 
 
-def test_the_program_of_the_statistics_does_not_grow_with_the_depth(images):
+def test_the_program_of_the_statistics_does_not_grow_with_the_depth():
     """The blocks are scanned over, and not written one after another."""
 
     def lines(depth: int) -> int:
         graphdef, params = nnx.split(nnx.eval_shape(lambda: build_model(tiny(depth=depth), 0)))
         program = jax.jit(lambda params, images: gate_statistics(nnx.merge(graphdef, params), images))
-        return program.lower(params, images).as_text().count("\n")
+        return program.lower(params, IMAGES).as_text().count("\n")
 
     shallow, deep = lines(6), lines(18)  # a stack of at most two groups of blocks is unrolled
     assert deep < 1.3 * shallow

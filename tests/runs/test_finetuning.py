@@ -3,7 +3,6 @@
 import shutil
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -14,26 +13,12 @@ from plstm.errors import UserError
 from plstm.models import VisionConfig, build_model
 from plstm.runs.cli import quote_ids
 from plstm.runs.finetuning import Initial, adapt, initial_id
-from plstm.runs.folders import write_config
-from plstm.training.checkpoints import Checkpoints
-from plstm.training.optimizers import build_optimizer
-from plstm.training.steps import TrainState
 from plstm.training.trees import named_leaves
+from tests.runs.test_weights import save_run
 from train import start
 
 SMALL = ["debug=smoke", "model.dim=16", "model.heads=2", "model.depth=1", "optim.name=adamw"]
 HERE = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
-
-
-def start_run(runs, node, checkpoints):
-    """A folder as train.py leaves it, with a checkpoint for each (step, state, final), the earlier the better."""
-    folder = runs / run_id(to_config(node))
-    write_config(folder, to_config(node), [])
-    kept = Checkpoints(folder / "checkpoints")
-    for step, state, final in checkpoints:
-        kept.save(step, state, {"final": final, "sizes": {}}, score=1 / step)
-    kept.close()
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -43,25 +28,21 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pretraining(composed):
-    return composed("experiment=reduced/imagenet_vit", *SMALL)
+    return to_config(composed("experiment=reduced/imagenet_vit", *SMALL))
 
 
 @pytest.fixture(scope="module")
 def weights(pretraining):
     """Of step 8; those of step 16 are twice as large."""
-    return nnx.state(build_model(to_config(pretraining).model, 0), nnx.Param)
+    return nnx.state(build_model(pretraining.model, 0), nnx.Param)
 
 
 @pytest.fixture(scope="module")
 def trained(pretraining, weights, runs):
     """A finished pre-training with its best checkpoint before its last."""
-    optimizer = build_optimizer(to_config(pretraining).optim, lambda step: 0.0)
-
-    def state(step):
-        params = jax.tree.map(lambda leaf: leaf * (step / 8), weights)
-        return TrainState(jnp.int32(step), params, optimizer.init(params), jnp.int32(-1))
-
-    return start_run(runs, pretraining, [(8, state(8), None), (16, state(16), {"val": {"accuracy": 0.0}})])
+    folder, twice = runs / run_id(pretraining), jax.tree.map(lambda leaf: 2 * leaf, weights)
+    save_run(folder, pretraining, {8: (weights, None, 0.9), 16: (twice, {"val": {"accuracy": 0.0}}, 0.1)})
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +104,7 @@ def test_a_larger_image_gives_what_the_trained_model_gives(finetuning, pretraini
     fresh = build_model(config.model, 99)
     params, line = Initial(config.init_from, config).load(nnx.state(fresh, nnx.Param), HERE)
     assert line.endswith("step 8; position embedding 3 x 3 -> 4 x 4")
-    trained = build_model(to_config(pretraining).model, 0)
+    trained = build_model(pretraining.model, 0)
     images = jax.random.normal(jax.random.key(0), (2, 64, 64, 3))
     wanted = trained(images)
     assert (fresh(images) != wanted).any()
@@ -131,18 +112,11 @@ def test_a_larger_image_gives_what_the_trained_model_gives(finetuning, pretraini
     np.testing.assert_array_equal(fresh(images), wanted)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["model.norm=layernorm"], "model.norm=layernorm: the run .* has rmsnorm"),
-        (["model.dim=32"], "model.dim=32: the run .* has 16"),
-        (["model.patch_size=8"], "model.patch_size"),
-    ],
-)
-def test_another_model_is_refused(finetuning, arguments, words):
-    config = finetuning(*arguments)
-    with pytest.raises(UserError, match=words):
-        Initial(config.init_from, config)
+def test_another_model_is_refused(finetuning):
+    for change, theirs in (("model.norm=layernorm", "rmsnorm"), ("model.dim=32", "16"), ("model.patch_size=8", "16")):
+        config = finetuning(change)
+        with pytest.raises(UserError, match=f"{change}: the run .* has {theirs}"):
+            Initial(config.init_from, config)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +126,10 @@ def test_another_model_is_refused(finetuning, arguments, words):
         (["seed=45", "loop.best_split=null"], {}, "init_checkpoint=best"),
     ],
 )
-def test_a_run_without_the_checkpoint_is_refused(composed, runs, finetuning, arguments, final, words):
-    node = composed("experiment=reduced/imagenet_vit", *SMALL, *arguments)
-    folder = start_run(runs, node, [(8, {"step": jnp.int32(8)}, final)])
+def test_a_run_without_the_checkpoint_is_refused(composed, runs, weights, finetuning, arguments, final, words):
+    config = to_config(composed("experiment=reduced/imagenet_vit", *SMALL, *arguments))
+    folder = runs / run_id(config)
+    save_run(folder, config, {8: (weights, final, 0.9)})
     with pytest.raises(UserError, match=words):
         Initial(folder.name, finetuning("init_checkpoint=best"))
 

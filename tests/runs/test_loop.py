@@ -105,16 +105,16 @@ def test_where_batches_cannot_be_read_the_run_saves_before_it_ends(start, monkey
 
 
 def test_forgetting_programs_changes_no_digit(start, config, tmp_path, monkeypatch):
-    few = tmp_path / "max_map_count"
+    few, lines = tmp_path / "max_map_count", []
     few.write_text("1")
-    config.loop.eval_every, lines = 4, []
+    config.loop.eval_every = 4
     for limit in (memory.MOST_MAPPINGS, few):
         monkeypatch.setattr(memory, "MOST_MAPPINGS", limit)
         start()
         found = read_metrics(tmp_path / "runs" / run_id(config) / "metrics.jsonl")
         lines.append([line | {"examples_per_second": 0} for line in found])
-        shutil.rmtree(tmp_path / "runs")
-        shutil.rmtree(tmp_path / "results")
+        for folder in ("runs", "results"):
+            shutil.rmtree(tmp_path / folder)
     assert lines[0] == lines[1] and len(lines[0]) > 6
 
 

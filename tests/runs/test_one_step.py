@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from plstm.config import plain_config, to_config
+from plstm.config import plain_config, shared_config, to_config
+from plstm.runs.programs import compile_programs
 from plstm.tasks import TASKS
 from plstm.training.meshes import Layout, make_mesh
-from plstm.training.optimizers import build_optimizer, learning_rate_schedule
-from plstm.training.steps import init_state, make_train_step
+from plstm.training.steps import init_state
 from plstm.training.trees import named_leaves
 from tests.config.test_experiments import EXPERIMENTS, start_of
 
@@ -54,14 +54,12 @@ def test_one_step_changes_every_parameter_that_it_should(composed, stepped, name
 
 def take_step(config) -> tuple[float, list[str], list[str]]:
     """The loss of a batch, the parameters that have no gradient, and those that are not finite after the step."""
-    task = TASKS[config.task](config)
-    optimizer = build_optimizer(config.optim, learning_rate_schedule(config.optim, 20, 0))
-    graphdef, state = init_state(task.build_model(config.seed), optimizer)
-    layout = Layout(make_mesh(config.optim.batch_size))
-    step = make_train_step(graphdef, optimizer, lambda n: 0.0, task.loss, layout=layout)
+    task, layout = TASKS[config.task](config), Layout(make_mesh(config.optim.batch_size))
+    programs = compile_programs(shared_config(config), 20, 20, 0)
+    _, state = init_state(task.build_model(config.seed), programs.optimizer)
     before = jax.tree.map(np.array, state.params)
     batch = next(task.batches(layout).from_step(0))
-    state, metrics = step(state, batch, jax.random.key(0))
+    state, metrics = programs.step(state, batch, jax.random.key(0))
     total, count = metrics.averaged["loss"]
     after = named_leaves(state.params)
     unmoved = [name for name, old in named_leaves(before).items() if (old == after[name]).all()]

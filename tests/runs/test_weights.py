@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -19,31 +20,36 @@ from plstm.runs.weights import config_of, from_checkpoint, save_safetensors
 from plstm.tasks.arrow import ArrowData
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.optimizers import build_optimizer
-from plstm.training.steps import init_state
+from plstm.training.steps import TrainState
 from tests.models.vision_models import filled
 
 ID = "0123456789ab"
-INFO = {"sizes": {}, "class_names": ["away", "at"]}  # as train.py keeps it
 CONFIG = Config(
     model=VisionConfig(image_size=48, patch_size=16, dim=16, heads=2, depth=2, classes=2, dtype="float32"),
     data=ArrowData(size=48, scale=0.25, train_seed=43, train_images=256, eval_images=64),
 )
 
 
-def save_run(folder: Path, scores: dict[int, float]) -> None:
-    """A run as train.py leaves it, with a checkpoint of each step; step n's parameters are `filled` with seed n."""
-    write_config(folder, CONFIG, [])
-    checkpoints, optimizer = Checkpoints(folder / "checkpoints"), build_optimizer(CONFIG.optim, lambda step: 0.0)
-    for step, score in scores.items():
-        checkpoints.save(step, init_state(filled(CONFIG.model, step), optimizer)[1], INFO, score)
-    checkpoints.close()
+def save_run(folder: Path, config: Config, checkpoints: dict[int, tuple]) -> None:
+    """A run as train.py leaves it, with checkpoints {step: (parameters, end of the training, score)}."""
+    write_config(folder, config, [])
+    kept, optimizer = Checkpoints(folder / "checkpoints"), build_optimizer(config.optim, lambda step: 0.0)
+    for step, (params, final, score) in checkpoints.items():
+        state = TrainState(jnp.int32(step), params, optimizer.init(params), jnp.int32(-1))
+        kept.save(step, state, {"sizes": {}, "class_names": ["away", "at"], "final": final}, score)
+    kept.close()
+
+
+def drawn(seed: int):
+    """Parameters of `CONFIG`."""
+    return nnx.state(filled(CONFIG.model, seed), nnx.Param)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
     """A folder of one run, with checkpoints of steps 1 (the best) and 2."""
     folder = tmp_path_factory.mktemp("runs")
-    save_run(folder / ID, {1: 0.9, 2: 0.1})
+    save_run(folder / ID, CONFIG, {1: (drawn(1), None, 0.9), 2: (drawn(2), {}, 0.1)})
     return folder
 
 
@@ -54,22 +60,22 @@ def exported(runs) -> Path:
     return path
 
 
-def assert_same(model, other):
-    jax.tree.map(np.testing.assert_array_equal, nnx.state(model, nnx.Param), nnx.state(other, nnx.Param))
+def assert_same(model, seed: int):
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(model, nnx.Param), drawn(seed))
 
 
 def test_a_run_and_its_file_are_the_model_that_was_trained(runs, exported):
     for source in (ID, ID[:4], runs / ID, exported):
         model = from_checkpoint(source, runs=runs)
-        assert_same(model, filled(CONFIG.model, 2))
+        assert_same(model, 2)
         assert (model.info.run, model.info.step, model.info.class_names) == (ID, 2, ("away", "at"))
         assert model.info.config.model == CONFIG.model
         hash(nnx.graphdef(model))  # nnx.jit needs it
 
 
 def test_the_best_checkpoint_is_one_with_a_score(runs, tmp_path):
-    assert_same(from_checkpoint(ID, runs=runs, checkpoint="best"), filled(CONFIG.model, 1))
-    save_run(tmp_path / ID, {2: -1.0})  # as of a run stopped before its first evaluation
+    assert_same(from_checkpoint(ID, runs=runs, checkpoint="best"), 1)
+    save_run(tmp_path / ID, CONFIG, {2: (drawn(2), None, -1.0)})  # as of a run stopped before its first evaluation
     with pytest.raises(UserError, match=f"{tmp_path / ID}: no best checkpoint; .*; or take the last"):
         from_checkpoint(tmp_path / ID, checkpoint="best")
 
