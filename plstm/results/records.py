@@ -22,7 +22,7 @@ CURVE_DIGITS = 6  # significant ones
 PRIMARY_METRIC = "accuracy"  # of tables and figures that name no metric
 
 Time = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")]
-Metrics = dict[str, float]
+Metrics = dict[str, int | float]  # an integer, such as count, stays one
 
 
 class Strict(BaseModel):
