@@ -18,7 +18,7 @@ from plstm.models import VisionConfig
 from plstm.runs.folders import write_config
 from plstm.runs.weights import config_of, from_checkpoint, save_safetensors
 from plstm.tasks.arrow import ArrowData
-from plstm.training.checkpoints import Checkpoints
+from plstm.training.checkpoints import NO_SCORE, Checkpoints
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import TrainState
 from tests.models.vision_models import filled
@@ -75,7 +75,7 @@ def test_a_run_and_its_file_are_the_model_that_was_trained(runs, exported):
 
 def test_the_best_checkpoint_is_one_with_a_score(runs, tmp_path):
     assert_same(from_checkpoint(ID, runs=runs, checkpoint="best"), 1)
-    save_run(tmp_path / ID, CONFIG, {2: (drawn(2), None, -1.0)})  # as of a run stopped before its first evaluation
+    save_run(tmp_path / ID, CONFIG, {2: (drawn(2), None, NO_SCORE)})  # as of a run stopped before its first evaluation
     with pytest.raises(UserError, match=f"{tmp_path / ID}: no best checkpoint; .*; or take the last"):
         from_checkpoint(tmp_path / ID, checkpoint="best")
 
