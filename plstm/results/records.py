@@ -8,11 +8,11 @@ import functools
 import json
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, WrapValidator
 from typing_extensions import TypedDict
 
 from data.files import write_file
@@ -21,8 +21,14 @@ from plstm.errors import UserError
 CURVE_DIGITS = 6  # significant ones
 PRIMARY_METRIC = "accuracy"  # of tables and figures that name no metric
 
+
+def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
+    check(value)
+    return value
+
+
+Metrics = dict[str, Annotated[float, WrapValidator(_as_written)]]  # an integer, such as count, stays one
 Time = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")]
-Metrics = dict[str, int | float]  # an integer, such as count, stays one
 
 
 class Strict(BaseModel):
