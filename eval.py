@@ -10,6 +10,7 @@ import hydra
 import jax
 from absl import logging
 from flax import nnx
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from plstm.config import Config, EvalConfig, check, run_name, to_eval_config
@@ -32,6 +33,8 @@ def main(node: DictConfig) -> None:
     options = to_eval_config(node)
     source = choose_source(options)
     config = config_of(source, options.paths.runs)
+    if not any(override.startswith("data.root=") for override in HydraConfig.get().overrides.task):
+        options.data.root = getattr(config.data, "root", None) or options.data.root  # the run's before the machine's
     task = choose_task(config, options)
     if options.data.split not in (None, *task.splits):
         raise UserError(f"data.split={options.data.split}: choose one of {', '.join(task.splits)}")

@@ -43,11 +43,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--processes", type=positive, default=1, help="how many run side by side")
     parser.add_argument("--sections", metavar="A,B", help="only these sections of the table")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records, tables and figures")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of unfinished runs")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of runs")
     arguments = parser.parse_intermixed_args()
-    for key, path in (("results", arguments.results), ("runs", arguments.runs)):
-        if path != ROOT / key:
-            arguments.overrides.append(f"paths.{key}={path.resolve()}")
+    if paths := [override for override in arguments.overrides if override.startswith("paths.")]:
+        parser.error(f"{paths[0]}: use --results and --runs")
     return arguments
 
 
@@ -66,7 +65,7 @@ def query_hardware() -> Hardware:
     code = "import json, plstm.training.environment as e; print(json.dumps(e.describe_environment('.')['hardware']))"
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     if answer.returncode:
-        raise UserError(f"JAX does not start on this machine: {answer.stderr.strip().splitlines()[-1]}")
+        raise UserError(f"JAX does not start on this machine: {answer.stderr.strip()[-200:]}")
     return json.loads(answer.stdout.splitlines()[-1])
 
 
@@ -124,15 +123,20 @@ def main() -> int:
     def after_job(job: sweeps.Job) -> None:
         matched, _ = sweeps.match_records(table, read_records(results))
         if not {run.key for run in job.runs} <= {run.key for run, record in matched if record}:
-            raise UserError(f"finished without a record that fits table {table.name} in {results / 'runs'}")
+            raise UserError(
+                f"finished without a record that fits table {table.name} in {results / 'runs'} (its overrides or "
+                "metrics differ?); remove its line there and its folder to train it again"
+            )
         report()
 
     def overrides(job: sweeps.Job) -> list[str] | None:
         records = read_records(results)
         if job.runs[0].key in superfluous_runs(table, records):
             return None
-        return sweeps.initial_override(sweeps.match_records(table, records)[0], job.runs[0]) + arguments.overrides
+        matched, _ = sweeps.match_records(table, records)
+        return [*sweeps.initial_override(matched, job.runs[0]), *arguments.overrides, *paths]
 
+    paths = [f"paths.{key}={getattr(arguments, key).resolve()}" for key in ("results", "runs")]
     report()
     failures = execute(unfinished[: arguments.max_runs], overrides, ROOT, after_job, arguments.processes)
     text = (results / "tables" / f"{table.name}.md").read_text()

@@ -52,7 +52,7 @@ class Group:
 def find_groups(table: TableDefinition, records: Sequence[Record]) -> tuple[list[Group], list[str]]:
     """All cells by section and row, and the ids of other records of the rows' experiments, which are left out."""
     matched, left_out = match_records(table, records)
-    measures = {m.name: m for m in (*table.columns, *([table.select] if table.select else []))}
+    measures = {m.name: m for m in table.measures}
     lines = []
     for number, (run, record) in enumerate(matched):
         line = {"number": number, "row": table.rows.index(run.row), "done": record is not None}

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from plstm.errors import UserError
 from plstm.results.records import PRIMARY_METRIC, Strict, first_problem
 
-FREE = ("loop", "model.method")  # keys by which a row's runs may differ from its experiment, beside the swept ones
+# Keys by which a row's runs may differ from its experiment, beside the swept ones.
+FREE = ("loop.log_every", "loop.save_every", "model.method")
 COSTS = ("parameters", "flops")  # of which the paper's words are shown
 
 
@@ -96,6 +97,11 @@ class TableDefinition(Strict):
     percent: bool = False  # shows 100 times the metrics
     digits: int = 3  # after the point
     costs: bool = False  # shows what experiments say of themselves: pixels, epochs, parameters and multiply-adds
+
+    @property
+    def measures(self) -> list[Measure]:
+        """All that a run must have to stand in the table."""
+        return [*self.columns, *([self.select] if self.select else [])]
 
     @property
     def chosen_key(self) -> str | None:

@@ -1,5 +1,6 @@
 """The record of a run that has just finished."""
 
+import math
 import statistics
 from datetime import UTC, datetime
 from typing import Any
@@ -43,5 +44,13 @@ def finished_record(
         examples_per_second=round(statistics.median(speeds), 1),
         parameters=parameters,
         flops_per_example=task.flops(),
-        metrics={"last": info["final"], "best": info["best"]},
+        metrics=_finite({"last": info["final"], "best": info["best"]}),
     )
+
+
+def _finite(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The same with None for what is not finite, as in metrics.jsonl."""
+    values = {name: _finite(value) if isinstance(value, dict) else value for name, value in metrics.items()}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }

@@ -27,7 +27,7 @@ def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
     return value
 
 
-Metrics = dict[str, Annotated[float, WrapValidator(_as_written)]]  # an integer, such as count, stays one
+Metrics = dict[str, Annotated[float, WrapValidator(_as_written)] | None]  # count stays an integer; None: not finite
 Time = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")]
 
 
@@ -112,13 +112,9 @@ class Record(Strict):
     metrics: FinalMetrics
     converted: str | None = None  # how a script converted the record from another format
 
-    def metric(self, split: str, metric: str = PRIMARY_METRIC, at: str = "last") -> float:
-        """A metric at the last or the best step; UserError if the run was not evaluated on that split then."""
-        metrics = (self.metrics[at] or {}).get(split, {})
-        if metric not in metrics:
-            where = f"{record_path(self.experiment, '')}, run {self.id}"
-            raise UserError(f"{where}: field metrics.{at} has no {metric} of split {split!r}; evaluate the run on it")
-        return metrics[metric]
+    def metric(self, split: str, metric: str = PRIMARY_METRIC, at: str = "last") -> float | None:
+        """A metric at the last or the best step; None if it is unknown or was not finite."""
+        return (self.metrics[at] or {}).get(split, {}).get(metric)
 
 
 class _Line(Strict):

@@ -44,7 +44,7 @@ class SweepSummary(Callback):
         shown = ("experiment=", "seed=", "data.name=", *(f"{key}=" for key in self.over))
         what += [override for override in runs[0].overrides if not override.startswith(shown)]
         figures = []
-        for at, words in (("best", "the best validation epoch"), ("last", "the last")):
+        for at, words in (("best", "the best epoch"), ("last", "the last")):
             values = [(run.metrics[at] or {}).get(self.split, {}).get(self.metric) for run in runs]
             if None not in values:
                 figures.append(f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f} at {words}")

@@ -1,5 +1,6 @@
 """The runs of a results table: which there are, in what order, which are finished, and what they should take."""
 
+import contextlib
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +8,9 @@ from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from plstm.errors import UserError
 from plstm.results.definitions import FREE, Row, TableDefinition, is_part
@@ -86,8 +89,9 @@ def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:
 def match_records(table: TableDefinition, records: Sequence[Record]) -> tuple[Matches, list[str]]:
     """(run, its record or None) in the order to run them, and the ids of the rows' other records, which do not fit.
 
-    A record fits with the swept values of a planned run, what the table and the row `require`, no further overrides,
-    and the table's run as the one that it fine-tunes. Of two that fit, the one that finished first counts.
+    A record fits with the swept values of a planned run, every metric that the table shows, what the table and the row
+    `require`, no further overrides, and the table's run as the one that it fine-tunes. Of two that fit, the one that
+    finished first counts.
     """
     runs = {run.key: run for run in planned_runs(table)}
     found: dict[tuple, Record] = {}
@@ -113,6 +117,7 @@ def _fits(table: TableDefinition, run: PlannedRun, record: Record, found: dict[t
     allowed = (*FREE, "experiment", "init_from", *table.sweep, *required)
     return (
         run.key not in found
+        and all(record.metric(m.split, m.metric, m.at) is not None for m in table.measures)
         and all(value_at(record.config, key, "absent") == value for key, value in required.items())
         and all(is_part(override.partition("=")[0].lstrip("+"), allowed) for override in record.overrides)
         and (not run.initial_key or (start is not None and value_at(record.config, "init_from") == start.id))
@@ -144,6 +149,9 @@ def expected_seconds(table: TableDefinition, run: PlannedRun, matched: Matches, 
 
 def started_runs(table: TableDefinition, runs_dir: Path) -> set[tuple]:
     """The `PlannedRun.key` of every run of the table's experiments with a checkpoint in its folder `runs_dir`/<id>."""
-    paths = [path for path in runs_dir.glob("*/.hydra/config.yaml") if any(path.parents[1].glob("checkpoints/*"))]
-    configs = (OmegaConf.to_container(OmegaConf.load(path)) for path in paths)  # as written: nothing is filled in
-    return {_key(table, config) for config in configs}
+    found = set()
+    for path in runs_dir.glob("*/.hydra/config.yaml"):
+        if any(path.parents[1].glob("checkpoints/*")):
+            with contextlib.suppress(OSError, ValueError, yaml.YAMLError, OmegaConfBaseException):  # a damaged folder
+                found.add(_key(table, OmegaConf.to_container(OmegaConf.load(path))))  # as written: nothing is filled in
+    return found

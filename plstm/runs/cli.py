@@ -27,6 +27,7 @@ from plstm.training.memory import keep_freed_memory
 
 EXIT_BAD_INPUT = 2
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+LOCAL_KEYS = ("paths.", "logger.", "data.root.", "data.workers.")  # what configs/local/default.yaml may have
 
 
 def register() -> None:
@@ -67,6 +68,7 @@ def run_entry(main: Callable[[], Any], entry: type) -> None:
     with _one_line_errors(entry):
         if any(word.startswith("--experimental-rerun") for word in sys.argv[1:]):
             raise UserError("--experimental-rerun: reads a pickle, which can run anything; repeat the command instead")
+        check_local(CONFIGS / "local" / "default.yaml")
         sys.argv[1:] = [quote_ids(word) for word in sys.argv[1:]]
         check_overrides([word for word in sys.argv[1:] if "=" in word or word.startswith("~")])
         try:
@@ -102,6 +104,13 @@ def quote_ids(word: str) -> str:
     if not word.startswith(("run=", "init_from=")):
         return word
     return re.sub(r"(?<=[=,])\d+e\d+(?=,|$)", r'"\g<0>"', word)
+
+
+def check_local(path: Path) -> None:
+    """Raises UserError if a machine's own settings change what is computed: git does not see that file."""
+    for key in _dotted_keys(OmegaConf.load(path)) if path.is_file() else []:
+        if not any(f"{key}.".startswith(known) or known.startswith(f"{key}.") for known in LOCAL_KEYS):
+            raise UserError(f"{path}: {key} has no place there, only paths, logger, data.root and data.workers have")
 
 
 def check_overrides(overrides: list[str]) -> None:

@@ -9,6 +9,7 @@ import optax
 from flax import nnx
 
 from plstm.config import Config, from_plain
+from plstm.errors import UserError
 from plstm.tasks import TASKS, Task
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer, epoch_schedule, learning_rate_schedule
@@ -31,6 +32,10 @@ class Plan(NamedTuple):
         """The plan of a run."""
         optim, loop, per_epoch = config.optim, config.loop, task.steps_per_epoch
         unit = per_epoch if loop.unit == "epochs" else 1
+        if not per_epoch:
+            raise UserError(
+                f"optim.batch_size={optim.batch_size}: more than the {task.train_examples:,} training {task.unit}"
+            )
         return cls(
             max(round(optim.epochs * per_epoch), 1),
             per_epoch,

@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from plstm.config import Config, from_file, portable_config
+from plstm.config import Config, from_file, portable_config, run_id
 from plstm.errors import UserError
 from plstm.models import build_model
 from plstm.runs.folders import find_run, load_config
@@ -133,7 +133,7 @@ def _from_run(run: str, runs: Path, checkpoint: str) -> Any:
     model = nnx.merge(graphdef, state.weights)
     preprocessing = TASKS[config.task](config).preprocessing
     names = tuple(info["class_names"])
-    model.info = Info(folder.absolute().name, step, names, preprocessing, info["sizes"], config)
+    model.info = Info(run_id(config), step, names, preprocessing, info["sizes"], config)
     return model
 
 

@@ -19,9 +19,9 @@ def test_runs_that_differ_in_the_named_keys_are_averaged(graphs, capsys):
     single = fold_records(folds_of(graphs, "graphs/gat")[:1])
     end_of(*runs, *single, None, ValueError("failed"), over=["data.fold"])
     assert capsys.readouterr().out.splitlines() == [
-        "graphs/gin, MUTAG, seed 43, model.depth=4: test accuracy over 10 runs 0.7450 ± 0.0303 at the best validation "
+        "graphs/gin, MUTAG, seed 43, model.depth=4: test accuracy over 10 runs 0.7450 ± 0.0303 at the best "
         "epoch, 0.7950 ± 0.0303 at the last",
-        "graphs/gin, MUTAG, seed 43, model.depth=8: test accuracy over 2 runs 0.7050 ± 0.0071 at the best validation "
+        "graphs/gin, MUTAG, seed 43, model.depth=8: test accuracy over 2 runs 0.7050 ± 0.0071 at the best "
         "epoch, 0.7550 ± 0.0071 at the last",
     ]
 

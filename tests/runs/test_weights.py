@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from plstm.config import Config, portable_config
+from plstm.config import Config, portable_config, run_id
 from plstm.errors import UserError
 from plstm.models import VisionConfig
 from plstm.runs.folders import write_config
@@ -23,11 +23,11 @@ from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import TrainState
 from tests.models.vision_models import filled
 
-ID = "0123456789ab"
 CONFIG = Config(
     model=VisionConfig(image_size=48, patch_size=16, dim=16, heads=2, depth=2, classes=2, dtype="float32"),
     data=ArrowData(size=48, scale=0.25, train_seed=43, train_images=256, eval_images=64),
 )
+ID = run_id(CONFIG)
 
 
 def save_run(folder: Path, config: Config, checkpoints: dict[int, tuple]) -> None:
