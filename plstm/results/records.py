@@ -161,7 +161,7 @@ def write_record(record: Record, points: Iterable[CurvePoint], results_dir: str 
         fcntl.flock(folder, fcntl.LOCK_EX)  # processes that write at the same time take turns
         for left in path.parent.glob(f".{path.name}.*.tmp"):  # by a process that was killed while it wrote
             left.unlink()
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
         lines = [line for line in lines if json.loads(line)["record"]["id"] != record.id]
         lines.append(json.dumps(new, separators=(",", ":"), allow_nan=False, ensure_ascii=False))
         write_file(path, ("\n".join(lines) + "\n").encode())
