@@ -35,7 +35,8 @@ def record_problems(record: Record, results_dir: Path) -> list[str]:
             for metric, value in metrics.items() if name != "step" else ():
                 kept = curve.get((step, name, metric), value)
                 # A curve keeps values as they are, to six significant digits, or formerly to four decimals.
-                if kept not in (value, float(f"{value:.{CURVE_DIGITS}g}"), round(value, 4)):
+                written = () if value is None else (float(f"{value:.{CURVE_DIGITS}g}"), round(value, 4))
+                if kept not in (value, *written):
                     found.append((f"metrics.{at}.{name}.{metric}", value, kept))
     split, later = value_at(record.config, "loop.best_split"), value_at(record.config, "loop.best_tie") == "latest"
     scores = [(score, step) for (step, *key), score in curve.items() if key == [split, PRIMARY_METRIC]]

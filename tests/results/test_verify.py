@@ -44,6 +44,11 @@ def run(tmp_path):
     return problems
 
 
+def test_a_metric_that_was_not_finite_has_no_point_in_the_curve(run):
+    assert run(lambda metrics: metrics["last"]["test"].update(loss=None)) == []
+    assert len(run(lambda metrics: metrics["last"]["val"].update(loss=None))) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "tie", "words"),
     [
