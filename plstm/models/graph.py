@@ -29,12 +29,13 @@ class GraphConfig:
     kind: str = "plstm"  # or gat, gcn, gin, mpnn, lstm
     dim: int = 96
     depth: int = 4
-    heads: int = 4  # this and all that follow: pLSTM only
+    heads: int = 4  # this to `method`: pLSTM only
     mlp_ratio: int = 4
     p_norm: str = "l1"  # "l1": Equation 4, over the edges that leave; "linf": over those that enter, as released
     reverse_p: str = "full"  # on the reversed graph the P-mode uses all line edges, or, as released, the "pruned" ones
     transition_node: str = "shared"  # what a transition reads: the node where two edges meet, or, as released, "tail"
     method: str = "auto"  # of plstm.ops.dag.plstm_dag
+    lstm_pool: str = "tanh_c"  # what the LSTM GNN's readout sums over the nodes: tanh(c), as released, or "h"
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
@@ -44,6 +45,7 @@ class GraphConfig:
             ("reverse_p", ("full", "pruned")),
             ("transition_node", TRANSITION_NODES),
             ("method", METHODS),
+            ("lstm_pool", ("tanh_c", "h")),
         ):
             if getattr(self, key) not in choices:
                 raise UserError(f"model.{key}={getattr(self, key)}: choose one of {', '.join(choices)}")
@@ -53,8 +55,9 @@ class GraphConfig:
         if self.kind == "plstm" and (self.dim % self.heads or self.dim % 2):
             raise UserError(f"model.dim={self.dim}: must be even and a multiple of model.heads={self.heads}")
         for field in fields(self):
-            if field.name in PLSTM_ONLY and self.kind != "plstm" and getattr(self, field.name) != field.default:
-                raise UserError(f"model.{field.name}={getattr(self, field.name)}: only model.kind=plstm has it")
+            kind = "plstm" if field.name in PLSTM_ONLY else "lstm" if field.name == "lstm_pool" else self.kind
+            if self.kind != kind and getattr(self, field.name) != field.default:
+                raise UserError(f"model.{field.name}={getattr(self, field.name)}: only model.kind={kind} has it")
 
 
 class Block(nnx.Module):
@@ -88,7 +91,21 @@ class Block(nnx.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class GraphPLSTM(nnx.Module):
+class ReadoutModel(nnx.Module):
+    """A classifier of graphs that ends in `readout`; `units` gives the ReLUs of its hidden layer."""
+
+    readout: "Readout"
+
+    def units(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
+        """A batch as `plstm.tasks.graph_batches` makes it -> float32 [graphs, dim]; `key` makes it a training pass."""
+        raise NotImplementedError
+
+    def __call__(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
+        """As `units`, but logits [graphs, classes]."""
+        return self.readout.out(self.units(batch, key=key))
+
+
+class GraphPLSTM(ReadoutModel):
     """P- and D-mode layers in turn, two on the graph's DAG, then two on its reverse; mean over the nodes; MLP."""
 
     def __init__(self, config: GraphConfig, features: int, classes: int, rngs: nnx.Rngs):
@@ -98,33 +115,33 @@ class GraphPLSTM(nnx.Module):
         )
         self.readout = Readout(config.dim, classes, rngs)
 
-    def __call__(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
-        """A batch as `plstm.tasks.graph_batches` makes it -> float32 logits [graphs, classes]."""
+    def units(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
+        """See `ReadoutModel.units`."""
         x = self.encoder(batch["features"])
+        x = x + degree_encoding(batch["degree"], x.shape[-1])
         edges, start = [], 0
         for dag in batch["dags"]:
             part = x[start : start + dag.num_nodes]
             edges.append((part[dag.tail] + part[dag.head]) / 2)
             start += dag.num_nodes
-        x = x + degree_encoding(batch["degree"], x.shape[-1])
         for block in self.blocks:
             x = block(x, edges, batch["dags"])
         return self.readout(pool(x, batch) / jnp.maximum(batch["nodes"], 1)[:, None])
 
 
-class GNN(nnx.Module):
+class GNN(ReadoutModel):
     """GAT, GCN, MPNN or LSTM GNN: layers, sum over the nodes, MLP."""
 
     def __init__(self, config: GraphConfig, features: int, classes: int, rngs: nnx.Rngs):
         self.encoder = dense(features, config.dim, rngs)
-        self.depth = config.depth
+        self.depth, self.lstm_pool = config.depth, config.lstm_pool
         self.cell = LSTMCell(config.dim, rngs) if config.kind == "lstm" else None
         make = LAYERS.get(config.kind)
         self.layers = nnx.List([make(config.dim, rngs) for _ in range(config.depth)] if make else [])
         self.readout = Readout(config.dim, classes, rngs)
 
-    def __call__(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
-        """As `GraphPLSTM.__call__`."""
+    def units(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
+        """See `ReadoutModel.units`."""
         h, nodes = self.encoder(batch["features"]), neighbourhood(batch)
         for layer in self.layers:
             h = layer(h, nodes, train=key is not None)
@@ -132,6 +149,7 @@ class GNN(nnx.Module):
             h, c = jnp.zeros_like(h), h
             for _ in range(self.depth):
                 h, c = self.cell(h, c, nodes.neighbours)
+            h = jnp.tanh(c) if self.lstm_pool == "tanh_c" else h
         return self.readout(pool(h, batch))
 
 
@@ -144,7 +162,7 @@ class GINModel(nnx.Module):
         self.readouts = nnx.List([dense(config.dim, classes, rngs) for _ in range(config.depth + 1)])
 
     def __call__(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
-        """As `GraphPLSTM.__call__`; a training pass normalises by the batch and updates the running statistics."""
+        """As `ReadoutModel.__call__`; a training pass normalises by the batch and updates the running statistics."""
         h, nodes = self.encoder(batch["features"]), neighbourhood(batch)
         logits = self.readouts[0](pool(h, batch))
         for layer, readout in zip(self.layers, self.readouts[1:], strict=True):
@@ -154,14 +172,14 @@ class GINModel(nnx.Module):
 
 
 class Readout(nnx.Module):
-    """Linear, ReLU, linear."""
+    """Linear, ReLU; then `out`, linear."""
 
     def __init__(self, dim: int, classes: int, rngs: nnx.Rngs):
         self.hidden, self.out = dense(dim, dim, rngs), dense(dim, classes, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[graphs, dim] -> logits [graphs, classes]."""
-        return self.out(jax.nn.relu(self.hidden(x)))
+        """The hidden layer's units: [graphs, dim] -> the same."""
+        return jax.nn.relu(self.hidden(x))
 
 
 def pool(x: jax.Array, batch: Batch) -> jax.Array:

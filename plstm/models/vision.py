@@ -16,7 +16,7 @@ from plstm.ops.grid import METHODS, WIDEST_FUSED
 
 MODES = ("P", "D", "attention")
 MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
-MAX_UNROLLED = 2  # groups of blocks
+MAX_UNROLLED = 4  # blocks
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -161,13 +161,14 @@ class VisionModel(nnx.Module):
         dtype = DTYPES[config.dtype]
         grid = config.image_size // config.patch_size
         self.patch_size = config.patch_size
-        self.groups_count = config.depth // len(config.modes)
+        self.groups_size = len(config.modes)
+        self.groups_count = config.depth // self.groups_size
         self.embedding = PatchEmbedding(config.patch_size, config.channels, config.dim, dtype=dtype, rngs=rngs)
-        start = nnx.initializers.truncated_normal(0.02)
-        position_shape, token_shape = (grid, grid, config.dim), (config.dim,)
-        with_position, with_token = config.position_embedding, config.pooling == "class_token"
-        self.position = nnx.Param(start(rngs.params(), position_shape, jnp.float32)) if with_position else None
-        self.class_token = nnx.Param(start(rngs.params(), token_shape, jnp.float32)) if with_token else None
+        of_position = nnx.initializers.truncated_normal(0.02)
+        of_token = nnx.initializers.normal(math.sqrt(0.4 / config.dim))  # as released
+        draw = lambda start, *shape: nnx.Param(start(rngs.params(), (*shape, config.dim), jnp.float32))  # noqa: E731
+        self.position = draw(of_position, grid, grid) if config.position_embedding else None
+        self.class_token = draw(of_token) if config.pooling == "class_token" else None
         self.flat = "attention" in config.modes
         make = nnx.vmap(lambda key: BlockGroup(config, nnx.Rngs(key)), in_axes=0, out_axes=0)
         self.groups = make(jax.random.split(rngs.params(), self.groups_count))
@@ -205,7 +206,7 @@ class VisionModel(nnx.Module):
             return nnx.merge(graphdef, state)(x, group_key, look)
 
         # A shallow stack compiles fast anyway, and runs a quarter faster on CPUs without the loop.
-        unroll = self.groups_count if self.groups_count <= MAX_UNROLLED else 1
+        unroll = self.groups_count * self.groups_size <= MAX_UNROLLED
         return jax.lax.scan(apply_group, x, (stacked, jnp.arange(self.groups_count)), unroll=unroll)
 
     def embed(self, images: jax.Array) -> jax.Array:

@@ -1,5 +1,6 @@
 """pLSTM as a layer on graphs (arXiv 2506.11997, Section 4.2): gates from node and edge features, then the operator."""
 
+import functools
 import math
 
 import jax
@@ -27,14 +28,17 @@ class GraphMixer(nnx.Module):
     ):
         self.heads, self.mode, self.p_norm, self.pruned = heads, mode, p_norm, pruned or mode == "D"
         self.transition_node, self.method = transition_node, method
-        self.qkv = linear(dim, 3 * dim, dtype=jnp.float32, rngs=rngs)
+        bound = 1 / math.sqrt(dim)
+        start = lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)  # noqa: E731
+        project = functools.partial(linear, dim, dtype=jnp.float32, bias_init=start, rngs=rngs)
+        self.qkv = project(3 * dim)
         # Nodes: of source, mark, transition, direct. Edges: of source, mark, transition as its first and second edge.
         self.node_weight = nnx.Param(jnp.zeros((dim, 4 * heads), jnp.float32))
         self.edge_weight = nnx.Param(jnp.zeros((dim, 4 * heads), jnp.float32))
         self.bias = nnx.Param(jnp.full((3, heads), GATE_BIAS, jnp.float32))  # of source, mark, direct
         self.transition_bias = nnx.Param(TRANSITION_DEVIATION * jax.random.normal(rngs.params(), (heads,), jnp.float32))
         self.norm_scale = nnx.Param(jnp.ones((dim,), jnp.float32))
-        self.out = linear(dim, dim, dtype=jnp.float32, rngs=rngs)
+        self.out = project(dim)
 
     def __call__(self, h: jax.Array, e: jax.Array, dag: PackedDags) -> jax.Array:
         """Nodes h [N, dim] and edge features e [E, dim] of packed DAGs -> [N, dim]."""
@@ -46,7 +50,7 @@ class GraphMixer(nnx.Module):
     def gates(self, h: jax.Array, e: jax.Array, dag: PackedDags) -> tuple[DagGates, jax.Array]:
         """Source and mark [heads, E], transition [heads, L]; direct [heads, N]: linear maps of the features they read.
 
-        P-mode: |t| normalised (Equation 4); D-mode: tanh(t), on the multitree.
+        P-mode: t with its sign, over a sum of |t| (Equation 4); D-mode: tanh(t), on the multitree.
         """
         of_nodes, of_edges = (
             jnp.matmul(x, weight[...], precision=HIGHEST).T
@@ -61,10 +65,9 @@ class GraphMixer(nnx.Module):
         node = tail[dag.line_to if self.transition_node == "shared" else dag.line_from]
         t = to_first[:, dag.line_from] + to_second[:, dag.line_to] + of_transition[:, node]
         t = t + self.transition_bias[..., None]
-        t = jnp.abs(t) if self.mode == "P" else jnp.tanh(t)
         if self.pruned:
             t = jnp.where(dag.multitree, t, 0)
-        t = normalise_transitions(t, dag, self.p_norm) if self.mode == "P" else t
+        t = normalise_transitions(t, dag, self.p_norm) if self.mode == "P" else jnp.tanh(t)
         return DagGates(source, t, mark), jax.nn.sigmoid(of_direct + direct_bias)
 
 

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from data.graphs.tudataset import SIZES, Fold, Sizes, load_tudataset, make_folds
 from data.loading import epoch_order
 from plstm.errors import UserError
+from plstm.models.graph import ReadoutModel
 from plstm.tasks.base import RunConfig, Task, classification_metrics
 from plstm.tasks.graph_batches import GraphBatches
 from plstm.training.meshes import Layout
@@ -171,6 +173,15 @@ class GraphTask(Task):
     def logits(self, model: nnx.Module, batch: Batch) -> jax.Array:
         """float32 [graphs, classes]; batch norms take their running statistics."""
         return model(batch)
+
+    def metrics(self, model: nnx.Module, batch: Batch) -> Metrics:
+        """Also, where the readout has a ReLU, the share of its units above zero: at 0 all graphs get the same logits."""
+        if not isinstance(model, ReadoutModel):
+            return super().metrics(model, batch)
+        units, mask = model.units(batch), batch["mask"]
+        metrics = classification_metrics(model.readout.out(units), batch["label"], mask)
+        active = jnp.sum(jnp.mean(units > 0, axis=-1) * mask)
+        return metrics | {"active_units": (active, metrics["loss"][1])}
 
     def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean cross entropy (nats) of the real graphs."""

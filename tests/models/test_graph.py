@@ -67,12 +67,12 @@ def test_plstm_goes_along_the_graph_and_back():
     @jax.jit
     def written_out(features):
         x = features @ model.encoder.kernel[...] + model.encoder.bias[...]
-        e = (x[dag.tail] + x[dag.head]) / 2
         x = x + degree_encoding(degree, x.shape[1])
+        e = (x[dag.tail] + x[dag.head]) / 2
         for n, block in enumerate(model.blocks):
             x = x + block.mixer(block.mixer_norm(x), e, (dag.reverse() if n in (2, 3) else dag).packed)
             x = x + block.mlp(block.mlp_norm(x))
-        return model.readout(x.mean(0)[None])
+        return model.readout.out(model.readout(x.mean(0)[None]))
 
     np.testing.assert_allclose(logits(model, SOURCE.batch([g])), written_out(TOY.features[rows]), rtol=2e-4, atol=2e-5)
 
@@ -135,6 +135,20 @@ def lstm_by_formula(cell, h, c, adjacency):
     return sigmoid(read) * np.tanh(memory), memory
 
 
+@pytest.mark.parametrize("pooled", ["tanh_c", "h"])
+def test_the_lstm_gnn_sums_tanh_of_its_memory_or_its_state(pooled):
+    model, batch = small("lstm", lstm_pool=pooled), SOURCE.batch(np.arange(6))
+    adjacency, real = dense_graph(batch)
+    c = np.asarray(batch["features"] @ model.encoder.kernel[...] + model.encoder.bias[...])
+    h = np.zeros_like(c)
+    for _ in range(2):
+        h, c = lstm_by_formula(model.cell, h, c, adjacency)
+    nodes = (np.tanh(c) if pooled == "tanh_c" else h)[real]
+    sums = np.stack([nodes[batch["graph"][real] == n].sum(0) for n in range(6)])
+    expected = model.readout.out(model.readout(jnp.asarray(sums)))
+    np.testing.assert_allclose(logits(model, batch), expected, rtol=2e-4, atol=2e-5)
+
+
 def test_layers_alternate_modes_and_directions():
     blocks = small("plstm", depth=6).blocks
     assert "".join(block.mixer.mode for block in blocks) == "PDPDPD"
@@ -149,10 +163,11 @@ def test_layers_alternate_modes_and_directions():
     [
         ({"kind": "gtn"}, "model.kind=gtn: choose one of plstm, lstm, gat, gcn, gin, mpnn"),
         ({"p_norm": "l2"}, "model.p_norm=l2: choose one of l1, linf"),
-        *(({key: "x"}, f"model.{key}=x") for key in ("reverse_p", "transition_node", "method")),
+        *(({key: "x"}, f"model.{key}=x") for key in ("reverse_p", "transition_node", "method", "lstm_pool")),
         ({"depth": 0}, "model.depth=0: must be at least 1"),
         ({"heads": 5}, "model.dim=96: must be even and a multiple of model.heads=5"),
         ({"kind": "gin", "p_norm": "linf"}, "model.p_norm=linf: only model.kind=plstm"),
+        ({"kind": "plstm", "lstm_pool": "h"}, "model.lstm_pool=h: only model.kind=lstm"),
     ],
 )
 def test_wrong_configs_are_named(changes, message):

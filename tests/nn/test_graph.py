@@ -50,7 +50,7 @@ def gates_by_loops(mixer, h, e, dag):
         return source, np.where(np.isinf(t), 0, np.tanh(t)), mark
     shared = dag.line_from if mixer.p_norm == "l1" else dag.line_to
     sums = np.array([np.abs(t[:, shared == shared[n]]).sum(1) for n in range(t.shape[1])]).T
-    return source, np.abs(t) / (0.5 + sums), mark
+    return source, t / (0.5 + sums), mark
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -70,6 +70,19 @@ def test_gates(filled, mode, options, reverse):
         np.testing.assert_allclose(actual, expected, atol=1e-5)
     weight = np.asarray(mixer.node_weight[...]).reshape(DIM, 4, HEADS)[:, 3]
     np.testing.assert_allclose(direct.T, sigmoid(h @ weight + np.asarray(mixer.bias[2])), atol=1e-5)
+
+
+def test_a_negative_transition_changes_the_sign_along_a_path():
+    mixer, path = build("P"), Dag.from_edges(4, [(0, 1), (1, 2), (2, 3)])
+    h, e = jnp.zeros((4, DIM)), jnp.zeros((3, DIM))
+    signs = []
+    for bias in (3.0, -3.0):
+        mixer.transition_bias[...] = jnp.full((HEADS,), bias)
+        gates, direct = mixer.gates(h, e, path.packed)
+        unit = jnp.eye(4)[None].repeat(HEADS, axis=0)  # a node's key is its own, and every query reads all of them
+        signs.append(np.sign(plstm_dag_oracle(jnp.ones_like(unit), unit, unit, gates, 0 * direct, path, scale=1.0)[0]))
+    np.testing.assert_array_equal(signs[0], np.tri(4, k=-1))
+    np.testing.assert_array_equal(signs[1], np.tri(4, k=-1) * (-1.0) ** (np.arange(4)[:, None] - np.arange(4) - 1))
 
 
 def test_the_layer_is_the_recurrence_with_a_head_norm_and_a_projection(filled):
@@ -92,6 +105,9 @@ def test_starts():
     assert (mixer.bias[...] == -5).all()
     starts = [build("P", seed).transition_bias[...] for seed in range(20)]
     assert np.std(starts) == pytest.approx(10, rel=0.35)
+    for layer in (mixer.qkv, mixer.out):
+        assert np.std(layer.bias[...]) == pytest.approx((1 / (3 * DIM)) ** 0.5, rel=0.3)
+        assert np.abs(layer.bias[...]).max() <= DIM**-0.5
     assert np.std(mixer.qkv.kernel[...]) == pytest.approx((2 / (5 * DIM)) ** 0.5, rel=0.2)
     assert np.std(mixer.out.kernel[...]) == pytest.approx((2 / (5 * DIM)) ** 0.5, rel=0.3)
 

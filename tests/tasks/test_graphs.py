@@ -132,6 +132,16 @@ def test_weights_hold_the_running_statistics_and_need_no_data(run, tmp_path, mon
         from_checkpoint(run, checkpoint="best")
 
 
+def test_a_readout_whose_units_all_stay_at_zero_is_seen(composed):
+    task = TASKS["graphs"](to_config(composed(*TINY, "model.kind=lstm", f"data.root={ROOT}/tests/data")))
+    model, batch = task.build_model(0), task.split("val").first(16)
+    total, count = task.metrics(model, batch)["active_units"]
+    assert count == 4 and 0 < total / count < 1
+    model.readout.hidden.bias[...] -= 1e6
+    total, count = task.metrics(model, batch)["active_units"]
+    assert (total, count) == (0, 4)
+
+
 # ---------------------------------------------------------------------- data
 def test_a_set_that_is_not_compared_with_the_known_one_has_its_own_sizes(config, task, monkeypatch):
     own = task.source.graphs.features.shape[1]
