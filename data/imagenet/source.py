@@ -49,18 +49,18 @@ def class_words() -> dict[str, str]:
     return dict(zip(synsets(), IMAGENET_LABELS_LIST, strict=True))
 
 
-def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT) -> Sequence[dict[str, Any]]:
+def load_source(
+    split: str, root: str | None = None, held_out: int = HELD_OUT, most: int | None = None
+) -> Sequence[dict[str, Any]]:
     """Random access to a split: picklable, {"image": the file's bytes (JPEG, one PNG), "label": int, "file_name": str}.
 
-    root: the folder of all data sets, see `data.files.data_root`. held_out: images of `val`; of a small set at most a
-    tenth, but one. They are the first of `numpy.random.RandomState(2012).permutation(training images)`, places in
-    TFDS's stored order, which depends on the file names alone. 0 trains on everything, as the paper did, and leaves no
-    `val`. Raises UserError for an unknown or empty split and where the data are missing or cannot be read.
+    root: see `data.files.data_root`. held_out: images of `val`; of a small set at most a tenth, but one. They are the
+    first of `numpy.random.RandomState(2012).permutation(training images)`, places in TFDS's stored order, which depends
+    on the file names alone. 0 leaves no `val`. most: only the first so many images.
+    Raises UserError for an unknown or empty split and where the data are missing or cannot be read.
     """
     if split not in SPLITS:
         raise UserError(f"data.split={split}: no such split; choose from {', '.join(SPLITS)}")
-    if held_out < 0:
-        raise UserError(f"data.held_out={held_out}: must be 0 or more")
     folder = data_root(root) / NAME
     build = f"make data-imagenet MANUAL=/path/to/tars{f' DATA={root}' if root else ''}"
     versions = sorted(path.parent for path in folder.glob("[0-9]*/dataset_info.json"))
@@ -82,7 +82,7 @@ def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT) -
         positions = np.sort(order[:count] if split == "val" else order[count:])
     if not len(positions):
         raise UserError(f"data.split={split}: has no images with data.held_out={held_out}")
-    return _ImageNet(source, positions, versions[-1], "prepare it again")
+    return _ImageNet(source, positions[:most], versions[-1], "prepare it again")
 
 
 def _refuse_foreign_features(path: Path) -> None:

@@ -35,32 +35,19 @@ class ArrowTask(VisionTask):
     """Two classes, black-and-white images; `val_ext` and `test_ext` have twice the training size."""
 
     data_schema = ArrowData
+    names = ("arrow_pointing",)
+    classes = 2
     splits = ("train", "val", "val_ext", "test", "test_ext")
     class_names = LABELS
     uncompiled = {**VisionTask.uncompiled, "data.train_seed": 0}
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
-        """See `Task.check`."""
-        data = config.data
-        for key, choices in (("name", ("arrow_pointing",)), ("placement", ("device", "stream"))):
-            if getattr(data, key) not in choices:
-                raise UserError(f"data.{key}={getattr(data, key)}: choose one of {', '.join(choices)}")
-        if data.classes != 2:
-            raise UserError(f"data.classes={data.classes}: arrow pointing has 2 classes")
+        if config.data.placement not in ("device", "stream"):
+            raise UserError(f"data.placement={config.data.placement}: choose one of device, stream")
         super().check(config)
-        if config.optim.batch_size > data.train_images:
-            raise UserError(
-                f"optim.batch_size={config.optim.batch_size}: more than data.train_images={data.train_images}"
-            )
-
-    @property
-    def train_examples(self) -> int:
-        """Training images."""
-        return self.config.data.train_images
 
     def describe_data(self) -> str:
-        """Name, number and size."""
         data = self.config.data
         return f"{data.name}: {data.train_images:,} images, {data.size} pixels a side"
 

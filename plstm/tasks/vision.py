@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import optax
 from flax import nnx
 from PIL import Image
 
-from data.augment import evaluation_crop
+from data.augment.views import evaluation_crop
 from data.imagenet.batches import MAX_CORRUPT, ImageSplit
 from data.imagenet.folders import folder_source
 from data.loading import unpack
@@ -62,23 +62,35 @@ class VisionTask(Task):
     """Batches are {"image": as `normalise` takes it, "label": int32 [batch]}."""
 
     inputs = "images"
+    names: ClassVar[tuple[str, ...]]  # choices of `data.name`
+    classes: ClassVar[int]
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
-        """See `Task.check`."""
         data, model = config.data, config.model
+        if data.name not in cls.names:
+            raise UserError(f"data.name={data.name}: choose one of {', '.join(cls.names)}")
+        if data.classes != cls.classes:
+            raise UserError(f"data.classes={data.classes}: {data.name} has {cls.classes:,} classes")
         if (model.classes, model.image_size) != (data.classes, data.size):
             raise UserError(
                 "model.classes and model.image_size follow data.classes and data.size; change those instead"
             )
         if model.channels != 3:
             raise UserError(f"model.channels={model.channels}: the images have 3")
+        if config.optim.batch_size > (images := cls(config).train_examples):
+            what = f"more than the {images:,} training images of data.train_images={data.train_images}"
+            raise UserError(f"optim.batch_size={config.optim.batch_size}: {what}")
+
+    @property
+    def train_examples(self) -> int:
+        """Training images, without those held out."""
+        return self.config.data.train_images - getattr(self.config.data, "held_out", 0)
 
     @property
     def preprocessing(self) -> Preprocessing:
         """That of the evaluation."""
-        data = self.config.data
-        return Preprocessing(data.size, getattr(data, "crop_ratio", 1.0))
+        return Preprocessing(self.config.data.size, getattr(self.config.data, "crop_ratio", 1.0))
 
     def folder(self, path: str, max_corrupt: float | None = None) -> Split:
         """The images of path/<class>/ to evaluate on, class folders named as the task's classes or by their numbers.
@@ -92,7 +104,6 @@ class VisionTask(Task):
         return ImageSplit(source, how.size, how.crop_ratio, workers=data.workers, max_corrupt=max_corrupt)
 
     def logits(self, model: VisionModel, batch: Batch) -> jax.Array:
-        """float32 [batch, classes]."""
         return model(normalise(batch["image"]))
 
     def loss(self, model: VisionModel, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:

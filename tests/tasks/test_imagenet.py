@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from data.augment.recipes import AugmentConfig
-from data.imagenet.mosaics import MosaicSource
+from data.imagenet.folders import MosaicSource
 from plstm.config import Config, LoopConfig, OptimConfig, check
 from plstm.errors import UserError
 from plstm.models import VisionConfig
@@ -47,7 +47,7 @@ def config_of(augment=None, loss="cross_entropy", smoothing=0.0, **data) -> Conf
         *(("data", "crop_ratio", ratio, "from 0.1 to 1") for ratio in (0.0, 1.1)),
         ("data", "workers", -1, "from 0 to 1024"),
         ("data", "max_corrupt", 1.5, r"in \[0, 1\]"),
-        ("optim", "batch_size", 91, "more than the training images"),
+        ("optim", "batch_size", 91, "more than the 90 training images"),
         ("optim", "loss", "hinge", "cross_entropy, binary_cross_entropy"),
         ("loop", "eval_splits", ["val_ext"], "train, val, test"),
         ("loop", "final_splits", [], "at least one"),
@@ -153,7 +153,7 @@ def test_it_trains_and_evaluates_on_pictures_drawn_in_memory():
 
 
 def test_another_number_of_images_than_the_config_s_is_refused(monkeypatch):
-    monkeypatch.setattr("plstm.tasks.imagenet.load_source", lambda split, root, held_out: MosaicSource(split, 50))
+    monkeypatch.setattr("plstm.tasks.imagenet.load_source", lambda split, *_: MosaicSource(split, 50))
     task = ImageNetTask(config_of(name="imagenet2012", eval_images=None))
     with pytest.raises(UserError, match="data.train_images=100: the prepared data have 60"):
         task.batches(LAYOUT)

@@ -16,7 +16,7 @@ import pytest
 from grain.multiprocessing import SharedMemoryArray
 from PIL import Image
 
-from data.augment import augment, evaluation_crop, view_rng
+from data.augment.views import augment, evaluation_crop, view_rng
 from data.augment.recipes import AugmentConfig
 from data.imagenet import batches as images
 from data.imagenet.batches import ImageBatches, ImageSplit
@@ -82,7 +82,7 @@ def test_an_image_is_read_once_for_its_views():
             read.append(index)
             return super().__getitem__(index)
 
-    labels = batches(Counted(), batch_size=12)._batches[0]["label"].tolist()
+    labels = batches(Counted(), batch_size=12)._batch(0)["label"].tolist()
     assert sorted(labels) == sorted(100 + index for index in read for _ in range(3))
 
 
@@ -123,11 +123,7 @@ def test_reading_processes_change_nothing_and_report_corrupt_images():
     assert [message.split(":")[0] for message in messages] == ["n11.JPEG", "n3.JPEG"]  # each once
 
 
-def test_sizes_that_do_not_fit_are_named():
-    with pytest.raises(UserError, match="optim.batch_size=24: more than the 23 training images"):
-        batches(batch_size=24)
-    with pytest.raises(UserError, match="optim.batch_size=10: must be a multiple of the 3 processes"):
-        batches(process_count=3)
+def test_too_little_shared_memory_is_named():
     with pytest.raises(UserError, match=r"GiB free, but the batches of data.workers need .*--shm-size"):
         next(batches(workers=2, beside=10**18).from_step(0))
 
