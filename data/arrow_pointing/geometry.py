@@ -42,10 +42,8 @@ class Canvas:
             raise UserError(f"data.scale={self.scale}: must be a positive number; the paper's is 1.0")
         smallest = math.ceil(2 * self.margin + 4 * 2 * self.radius)
         if self.size < smallest:
-            raise UserError(
-                f"data.size={self.size}: too small for arrows and circles at data.scale={self.scale}; "
-                f"use a size of at least {smallest} or a smaller data.scale"
-            )
+            remedy = f"use a size of at least {smallest} or a smaller data.scale"
+            raise UserError(f"data.size={self.size}: too small for the objects at data.scale={self.scale}; {remedy}")
 
 
 class Arrow(NamedTuple):
@@ -133,8 +131,6 @@ SMALL = {"size": 48, "scale": 0.25, "train_images": 50_000, "eval_images": 2_048
 
 
 class Split(NamedTuple):
-    """A split of the paper's."""
-
     images: int
     seed: int | None  # of its stream; None: the run's own
     extended: bool  # on the doubled canvas

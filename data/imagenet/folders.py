@@ -1,4 +1,4 @@
-"""Images that need no preparation: trees of class folders (the ImageFolder layout), and mosaics drawn as they are read."""
+"""Images that need no preparation: trees of class folders (the ImageFolder layout), and mosaics drawn when read."""
 
 import io
 import os

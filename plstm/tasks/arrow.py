@@ -8,8 +8,7 @@ from omegaconf import MISSING
 from data.arrow_pointing.builder import data_source, load_packed
 from data.arrow_pointing.geometry import LABELS, ArrowVariant
 from data.loading import DeviceBatches, PackedSplit, StreamedBatches
-from plstm.errors import UserError
-from plstm.tasks.base import RunConfig
+from plstm.tasks.base import RunConfig, require
 from plstm.tasks.vision import VisionTask
 from plstm.training.meshes import Layout
 
@@ -43,8 +42,8 @@ class ArrowTask(VisionTask):
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
-        if config.data.placement not in ("device", "stream"):
-            raise UserError(f"data.placement={config.data.placement}: choose one of device, stream")
+        is_known = config.data.placement in ("device", "stream")
+        require(config, ("data.placement", is_known, "choose one of device, stream"))
         super().check(config)
 
     def describe_data(self) -> str:

@@ -13,7 +13,7 @@ from data.imagenet.folders import MosaicSource
 from data.imagenet.source import load_source, synsets
 from plstm.errors import UserError
 from plstm.models.vision import VisionModel
-from plstm.tasks.base import RunConfig, classification_metrics
+from plstm.tasks.base import RunConfig, classification_metrics, require
 from plstm.tasks.vision import VisionTask, normalise
 from plstm.training.losses import LOSSES
 from plstm.training.meshes import Layout
@@ -49,28 +49,25 @@ class ImageNetTask(VisionTask):
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
-        data, optim = config.data, config.optim
-        if config.augment is None:
+        data, optim, augment = config.data, config.optim, config.augment
+        if augment is None:
             raise UserError("augment: ImageNet needs a recipe; choose one with augment=deit3, or augment=none")
-        for key, is_good, words in (
-            ("train_images", data.train_images >= 1, "at least 1"),
-            ("held_out", 0 <= data.held_out <= data.train_images // 10, "0 to a tenth of data.train_images"),
-            ("eval_images", data.eval_images is None or data.eval_images >= 1, "at least 1, or null"),
-            ("crop_ratio", 0.1 <= data.crop_ratio <= 1, "from 0.1 to 1"),
-            ("max_corrupt", 0 <= data.max_corrupt <= 1, "in [0, 1]"),
-        ):
-            if not is_good:
-                raise UserError(f"data.{key}={getattr(data, key)}: must be {words}")
+        has_val = data.held_out or "val" not in {*config.loop.eval_splits, *config.loop.final_splits}
+        smooths_binary = optim.loss == "binary_cross_entropy" and optim.label_smoothing
+        why = "binary_cross_entropy takes classes with any label as present, and smoothing labels all; set it to 0"
+        tenth, limit = data.train_images // 10, data.eval_images
+        require(
+            config,
+            ("data.train_images", data.train_images >= 1, "must be at least 1"),
+            ("data.held_out", 0 <= data.held_out <= tenth, "must be 0 to a tenth of data.train_images"),
+            ("data.held_out", has_val, "leaves no split val; hold some out, or evaluate on test alone"),
+            ("data.eval_images", limit is None or limit >= 1, "must be at least 1, or null"),
+            ("data.crop_ratio", 0.1 <= data.crop_ratio <= 1, "must be from 0.1 to 1"),
+            ("data.max_corrupt", 0 <= data.max_corrupt <= 1, "must be in [0, 1]"),
+            ("augment.repeats", augment.repeats <= optim.batch_size, f"more than optim.batch_size={optim.batch_size}"),
+            ("optim.label_smoothing", not smooths_binary, why),
+        )
         super().check(config)
-        if "val" in {*config.loop.eval_splits, *config.loop.final_splits} and not data.held_out:
-            raise UserError("data.held_out=0: leaves no split val; hold some out, or evaluate on test alone")
-        if config.augment.repeats > optim.batch_size:
-            raise UserError(f"augment.repeats={config.augment.repeats}: more than optim.batch_size={optim.batch_size}")
-        if optim.loss == "binary_cross_entropy" and optim.label_smoothing:
-            raise UserError(
-                f"optim.label_smoothing={optim.label_smoothing}: binary_cross_entropy takes a class with any label "
-                "as present, and smoothing gives one to all; set it to 0"
-            )
 
     @cached_property
     def class_names(self) -> Sequence[str]:
@@ -91,21 +88,12 @@ class ImageNetTask(VisionTask):
         config, data = self.config, self.config.data
         source = self._source("train")
         if len(source) != self.train_examples:
-            raise UserError(
-                f"data.train_images={data.train_images}: the prepared data have {len(source) + data.held_out} training "
-                "images; give this number, or another data.root"
-            )
-        splits = {*config.loop.eval_splits, *config.loop.final_splits}
-        return ImageBatches(
-            source,
-            data.size,
-            config.optim.batch_size,
-            config.augment,
-            config.seed,
-            put=layout.place_rows,
-            beside=max(self.split(name).shared_bytes(config.optim.batch_size) for name in splits),
-            **self._reading,
-        )
+            have = f"the prepared data have {len(source) + data.held_out} training images"
+            raise UserError(f"data.train_images={data.train_images}: {have}; give this number, or another data.root")
+        batch_size, splits = config.optim.batch_size, {*config.loop.eval_splits, *config.loop.final_splits}
+        beside = max(self.split(name).shared_bytes(batch_size) for name in splits)
+        reading = self._reading | {"put": layout.place_rows, "beside": beside}
+        return ImageBatches(source, data.size, batch_size, config.augment, config.seed, **reading)
 
     @property
     def _reading(self) -> dict[str, Any]:

@@ -260,8 +260,8 @@ def test_tfds_builds_from_the_file_without_tensorflow(tmp_path):
 BAD_COMMANDS = {
     "hash valid": "val_ext",
     "hash val --seed 44": "--seed 44",
-    "hash val --count 6000": "5120",
-    "sheet val sheet.png --count 0": "1 to 600 images",
+    "hash val --count 6000": "hash val takes 1 to 5120",
+    "sheet val sheet.png --count 0": "sheet val takes 1 to 600 images",
     "hash val --size 100": "data.size=100",
 }
 

@@ -80,7 +80,7 @@ def test_nodes_without_features_get_a_one(folder):
         ("graph_indicator", lambda rows: ["3" if row == "2" else row for row in rows], "from 1 to the 40 graphs"),
         ("graph_indicator", lambda rows: rows[1:], "TOY_A.txt|TOY_node"),
         ("graph_labels", lambda rows: rows[:-1], "from 1 to the 39 graphs"),
-        ("graph_labels", lambda rows: ["1, 2"] * 40, "one number a line, not 2"),
+        ("graph_labels", lambda rows: ["1, 2"] * 40, "has 2 columns, not 1"),
         ("node_labels", lambda rows: rows[:-1], "lines for .* nodes"),
         ("node_attributes", lambda rows: ["1.0", *rows[1:]], "damaged"),
         *((kind, None, f"TOY_{kind}.txt.*delete") for kind in ("A", "graph_indicator", "graph_labels")),

@@ -16,8 +16,8 @@ import pytest
 from grain.multiprocessing import SharedMemoryArray
 from PIL import Image
 
-from data.augment.views import augment, evaluation_crop, view_rng
 from data.augment.recipes import AugmentConfig
+from data.augment.views import augment, evaluation_crop, view_rng
 from data.imagenet import batches as images
 from data.imagenet.batches import ImageBatches, ImageSplit
 from plstm.errors import UserError
