@@ -46,9 +46,9 @@ class PackedSplit:
         return len(self.labels)
 
     def batches(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
-        """Every image once, in order: "image" packed bits, "label" int32, "mask" bool; the last batch padded with 0.
+        """This process's rows of every image once, in order: "image" packed bits, "label" int32, "mask" bool.
 
-        `batch_size` is over all processes, which must divide it; the arrays are this process's rows of it.
+        `batch_size` is over all processes, which must divide it; the last batch is padded with 0.
         """
         rows = batch_size // self.process_count
         for start in range(self.process_index * rows, len(self) + self.process_index * rows, batch_size):

@@ -141,12 +141,13 @@ def _table(path: Path, columns: int | None = None, dtype: type = np.int64) -> np
 
 def _features(attributes: Path, labels: Path, nodes: int) -> np.ndarray:
     """Attributes, then each column of labels one-hot, or a one where there is neither file: float32 [nodes, F]."""
-    parts = []
+    parts = [np.empty((nodes, 0))]
     for path, dtype in ((attributes, np.float64), (labels, np.int64)):
-        table = _table(path, dtype=dtype) if path.exists() else np.empty((nodes, 0))
-        if len(table) != nodes:
-            raise _damaged(path, f"has {len(table)} lines for {nodes} nodes")
-        parts += [table] if path == attributes else [column[:, None] == np.unique(column) for column in table.T]
+        if path.exists():
+            table = _table(path, dtype=dtype)
+            if len(table) != nodes:
+                raise _damaged(path, f"has {len(table)} lines for {nodes} nodes")
+            parts += [table] if path == attributes else [column[:, None] == np.unique(column) for column in table.T]
     features = np.concatenate(parts, axis=1, dtype=np.float32)
     return features if features.size else np.ones((nodes, 1), np.float32)
 
@@ -164,10 +165,7 @@ def fingerprint(graphs: GraphSet) -> str:
 
 
 def make_folds(labels: np.ndarray, folds: int = 10, seed: int = 42) -> list[Fold]:
-    """Stratified folds: each is the test set once; the rest is split, stratified, into 8/9 training and 1/9 validation.
-
-    Raises UserError where a class has fewer graphs than there are folds.
-    """
+    """Stratified folds: each is the test set once, and 1 / (folds - 1) of the rest validates. Raises UserError."""
     from sklearn.model_selection import StratifiedKFold, train_test_split
 
     counts = np.bincount(labels)

@@ -10,6 +10,7 @@ Labels are places in the sorted list of the 1,000 WordNet ids, as everywhere. Ou
     test    the 50,000 official validation images, whose accuracy papers report
 """
 
+import contextlib
 import json
 import os
 import resource
@@ -49,9 +50,7 @@ def class_words() -> dict[str, str]:
     return dict(zip(synsets(), IMAGENET_LABELS_LIST, strict=True))
 
 
-def load_source(
-    split: str, root: str | None = None, held_out: int = HELD_OUT, most: int | None = None
-) -> Sequence[dict[str, Any]]:
+def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT, most: int | None = None) -> Sequence:
     """Random access to a split: picklable, {"image": the file's bytes (JPEG, one PNG), "label": int, "file_name": str}.
 
     root: see `data.files.data_root`. held_out: images of `val`; of a small set at most a tenth, but one. They are the
@@ -115,8 +114,7 @@ def prepare(tars: Path, root: str | None = None) -> Path:
     """Runs TFDS's `imagenet2012` builder on the official tars, into array_record files; returns their folder.
 
     The builder needs TensorFlow to open files and to rewrite as RGB JPEG 22 images in CMYK and one PNG. Here plain
-    Python opens them, and those images keep their bytes, for our decoder reads them as they are. Data that TensorFlow
-    prepared are read just as well.
+    Python opens them, and those images keep their bytes. Data that TensorFlow prepared are read just as well.
     """
     from tensorflow_datasets.core import shuffle
     from tensorflow_datasets.core.download import extractor
@@ -130,9 +128,9 @@ def prepare(tars: Path, root: str | None = None) -> Path:
     with (
         quiet_tfds(),
         mock.patch.multiple(module, tf=tf, CMYK_IMAGES=[], PNG_IMAGES=[]),
-        mock.patch.object(shuffle, "tf", tf),
-        mock.patch.object(extractor, "tf", tf),
-        mock.patch.object(common, "tf", tf),
+        contextlib.ExitStack() as stack,
     ):
+        for other in (shuffle, extractor, common):
+            stack.enter_context(mock.patch.object(other, "tf", tf))
         builder.download_and_prepare(download_config=tfds.download.DownloadConfig(manual_dir=tars))
     return Path(builder.data_path)

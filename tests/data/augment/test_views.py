@@ -1,18 +1,14 @@
 import itertools
-import subprocess
-import sys
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from PIL import Image, ImageEnhance, ImageOps
 from scipy import stats
 
-from data.augment import RECIPES, AugmentConfig, augment, evaluation_crop, view_rng
-from data.augment.views import View, draw_view, make_view, random_resized_box
+from data.augment.recipes import RECIPES, AugmentConfig
+from data.augment.views import View, augment, draw_view, evaluation_crop, make_view, random_resized_box, view_rng
 
-ROOT = Path(__file__).resolve().parents[3]
 STREAMS = list(itertools.product((0, 43, 2**40), (0, 799), (0, 1_281_166), (0, 2)))
 
 
@@ -24,22 +20,10 @@ def scene(height: int, width: int) -> Image.Image:
     return Image.fromarray(((x * (c + 1) + 2 * y + x * y // 40) % 256).astype(np.uint8))
 
 
-def digests() -> str:
-    """A number for every stream and recipe."""
+def test_views_never_change():
     image = scene(60, 80)
-    crcs = (
-        zlib.crc32(augment(image, 32, config, view_rng(*stream)).tobytes())
-        for stream in STREAMS
-        for config in RECIPES.values()
-    )
-    return " ".join(f"{crc:08x}" for crc in crcs)
-
-
-def test_another_process_makes_the_same_views():
-    code = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]; import test_views; "
-    code += "print(test_views.digests())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.strip() == digests()
+    views = [augment(image, 32, config, view_rng(*stream)) for stream in STREAMS for config in RECIPES.values()]
+    assert f"{zlib.crc32(np.stack(views).tobytes()):08x}" == "94c92e23"
 
 
 def test_every_number_makes_its_own_stream():
@@ -65,15 +49,11 @@ def test_flip_and_the_order_of_steps_are_drawn():
     assert {len(draw_view(50, 37, jittered, rng).steps) for _ in range(200)} == {3, 4, 5}
 
 
+GRAY = (("Grayscale", None), ("Color", 0.8), ("Brightness", 1.3))
 REFERENCES = {
     (): lambda i: i,
     (("Solarize", 128), ("Contrast", 1.2)): lambda i: ImageEnhance.Contrast(ImageOps.solarize(i, 128)).enhance(1.2),
-    (("Grayscale", None), ("Color", 0.8), ("Brightness", 1.3)): lambda i: ImageEnhance.Brightness(
-        i.convert("L").convert("RGB")
-    ).enhance(1.3),
-    (("GaussianBlur", 1.7), ("Color", 0.8)): lambda i: ImageEnhance.Color(
-        i.filter(ImageFilter.GaussianBlur(1.7))
-    ).enhance(0.8),
+    GRAY: lambda i: ImageEnhance.Brightness(i.convert("L").convert("RGB")).enhance(1.3),
 }
 
 
@@ -101,10 +81,8 @@ def test_tiny_pictures_work(recipe, width, height):
         assert augment(scene(height, width), 8, RECIPES[recipe], view_rng(0, 0, 0, n)).shape == (8, 8, 3)
 
 
-@pytest.fixture
-def picture():
-    rng = np.random.default_rng(0)
-    return lambda height, width: Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
+def picture(height: int, width: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8))
 
 
 @pytest.mark.parametrize("width, height", SIZES)
@@ -137,13 +115,6 @@ def test_where_nothing_fits_the_central_box_is_taken(width, height, box):
     assert {random_resized_box(width, height, rng) for _ in range(50)} == {box}
 
 
-def test_pixels_outside_the_box_play_no_part(picture):
-    image, box = picture(50, 60), (10, 5, 47, 40)
-    inside = Image.fromarray(np.asarray(image)[5:40, 10:47])
-    ours = make_view(image, 24, View(box, False, ()))
-    assert ours.tobytes() == inside.resize((24, 24), Image.Resampling.BICUBIC).tobytes()
-
-
 @pytest.mark.parametrize(
     "width, height, size, ratio, resized, corner",
     [
@@ -154,7 +125,7 @@ def test_pixels_outside_the_box_play_no_part(picture):
         (30, 31, 192, 1.0, (192, 198), (0, 3)),
     ],
 )
-def test_evaluation_crop(picture, width, height, size, ratio, resized, corner):
+def test_evaluation_crop(width, height, size, ratio, resized, corner):
     image = picture(height, width)
     left, upper = corner
     expected = np.asarray(image.resize(resized, Image.Resampling.BICUBIC))[upper : upper + size, left : left + size]
@@ -163,10 +134,7 @@ def test_evaluation_crop(picture, width, height, size, ratio, resized, corner):
     np.testing.assert_array_equal(ours, expected)
 
 
-def test_evaluation_crop_keeps_an_image_of_the_right_size(picture):
+def test_evaluation_crop_keeps_an_image_of_the_right_size():
     image = picture(192, 192)
     np.testing.assert_array_equal(evaluation_crop(image, 192, 1.0), np.asarray(image))
     assert evaluation_crop(image.convert("L"), 16, 0.5).shape == (16, 16, 3)
-    for ratio in (0.0, 1.1, -1.0):
-        with pytest.raises(ValueError, match="ratio"):
-            evaluation_crop(image, 8, ratio)
