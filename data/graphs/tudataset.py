@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
     classes: tuple[str, ...]  # labels, in order
 
 
-# Of the sets of the results here, with what `fingerprint` gives; a set that is not listed is taken as it is.
+# Of the sets of the results here, and below what `fingerprint` gives; a set that is not listed is taken as it is.
 SIZES = {
     "MUTAG": Sizes(188, 7, ("-1", "1")),
     "PTC_FM": Sizes(349, 18, ("-1", "1")),

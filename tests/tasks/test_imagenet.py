@@ -66,11 +66,11 @@ def test_bad_values_are_named(group, key, value, words):
 def test_what_does_not_go_together_is_named():
     config = config_of()
     config.augment = None
-    with pytest.raises(UserError, match="augment=deit3"):
-        check(config)
+    smoothed = config_of(loss="binary_cross_entropy", smoothing=0.1)  # every class would be present
     check(config_of(loss="binary_cross_entropy"))
-    with pytest.raises(UserError, match="optim.label_smoothing=0.1"):
-        check(config_of(loss="binary_cross_entropy", smoothing=0.1))  # every class would be present
+    for wrong, words in ((config, "augment=deit3"), (smoothed, "optim.label_smoothing=0.1")):
+        with pytest.raises(UserError, match=words):
+            check(wrong)
 
 
 @pytest.fixture
@@ -105,12 +105,7 @@ def test_the_loss_without_mixing_is_the_definition(batch):
 
 def test_labels_are_smoothed_before_they_are_mixed_and_accuracy_is_of_the_unmixed(batch, monkeypatch):
     seen = {}
-
-    def listen(logits, targets):
-        seen["targets"] = targets
-        return jnp.zeros(len(logits))
-
-    monkeypatch.setitem(LOSSES, "cross_entropy", listen)
+    monkeypatch.setitem(LOSSES, "cross_entropy", lambda logits, targets: seen.update(targets=targets) or jnp.zeros(8))
     model = Listener(batch["label"])
     task = ImageNetTask(config_of(AugmentConfig(**MIXED), smoothing=0.1))
     for seed in range(3):  # mixup and cutmix
@@ -164,7 +159,6 @@ def test_mosaics_are_pictures_that_classes_tell_apart():
     train, test = MosaicSource("train", 40), MosaicSource("test", 40)
     assert train[3] == MosaicSource("train", 40)[3] and train[3]["image"] != test[3]["image"]
     pictures = [np.asarray(Image.open(io.BytesIO(train[n]["image"])), float) for n in range(40)]
-    assert {picture.shape for picture in pictures} == {(64, 80, 3)}
     assert [train[n]["label"] for n in (0, 9, 10)] == [0, 900, 0]
     within = abs(pictures[0] - pictures[10]).mean()
     assert all(abs(pictures[0] - other).mean() > within for other in pictures[1:10])

@@ -12,7 +12,7 @@ from data.augment.views import View, augment, draw_view, evaluation_crop, make_v
 STREAMS = list(itertools.product((0, 43, 2**40), (0, 799), (0, 1_281_166), (0, 2)))
 
 
-SIZES = [(500, 375), (375, 500), (2000, 2000), (1, 1), (3, 2), (10, 1000), (1000, 10), (1, 50)]
+SIZES = [(500, 375), (375, 500), (2000, 2000)]
 
 
 def scene(height: int, width: int) -> Image.Image:
@@ -39,16 +39,18 @@ def test_flip_and_the_order_of_steps_are_drawn():
     rng = np.random.default_rng(0)
     views = [draw_view(500, 375, RECIPES["deit3"], rng) for _ in range(2000)]
     assert np.mean([view.flip for view in views]) == pytest.approx(0.5, abs=0.04)
-    for view in views[:200]:
-        first, *jitter = (name for name, _ in view.steps)
-        assert first in ("Solarize", "Grayscale", "GaussianBlur") and len(jitter) == 3
-    plain = [draw_view(500, 375, AugmentConfig(flip=1.0), rng) for _ in range(20)]
-    assert all(view.flip and not view.steps for view in plain)
-    assert not any(draw_view(500, 375, AugmentConfig(flip=0.0), rng).flip for _ in range(20))
+    assert {(len(view.steps), view.steps[0][0]) for view in views} == {(4, name) for name in THREE}
+    assert len({tuple(name for name, _ in view.steps[1:]) for view in views}) == 6  # every order of the jitter
+    factors = [factor for view in views for _, factor in view.steps[1:]]
+    assert stats.kstest(factors, stats.uniform(0.7, 0.6).cdf).pvalue > 1e-3
+    for flip in (0.0, 1.0):
+        plain = [draw_view(500, 375, AugmentConfig(flip=flip), rng) for _ in range(20)]
+        assert all(view.flip == flip and not view.steps for view in plain)
     jittered = AugmentConfig(auto_augment="rand-m9-inc1", color_jitter=0.1)
     assert {len(draw_view(50, 37, jittered, rng).steps) for _ in range(200)} == {3, 4, 5}
 
 
+THREE = ("Solarize", "Grayscale", "GaussianBlur")
 GRAY = (("Grayscale", None), ("Color", 0.8), ("Brightness", 1.3))
 REFERENCES = {
     (): lambda i: i,
@@ -86,13 +88,6 @@ def picture(height: int, width: int) -> Image.Image:
 
 
 @pytest.mark.parametrize("width, height", SIZES)
-def test_boxes_lie_in_the_image(width, height):
-    rng = np.random.default_rng(1)
-    for left, upper, right, lower in (random_resized_box(width, height, rng) for _ in range(300)):
-        assert 0 <= left < right <= width and 0 <= upper < lower <= height
-
-
-@pytest.mark.parametrize("width, height", SIZES[:3])
 def test_area_aspect_and_place_follow_their_distributions(width, height):
     rng = np.random.default_rng(2)
     boxes = np.array([random_resized_box(width, height, rng) for _ in range(6000)])
@@ -119,6 +114,7 @@ def test_where_nothing_fits_the_central_box_is_taken(width, height, box):
     "width, height, size, ratio, resized, corner",
     [
         (500, 375, 192, 1.0, (256, 192), (32, 0)),
+        (192, 192, 192, 1.0, (192, 192), (0, 0)),
         (375, 500, 192, 1.0, (192, 256), (0, 32)),
         (500, 375, 224, 0.875, (341, 256), (58, 16)),
         (64, 64, 192, 0.875, (219, 219), (14, 14)),
@@ -132,9 +128,3 @@ def test_evaluation_crop(width, height, size, ratio, resized, corner):
     ours = evaluation_crop(image, size, ratio)
     assert ours.dtype == np.uint8 and ours.shape == (size, size, 3)
     np.testing.assert_array_equal(ours, expected)
-
-
-def test_evaluation_crop_keeps_an_image_of_the_right_size():
-    image = picture(192, 192)
-    np.testing.assert_array_equal(evaluation_crop(image, 192, 1.0), np.asarray(image))
-    assert evaluation_crop(image.convert("L"), 16, 0.5).shape == (16, 16, 3)
