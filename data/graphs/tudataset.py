@@ -29,17 +29,16 @@ TIMEOUT = 60  # seconds without an answer
 
 
 class Sizes(NamedTuple):
-    graphs: int
     features: int  # numbers that a node has
     classes: tuple[str, ...]  # labels, in order
 
 
 # Of the sets of the results here, and below what `fingerprint` gives; a set that is not listed is taken as it is.
 SIZES = {
-    "MUTAG": Sizes(188, 7, ("-1", "1")),
-    "PTC_FM": Sizes(349, 18, ("-1", "1")),
-    "PROTEINS": Sizes(1113, 4, ("1", "2")),
-    "NCI1": Sizes(4110, 37, ("0", "1")),
+    "MUTAG": Sizes(7, ("-1", "1")),
+    "PTC_FM": Sizes(18, ("-1", "1")),
+    "PROTEINS": Sizes(4, ("1", "2")),
+    "NCI1": Sizes(37, ("0", "1")),
 }
 FINGERPRINTS = {
     "MUTAG": "f90eb0d7297e7112939f36834d3c741ce359dffa3b6d3db44cdd69bfbcb9ff7b",
@@ -53,7 +52,6 @@ FINGERPRINTS = {
 class GraphSet:
     """Undirected graphs with a class each, nodes and edges of all graphs one after another."""
 
-    name: str
     labels: np.ndarray  # int32 [G], places in `classes`
     node_start: np.ndarray  # int64 [G + 1]; graph g has the nodes node_start[g] to node_start[g + 1] - 1, in file order
     features: np.ndarray  # float32 [nodes, F], attributes, then one-hot labels; a one where there is neither
@@ -66,12 +64,12 @@ class GraphSet:
 
     @property
     def sizes(self) -> Sizes:
-        return Sizes(len(self), self.features.shape[1], self.classes)
+        return Sizes(self.features.shape[1], self.classes)
 
     def graph(self, g: int) -> tuple[int, np.ndarray]:
         """The number of nodes of graph g, and its edges."""
-        nodes = int(self.node_start[g + 1] - self.node_start[g])
-        return nodes, self.edges[self.edge_start[g] : self.edge_start[g + 1]]
+        edges = self.edges[self.edge_start[g] : self.edge_start[g + 1]]
+        return int(self.node_start[g + 1] - self.node_start[g]), edges
 
 
 class Fold(NamedTuple):
@@ -83,8 +81,7 @@ class Fold(NamedTuple):
 def load_tudataset(name: str, root: str | None = None, *, download: bool = True, verify: bool = True) -> GraphSet:
     """Reads a set, after fetching it into <root>/tudataset/<name>/ unless it is there, in <name>/ or in <name>/raw/.
 
-    verify: compare with the known fingerprint, if any. Raises UserError for files that are missing, damaged or not the
-    known ones.
+    verify: compare with the known fingerprint, if any. Raises UserError for files that are missing, damaged or others.
     """
     folder = data_root(root)
     places = [folder / "tudataset" / name, folder / name, folder / name / "raw"]
@@ -118,7 +115,6 @@ def read_tudataset(name: str, folder: Path) -> GraphSet:
     graph, node_start = graph_of[edges[:, 0]] - 1, np.searchsorted(graph_of, np.arange(1, count + 2))
     classes, labels = np.unique(labels, return_inverse=True)
     return GraphSet(
-        name=name,
         labels=labels.astype(np.int32),
         node_start=node_start,
         features=_features(folder / f"{name}_node_attributes.txt", folder / f"{name}_node_labels.txt", nodes),
@@ -153,8 +149,8 @@ def _features(attributes: Path, labels: Path, nodes: int) -> np.ndarray:
 
 
 def _damaged(path: Path, why: str) -> UserError:
-    again = f"delete {path.parent} to fetch it again, or name another data.root"
-    return UserError(f"{path}: missing or damaged ({why}); {again}")
+    remedy = f"delete {path.parent} to fetch it again, or name another data.root"
+    return UserError(f"{path}: missing or damaged ({why}); {remedy}")
 
 
 def fingerprint(graphs: GraphSet) -> str:

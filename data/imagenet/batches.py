@@ -63,10 +63,9 @@ class _Reader:
                     self._corrupt.add(name)
                     warnings.warn(f"{name}: cannot be decoded ({why}); {self.instead}", stacklevel=3)
             if len(self._corrupt) > self.max_corrupt * len(self.source):
-                raise ReadError(
-                    f"{len(self._corrupt)} of {len(self.source):,} images cannot be decoded, the last {name}: "
-                    f"more than data.max_corrupt={self.max_corrupt:g} of them; prepare the data again, or allow more"
-                )
+                what = f"{len(self._corrupt)} of {len(self.source):,} images cannot be decoded, the last {name}"
+                limit = f"more than data.max_corrupt={self.max_corrupt:g} of them"
+                raise ReadError(f"{what}: {limit}; prepare the data again, or allow more")
             yield {name: np.asarray(value) for name, value in batch.items()}  # NumPy's instead of grain's own class
             del batch
 
@@ -74,9 +73,6 @@ class _Reader:
         """Of a batch, those of this process."""
         rows = batch_size // self.process_count
         return range(self.process_index * rows, (self.process_index + 1) * rows)
-
-    def _bytes(self, batches: int, batch_size: int) -> int:
-        return batches * len(self._rows(batch_size)) * self.size**2 * 3
 
     def _make(self, rows: int, workers: int, jobs: Iterable[int], fill: Callable[..., None]) -> dict[str, Any]:
         """A batch; `fill(job, images, labels, corrupt)` writes some of its rows, and why files cannot be decoded."""
@@ -126,7 +122,7 @@ class ImageBatches(_Reader):
 
         Raises ReadError for too many corrupt images, and UserError where shared memory is too small.
         """
-        shared = self._bytes(4 * self.workers + 3, self.batch_size) + self.beside
+        shared = (4 * self.workers + 3) * len(self._rows(self.batch_size)) * self.size**2 * 3 + self.beside
         for batch in self._read(self._batch, step, MAX_STEPS, self.workers, shared):
             yield {name: self.put(value) for name, value in batch.items()}
             del batch
@@ -182,7 +178,7 @@ class ImageSplit(_Reader):
     def shared_bytes(self, batch_size: int) -> int:
         """Shared memory that the reading of `batches` takes at most."""
         batches = min(4 * self.workers + 3, -(-len(self) // batch_size))
-        return self._bytes(batches, batch_size) if self.workers else 0
+        return batches * len(self._rows(batch_size)) * self.size**2 * 3 if self.workers else 0
 
     def _batch(self, batch_size: int, workers: int, number: int) -> dict[str, Any]:
         rows = self._rows(batch_size)

@@ -53,10 +53,9 @@ def class_words() -> dict[str, str]:
 def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT, most: int | None = None) -> Sequence:
     """Random access to a split: picklable, {"image": the file's bytes (JPEG, one PNG), "label": int, "file_name": str}.
 
-    root: see `data.files.data_root`. held_out: images of `val`; of a small set at most a tenth, but one. They are the
-    first of `numpy.random.RandomState(2012).permutation(training images)`, places in TFDS's stored order, which depends
-    on the file names alone. 0 leaves no `val`. most: only the first so many images.
-    Raises UserError for an unknown or empty split and where the data are missing or cannot be read.
+    held_out: images of `val`; of a small set at most a tenth, but one. They are the first of
+    `numpy.random.RandomState(2012).permutation(training images)`, places in TFDS's stored order, which depends on the
+    file names alone. most: only the first so many images. Raises UserError where there are none, or damaged ones.
     """
     if split not in SPLITS:
         raise UserError(f"data.split={split}: no such split; choose from {', '.join(SPLITS)}")

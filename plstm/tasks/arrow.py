@@ -51,7 +51,6 @@ class ArrowTask(VisionTask):
         return f"{data.name}: {data.train_images:,} images, {data.size} pixels a side"
 
     def split(self, name: str) -> PackedSplit:
-        """A whole split, packed, generated first where missing; errors: see `load_packed`."""
         split = load_packed(self._variant, name, self.config.data.root, self.config.data.generate)
         return replace(split, process_index=jax.process_index(), process_count=jax.process_count())
 

@@ -128,7 +128,7 @@ def test_weights_hold_the_running_statistics_and_need_no_data(run, tmp_path, mon
 # ---------------------------------------------------------------------- data
 def test_a_set_that_is_not_compared_with_the_known_one_has_its_own_sizes(task, monkeypatch):
     config, own = task.config, task.source.graphs.features.shape[1]
-    monkeypatch.setitem(graphs.SIZES, "TOY", Sizes(40, 99, ("no", "yes")))
+    monkeypatch.setitem(graphs.SIZES, "TOY", Sizes(99, ("no", "yes")))
     known = TASKS["graphs"](config)
     assert (known.sizes, known.class_names) == ({"features": 99, "classes": 2}, ("no", "yes"))
     config.data.verify = False
