@@ -15,16 +15,15 @@ def data_root(root: str | None) -> Path:
 
     Raises UserError when a folder that the user named does not exist, or when the default cannot be made.
     """
-    named = root or os.environ.get("PLSTM_DATA")
-    if not named:
-        default = Path("~/.cache/plstm/data").expanduser()
-        with write_errors(default):
-            default.mkdir(parents=True, exist_ok=True)
-        return default
-    folder = Path(named).expanduser().absolute()
-    if not folder.is_dir():
-        key = f"data.root={root}" if root else f"PLSTM_DATA={named}"
-        raise UserError(f"{key}: no such folder; create it (mkdir -p {shlex.quote(str(folder))}) or name another")
+    if named := root or os.environ.get("PLSTM_DATA"):
+        folder = Path(named).expanduser().absolute()
+        if not folder.is_dir():
+            key = f"data.root={root}" if root else f"PLSTM_DATA={named}"
+            raise UserError(f"{key}: no such folder; create it (mkdir -p {shlex.quote(str(folder))}) or name another")
+        return folder
+    folder = Path("~/.cache/plstm/data").expanduser()
+    with write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

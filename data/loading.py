@@ -4,8 +4,6 @@ The order is a function of the seed and the epoch alone, see `epoch_order`, and 
 dropped. So a resumed run needs no iterator state, and the number of reading processes changes nothing.
 """
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os
@@ -14,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +20,7 @@ import numpy as np
 
 from plstm.errors import ReadError
 
-if TYPE_CHECKING:
-    import grain
-
-MAX_EPOCHS = 100_000  # effectively infinite
+MAX_STEPS = 2**40  # effectively infinite
 SECONDS_TO_SAVE = 60
 
 
@@ -51,9 +46,9 @@ class PackedSplit:
         return len(self.labels)
 
     def batches(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
-        """Every image once, in order: "image" packed bits, "label" int32, "mask" bool; the last batch padded with 0.
+        """This process's rows of every image once, in order: "image" packed bits, "label" int32, "mask" bool.
 
-        `batch_size` is over all processes, which must divide it; the arrays are this process's rows of it.
+        `batch_size` is over all processes, which must divide it; the last batch is padded with 0.
         """
         rows = batch_size // self.process_count
         for start in range(self.process_index * rows, len(self) + self.process_index * rows, batch_size):
@@ -122,40 +117,26 @@ class StreamedBatches:
     process_index: int = 0
     process_count: int = 1
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"put": None}  # reading processes have no devices
+
     def from_step(self, step: int) -> Iterator[dict[str, jax.Array]]:
         """As `DeviceBatches.from_step`."""
-        import grain
-
-        rows = self.batch_size // self.process_count
-        ordered = _OrderedSource(self.source, self.batch_size, self.seed, self.process_index * rows, rows)
-        dataset = grain.MapDataset.source(ordered)[step * rows :].batch(rows)
-        for batch in read(dataset, self.workers, threads=os.cpu_count() or 1):
+        for batch in read(self._batch, step, MAX_STEPS, self.workers, threads=os.cpu_count() or 1):
             yield {name: self.put(value) for name, value in batch.items()}
 
-
-@dataclass(eq=False, repr=False)
-class _OrderedSource:
-    """Item n is the n-th example that this process draws. Threads share it, so it has no state of its own."""
-
-    source: Sequence[dict[str, Any]]
-    batch_size: int
-    seed: int
-    first: int  # of the rows of a batch that are this process's
-    rows: int
-
-    def __len__(self) -> int:
-        return MAX_EPOCHS * (len(self.source) // self.batch_size) * self.rows
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        step, row = divmod(int(index), self.rows)
-        epoch, step = divmod(step, len(self.source) // self.batch_size)
-        position = step * self.batch_size + self.first + row
-        example = self.source[int(epoch_order(self.seed, epoch, len(self.source))[position])]
-        return {"image": pack(example["image"][..., 0]), "label": np.int32(example["label"])}
+    def _batch(self, step: int) -> dict[str, np.ndarray]:
+        epoch, position = divmod(int(step), len(self.source) // self.batch_size)
+        rows = self.batch_size // self.process_count
+        first = position * self.batch_size + self.process_index * rows
+        order = epoch_order(self.seed, epoch, len(self.source))[first : first + rows]
+        examples = [self.source[index] for index in order.tolist()]
+        images, labels = ([example[key] for example in examples] for key in ("image", "label"))
+        return {"image": pack(np.stack(images)[..., 0]), "label": np.array(labels, np.int32)}
 
 
-def read(dataset: grain.MapDataset, workers: int, threads: int) -> Iterator[Any]:
-    """The elements of a dataset in order, made ahead in `workers` processes or, without them, `threads` of this one.
+def read(make: Callable[[int], Any], start: int, stop: int, workers: int, threads: int) -> Iterator[Any]:
+    """make(start), ..., make(stop - 1), made ahead in `workers` processes or, without them, `threads` of this one.
 
     Raises ReadError where a process ends before the time; what is raised in one is raised here.
     """
@@ -165,7 +146,8 @@ def read(dataset: grain.MapDataset, workers: int, threads: int) -> Iterator[Any]
     if not flags.FLAGS.is_parsed():  # grain's workers ask for flags, which programs of Hydra never parse
         flags.FLAGS.mark_as_parsed()
     ahead = 0 if workers else threads
-    elements = dataset.to_iter_dataset(grain.ReadOptions(num_threads=ahead, prefetch_buffer_size=ahead))
+    options = grain.ReadOptions(num_threads=ahead, prefetch_buffer_size=ahead)
+    elements = grain.MapDataset.range(start, stop).map(make).to_iter_dataset(options)
     if workers:
         elements = elements.mp_prefetch(grain.MultiprocessingOptions(workers), worker_init_fn=_start_worker)
     iterator = iter(elements)
@@ -184,14 +166,13 @@ def read(dataset: grain.MapDataset, workers: int, threads: int) -> Iterator[Any]
 
 
 def _start_worker(worker: int, workers: int) -> None:
-    """Runs first in a reading process."""
     jax.config.update("jax_platforms", "cpu")  # leave the accelerators alone
     # Ctrl-C and Slurm signal all processes of a job, but the training wants its batches until it has saved.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(SECONDS_TO_SAVE))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
 
+    def end_with_parent() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
 
-def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()
-    os._exit(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()

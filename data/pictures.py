@@ -15,7 +15,6 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 def write_picture(image: Image.Image, path: Path) -> None:
-    """Write an image in the format of the path's suffix."""
     kind = Image.registered_extensions().get(path.suffix.lower())
     if kind not in Image.SAVE:
         raise UserError(f"{path}: Pillow writes no {path.suffix or 'file without a suffix'}; take .png")

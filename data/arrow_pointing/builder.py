@@ -43,10 +43,8 @@ class ArrowPointing(tfds.core.GeneratorBasedBuilder):
         super().__init__(file_format=file_format or "array_record", **kwargs)
 
     def _info(self) -> tfds.core.DatasetInfo:
-        features = {
-            "image": tfds.features.Image(shape=(None, None, 1), encoding_format="png"),
-            "label": tfds.features.ClassLabel(names=LABELS),
-        }
+        image = tfds.features.Image(shape=(None, None, 1), encoding_format="png")
+        features = {"image": image, "label": tfds.features.ClassLabel(names=LABELS)}
         features |= {key: tfds.features.Scalar(np.int32) for key in ("length", "width")}
         features |= {key: tfds.features.Scalar(np.float32) for key in ("ax", "ay", "radius", "cx", "cy", "phi")}
         return tfds.core.DatasetInfo(
@@ -76,8 +74,8 @@ def _builder(variant: ArrowVariant, folder: Path) -> ArrowPointing:
 def prepare(variant: ArrowVariant, root: str | None = None, generate: bool = True) -> ArrowPointing:
     """The builder of `variant` with its data on disk, generated first where missing (about a minute for the paper's).
 
-    A second process that asks for the same data waits for the first. Raises UserError when the data is missing and
-    `generate` is False, and when it cannot be written.
+    A second process that asks for the same data waits for the first. Raises UserError for data that are missing with
+    `generate` False, or cannot be written.
     """
     folder = data_root(root)
     with quiet_tfds():
@@ -85,7 +83,11 @@ def prepare(variant: ArrowVariant, root: str | None = None, generate: bool = Tru
         if builder.is_prepared():
             return builder
         if not generate:
-            raise UserError(f"{builder.data_path}: no data there; build it with: {_build_command(variant, root)}")
+            command = f"python -m data.arrow_pointing build --seed {variant.train_seed} --size {variant.size}"
+            command += f" --scale {variant.scale} --train-images {variant.train_images}"
+            command += f" --eval-images {variant.eval_images}" if variant.eval_images else ""
+            command += f" --root {shlex.quote(root)}" if root else ""
+            raise UserError(f"{builder.data_path}: no data there; build it with: {command}")
         with write_errors(folder), open(folder / f".arrow_pointing_{variant.name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             builder = _builder(variant, folder)  # another process may have prepared it meanwhile
@@ -98,18 +100,10 @@ def prepare(variant: ArrowVariant, root: str | None = None, generate: bool = Tru
     return builder
 
 
-def _build_command(variant: ArrowVariant, root: str | None) -> str:
-    words = f"python -m data.arrow_pointing build --seed {variant.train_seed} --size {variant.size}"
-    words += f" --scale {variant.scale} --train-images {variant.train_images}"
-    words += f" --eval-images {variant.eval_images}" if variant.eval_images else ""
-    return words + (f" --root {shlex.quote(root)}" if root else "")
-
-
 def data_source(variant: ArrowVariant, split: str, root: str | None = None, generate: bool = True) -> TfdsSource:
-    """Random access to a split: item i has "image" uint8 [S, S, 1] (0 or 255), "label", and `Arrow`'s other fields.
+    """Random access to a split, in the order of `variant.arrows`: "image" uint8 [S, S, 1] (0 or 255), `Arrow`'s fields.
 
-    Order and pixels are those of `variant.arrows`. Raises UserError as `prepare` does, for an unknown split, and where
-    images are missing or damaged.
+    Raises UserError as `prepare` does, for an unknown split, and where images are missing or damaged.
     """
     positions = np.arange(variant.images(split))
     builder = prepare(variant, root, generate)
@@ -119,8 +113,7 @@ def data_source(variant: ArrowVariant, split: str, root: str | None = None, gene
 def load_packed(variant: ArrowVariant, split: str, root: str | None = None, generate: bool = True) -> PackedSplit:
     """A whole split at one bit a pixel, read-only; the first call packs it into a file, which later calls read.
 
-    A damaged file is packed again; where it cannot be kept (read-only folder, full disk) a warning says so. Raises
-    UserError as `data_source` does.
+    A damaged file is packed again; where it cannot be kept a warning says so. Errors: those of `data_source`.
     """
     count, size = variant.images(split), variant.canvas(split).size
     path = data_root(root) / "arrow_pointing_packed" / variant.name / VERSION / f"{split}.npz"
@@ -130,8 +123,8 @@ def load_packed(variant: ArrowVariant, split: str, root: str | None = None, gene
         try:
             write_file(path, lambda file: np.savez(file, bits=bits, labels=labels))
         except OSError as error:
-            message = f"{path}: cannot keep the packed images ({error.strerror}); every start packs them again"
-            warnings.warn(message, stacklevel=2)
+            why = f"cannot keep the packed images ({error.strerror}); every start packs them again"
+            warnings.warn(f"{path}: {why}", stacklevel=2)
     for array in arrays:
         array.flags.writeable = False
     return PackedSplit(*arrays, size)

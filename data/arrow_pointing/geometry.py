@@ -42,10 +42,8 @@ class Canvas:
             raise UserError(f"data.scale={self.scale}: must be a positive number; the paper's is 1.0")
         smallest = math.ceil(2 * self.margin + 4 * 2 * self.radius)
         if self.size < smallest:
-            raise UserError(
-                f"data.size={self.size}: too small for arrows and circles at data.scale={self.scale}; "
-                f"use a size of at least {smallest} or a smaller data.scale"
-            )
+            remedy = f"use a size of at least {smallest} or a smaller data.scale"
+            raise UserError(f"data.size={self.size}: too small for the objects at data.scale={self.scale}; {remedy}")
 
 
 class Arrow(NamedTuple):
@@ -133,8 +131,6 @@ SMALL = {"size": 48, "scale": 0.25, "train_images": 50_000, "eval_images": 2_048
 
 
 class Split(NamedTuple):
-    """A split of the paper's."""
-
     images: int
     seed: int | None  # of its stream; None: the run's own
     extended: bool  # on the doubled canvas
@@ -152,7 +148,7 @@ SPLITS = {
 
 @dataclass(frozen=True)
 class ArrowVariant:
-    """One variant of the data set. Raises UserError for values that make none."""
+    """One variant of the data set. Raises UserError for values that make none, its methods for an unknown split."""
 
     train_seed: int = 43
     size: int = 192  # of the training canvas; the extended splits double it
@@ -183,13 +179,11 @@ class ArrowVariant:
         return Canvas(self.size * (2 if SPLITS[split].extended else 1), self.scale)
 
     def images(self, split: str) -> int:
-        """Of a split. Raises UserError for an unknown one."""
         if split not in SPLITS:
             raise UserError(f"data.split={split}: no such split; choose from {', '.join(SPLITS)}")
         return self.train_images if split == "train" else self.eval_images or SPLITS[split].images
 
     def arrows(self, split: str, count: int | None = None) -> Iterator[Arrow]:
-        """The first `count` geometries of a split, or all of them."""
         count = self.images(split) if count is None else count
         seed, canvas = SPLITS[split].seed, self.canvas(split)
         base = base_seed(self.train_seed if seed is None else seed)

@@ -1,14 +1,13 @@
 """`python -m data.augment`: shows what a recipe does to a picture, and applies single operations."""
 
 import argparse
-from collections.abc import Iterable
 from pathlib import Path
 
 from PIL import Image
 
 from data.augment.operations import OPERATIONS
 from data.augment.recipes import MAX_MAGNITUDE, RAND_ARGUMENTS, RECIPES
-from data.augment.views import View, draw_view, evaluation_crop, make_view, view_rng
+from data.augment.views import draw_view, evaluation_crop, make_view, view_rng
 from data.decoding import CorruptImage, decode
 from data.pictures import contact_sheet, write_picture
 from plstm.errors import UserError, run_script
@@ -22,18 +21,23 @@ class Parser(argparse.ArgumentParser):
 
 
 def main() -> None:
-    parser = Parser(
-        prog="python -m data.augment",
-        description="ImageNet augmentation: crop, flip, auto-augment, color jitter.",
-        epilog="\n".join(_listing()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    plain = vars(RECIPES["none"])
+    listing = ["recipes, and their settings where they differ from a random crop and flip:"]
+    for name, config in RECIPES.items():
+        changes = ", ".join(f"{key}={value}" for key, value in vars(config).items() if value != plain[key])
+        listing.append(f"  {name:16s}{changes or '(nothing)'}")
+    listing.append("RandAugment's operations, and what level 9 means with sign +1 and -1:")
+    for name, argument in RAND_ARGUMENTS.items():
+        values = dict.fromkeys(argument(9, sign) for sign in (1, -1))
+        listing.append(f"  {name:16s}{', '.join('no argument' if v is None else f'{v:.5g}' for v in values)}")
+    about = "ImageNet augmentation: crop, flip, auto-augment, color jitter."
+    style = argparse.RawDescriptionHelpFormatter
+    parser = Parser("python -m data.augment", description=about, epilog="\n".join(listing), formatter_class=style)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     show = commands.add_parser("sheet", help="draw a contact sheet of a picture's views under a recipe")
     one = commands.add_parser("op", help="apply one RandAugment operation to a whole picture")
-    one.add_argument(
-        "name", choices=RAND_ARGUMENTS, metavar="name", help="one of RandAugment's, see python -m data.augment --help"
-    )
+    see = "one of RandAugment's, see python -m data.augment --help"
+    one.add_argument("name", choices=RAND_ARGUMENTS, metavar="name", help=see)
     for command in (show, one):
         command.add_argument("input", type=Path, help="the picture")
         command.add_argument("output", type=Path, help="the picture to write, by its suffix; .png keeps exact bytes")
@@ -44,56 +48,35 @@ def main() -> None:
     one.add_argument("--level", type=float, default=9.0, help="the magnitude, 0 to 10 (9)")
     one.add_argument("--sign", type=int, choices=(1, -1), default=1, help="for operations with a direction (+1)")
     args = parser.parse_args()
-    write_picture((sheet if args.command == "sheet" else operation)(args), args.output)
+    limits = (("seed", 0, 2**63), ("views", 1, 100), ("size", 16, 2048), ("level", 0, int(MAX_MAGNITUDE)))
+    for key, least, most in limits:
+        if not least <= (value := getattr(args, key, least)) <= most:
+            raise UserError(f"--{key} {value}: must be {least} to {most}")
+    try:
+        image = decode(args.input.read_bytes())
+    except (OSError, CorruptImage) as error:
+        why = getattr(error, "strerror", None) or f"not a picture ({error})"
+        raise UserError(f"{args.input}: {why}") from error
+    if args.command == "sheet":
+        write_picture(sheet(image, args), args.output)
+    else:
+        write_picture(OPERATIONS[args.name](image, RAND_ARGUMENTS[args.name](args.level, args.sign)), args.output)
 
 
-def _listing() -> Iterable[str]:
-    yield "recipes, and their settings where they differ from a random crop and flip:"
-    plain = vars(RECIPES["none"])
-    for name, config in RECIPES.items():
-        changes = ", ".join(f"{key}={value}" for key, value in vars(config).items() if value != plain[key])
-        yield f"  {name:16s}{changes or '(nothing)'}"
-    yield "RandAugment's operations, and what level 9 means with sign +1 and -1:"
-    for name, argument in RAND_ARGUMENTS.items():
-        values = dict.fromkeys(argument(9, sign) for sign in (1, -1))
-        yield f"  {name:16s}{', '.join('no argument' if v is None else f'{v:.5g}' for v in values)}"
-
-
-def sheet(args: argparse.Namespace) -> Image.Image:
+def sheet(image: Image.Image, args: argparse.Namespace) -> Image.Image:
     """The contact sheet: the central crop, and the views of image 0 in epoch 0 of a run with this seed."""
-    for key, least, most in (("seed", 0, 2**63), ("views", 1, 100), ("size", 16, 2048)):
-        if not least <= getattr(args, key) <= most:
-            raise UserError(f"--{key} {getattr(args, key)}: must be {least} to {most}")
-    image, config = _read(args.input), RECIPES[args.recipe]
+    config = RECIPES[args.recipe]
     panels = [(evaluation_crop(image, args.size, 1.0), f"input, {image.width} x {image.height}: central crop")]
     for n in range(args.views):
         view = draw_view(*image.size, config, view_rng(args.seed, 0, 0, n))
-        panels.append((make_view(image, args.size, view), f"view {n}: {_describe(view, image)}"))
+        width, height = view.box[2] - view.box[0], view.box[3] - view.box[1]
+        words = [f"crop {width * height / (image.width * image.height):.0%}, {width} x {height}"]
+        words += ["flip"] * view.flip
+        words += [name if argument is None else f"{name} {round(argument, 3)}" for name, argument in view.steps]
+        panels.append((make_view(image, args.size, view), f"view {n}: {'; '.join(words)}"))
     keys = ", ".join(f"{key} {value}" for key, value in vars(config).items())
     title = f"{args.recipe}, seed {args.seed}: {keys}. Erasing and mixing happen on the device, not here."
     return contact_sheet(panels, title, columns=4, lines=6)
-
-
-def _describe(view: View, image: Image.Image) -> str:
-    left, upper, right, lower = view.box
-    width, height = right - left, lower - upper
-    words = [f"crop {width * height / (image.width * image.height):.0%}, {width} x {height}"] + ["flip"] * view.flip
-    words += [name if argument is None else f"{name} {round(argument, 3)}" for name, argument in view.steps]
-    return "; ".join(words)
-
-
-def operation(args: argparse.Namespace) -> Image.Image:
-    """The picture with one operation applied."""
-    if not 0 <= args.level <= MAX_MAGNITUDE:
-        raise UserError(f"--level {args.level}: must be 0 to {MAX_MAGNITUDE:.0f}")
-    return OPERATIONS[args.name](_read(args.input), RAND_ARGUMENTS[args.name](args.level, args.sign))
-
-
-def _read(path: Path) -> Image.Image:
-    try:
-        return decode(path.read_bytes())
-    except (OSError, CorruptImage) as error:
-        raise UserError(f"{path}: {getattr(error, 'strerror', None) or f'not a picture ({error})'}") from error
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ class AugmentConfig:
 
 _MIXED = {"mixup": 0.8, "cutmix": 1.0}
 _RAND = "rand-m9-mstd0.5-inc1"
+_ENHANCED = ("Color", "Contrast", "Brightness", "Sharpness")
 
 RECIPES: dict[str, AugmentConfig] = {
     "deit3": AugmentConfig(auto_augment=THREE_AUGMENT, color_jitter=0.3, repeats=3, **_MIXED),  # pre-training
@@ -50,29 +51,17 @@ RECIPES: dict[str, AugmentConfig] = {
 }
 
 
-def _enhance(level: float, sign: int) -> float:
-    return max(0.1, 1 + sign * 0.09 * level)
-
-
 # RandAugment's fifteen operations of increasing strength: argument = function of (magnitude in [0, 10], sign).
 RAND_ARGUMENTS: dict[str, Callable[[float, int], Any]] = {
-    "AutoContrast": lambda level, sign: None,
-    "Equalize": lambda level, sign: None,
-    "Invert": lambda level, sign: None,
+    **dict.fromkeys(("AutoContrast", "Equalize", "Invert"), lambda level, sign: None),
     "Rotate": lambda level, sign: sign * 3 * level,
     "Posterize": lambda level, sign: 4 - int(0.4 * level),
     "Solarize": lambda level, sign: 256 - int(25.6 * level),
     "SolarizeAdd": lambda level, sign: min(128, int(11 * level)),
-    "Color": _enhance,
-    "Contrast": _enhance,
-    "Brightness": _enhance,
-    "Sharpness": _enhance,
-    "ShearX": lambda level, sign: sign * 0.03 * level,
-    "ShearY": lambda level, sign: sign * 0.03 * level,
-    "TranslateX": lambda level, sign: sign * 0.045 * level,
-    "TranslateY": lambda level, sign: sign * 0.045 * level,
+    **dict.fromkeys(_ENHANCED, lambda level, sign: max(0.1, 1 + sign * 0.09 * level)),
+    **dict.fromkeys(("ShearX", "ShearY"), lambda level, sign: sign * 0.03 * level),
+    **dict.fromkeys(("TranslateX", "TranslateY"), lambda level, sign: sign * 0.045 * level),
 }
-_NAMES = tuple(RAND_ARGUMENTS)
 
 
 class RandAugment(NamedTuple):
@@ -84,9 +73,9 @@ class RandAugment(NamedTuple):
 
     def draw(self, rng: np.random.Generator) -> list[Step]:
         """The operations that fire, in order; drawn uniformly, with replacement."""
-        steps = []
+        names, steps = list(RAND_ARGUMENTS), []
         for _ in range(self.layers):
-            name = _NAMES[rng.integers(len(_NAMES))]
+            name = names[rng.integers(len(names))]
             level = min(max(rng.normal(self.magnitude, self.deviation), 0.0), MAX_MAGNITUDE)
             sign = 1 if rng.random() < 0.5 else -1
             if rng.random() < 0.5:
@@ -106,7 +95,5 @@ def parse_rand_augment(text: str) -> RandAugment:
         policy = RandAugment(float(values["m"]), float(values["mstd"]), int(values["n"]))
         if policy.magnitude <= MAX_MAGNITUDE and policy.layers >= 1:
             return policy
-    raise UserError(
-        f"augment.auto_augment={text}: write {THREE_AUGMENT}, or like rand-m9-mstd0.5-inc1: m from 0 to 10, "
-        "mstd 0 or more, n (operations an image, 2) 1 or more, inc1"
-    )
+    form = "rand-m9-mstd0.5-inc1: m from 0 to 10, mstd 0 or more, n (operations an image, 2) 1 or more, inc1"
+    raise UserError(f"augment.auto_augment={text}: write {THREE_AUGMENT}, or like {form}")

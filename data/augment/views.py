@@ -88,8 +88,6 @@ def evaluation_crop(image: Image.Image, size: int, ratio: float) -> np.ndarray:
 
     `ratio` in (0, 1]: the share of the shorter side that stays in view.
     """
-    if not 0 < ratio <= 1:
-        raise ValueError(f"ratio={ratio}: must be in (0, 1]")
     short = int(size / ratio)
     width, height = (int(short * side / min(image.size)) for side in image.size)
     resized = rgb(image).resize((width, height), Image.Resampling.BICUBIC)

@@ -29,19 +29,16 @@ TIMEOUT = 60  # seconds without an answer
 
 
 class Sizes(NamedTuple):
-    """Of a set."""
-
-    graphs: int
     features: int  # numbers that a node has
     classes: tuple[str, ...]  # labels, in order
 
 
-# Of the sets of the results here, with what `fingerprint` gives; a set that is not listed is taken as it is.
+# Of the sets of the results here, and below what `fingerprint` gives; a set that is not listed is taken as it is.
 SIZES = {
-    "MUTAG": Sizes(188, 7, ("-1", "1")),
-    "PTC_FM": Sizes(349, 18, ("-1", "1")),
-    "PROTEINS": Sizes(1113, 4, ("1", "2")),
-    "NCI1": Sizes(4110, 37, ("0", "1")),
+    "MUTAG": Sizes(7, ("-1", "1")),
+    "PTC_FM": Sizes(18, ("-1", "1")),
+    "PROTEINS": Sizes(4, ("1", "2")),
+    "NCI1": Sizes(37, ("0", "1")),
 }
 FINGERPRINTS = {
     "MUTAG": "f90eb0d7297e7112939f36834d3c741ce359dffa3b6d3db44cdd69bfbcb9ff7b",
@@ -55,16 +52,11 @@ FINGERPRINTS = {
 class GraphSet:
     """Undirected graphs with a class each, nodes and edges of all graphs one after another."""
 
-    name: str
     labels: np.ndarray  # int32 [G], places in `classes`
     node_start: np.ndarray  # int64 [G + 1]; graph g has the nodes node_start[g] to node_start[g + 1] - 1, in file order
-    features: (
-        np.ndarray
-    )  # float32 [nodes, F], attributes as they are, then one-hot labels; a one where there is neither
+    features: np.ndarray  # float32 [nodes, F], attributes, then one-hot labels; a one where there is neither
     edge_start: np.ndarray  # int64 [G + 1]
-    edges: (
-        np.ndarray
-    )  # int32 [edges, 2], pairs (lower, higher) of node numbers in the graph, each once, sorted; no loops
+    edges: np.ndarray  # int32 [edges, 2], sorted pairs (lower, higher) of node numbers in the graph, no loops
     classes: tuple[str, ...]  # the file's labels in order
 
     def __len__(self) -> int:
@@ -72,27 +64,24 @@ class GraphSet:
 
     @property
     def sizes(self) -> Sizes:
-        return Sizes(len(self), self.features.shape[1], self.classes)
+        return Sizes(self.features.shape[1], self.classes)
 
     def graph(self, g: int) -> tuple[int, np.ndarray]:
         """The number of nodes of graph g, and its edges."""
-        nodes = int(self.node_start[g + 1] - self.node_start[g])
-        return nodes, self.edges[self.edge_start[g] : self.edge_start[g + 1]]
+        edges = self.edges[self.edge_start[g] : self.edge_start[g + 1]]
+        return int(self.node_start[g + 1] - self.node_start[g]), edges
 
 
 class Fold(NamedTuple):
-    """Graph numbers of one fold, int64 each."""
-
-    train: np.ndarray
+    train: np.ndarray  # graph numbers, int64
     val: np.ndarray
     test: np.ndarray
 
 
 def load_tudataset(name: str, root: str | None = None, *, download: bool = True, verify: bool = True) -> GraphSet:
-    """Reads a set, after fetching it into <root>/tudataset/<name>/ where it is missing.
+    """Reads a set, after fetching it into <root>/tudataset/<name>/ unless it is there, in <name>/ or in <name>/raw/.
 
-    root: see `data.files.data_root`; a copy in <name>/ or <name>/raw/ is found, too. verify: compare with the known
-    fingerprint, if any. Raises UserError for files that are missing, damaged or not the known ones.
+    verify: compare with the known fingerprint, if any. Raises UserError for files that are missing, damaged or others.
     """
     folder = data_root(root)
     places = [folder / "tudataset" / name, folder / name, folder / name / "raw"]
@@ -103,25 +92,20 @@ def load_tudataset(name: str, root: str | None = None, *, download: bool = True,
         found = _download(name, places[0])
     graphs = read_tudataset(name, found)
     known = FINGERPRINTS.get(name)
-    if verify and known not in (None, fingerprint(graphs)):
-        raise UserError(
-            f"{found}: not the {name} that results here come from (fingerprint {fingerprint(graphs)}, not {known}); "
-            "delete that folder to fetch it again, or take it as it is with data.verify=false"
-        )
+    if verify and known not in (None, own := fingerprint(graphs)):
+        what = f"{found}: not the {name} that results here come from (fingerprint {own}, not {known})"
+        raise UserError(f"{what}; delete that folder to fetch it again, or take it as it is with data.verify=false")
     return graphs
 
 
 def read_tudataset(name: str, folder: Path) -> GraphSet:
     """The set `name` from the text files in `folder`. Raises UserError naming a file that is missing or damaged."""
     files = {kind: folder / f"{name}_{kind}.txt" for kind in ("A", "graph_indicator", "graph_labels")}
-    graph_of, labels, pairs = (_table(files[kind]) for kind in ("graph_indicator", "graph_labels", "A"))
-    for kind, table in (("graph_indicator", graph_of), ("graph_labels", labels)):
-        if table.shape[1] != 1:
-            raise _damaged(files[kind], f"must have one number a line, not {table.shape[1]}")
-    graph_of, labels, count, nodes = graph_of[:, 0], labels[:, 0], len(labels), len(graph_of)
+    graph_of, labels = (_table(files[kind], columns=1)[:, 0] for kind in ("graph_indicator", "graph_labels"))
+    pairs, count, nodes = _table(files["A"], columns=2), len(labels), len(graph_of)
     if 0 in (nodes, count) or graph_of[0] != 1 or graph_of[-1] != count or not np.isin(np.diff(graph_of), (0, 1)).all():
         raise _damaged(files["graph_indicator"], f"must count up from 1 to the {count} graphs of graph_labels")
-    if pairs.shape[1] != 2 or pairs.min(initial=1) < 1 or pairs.max(initial=1) > nodes:
+    if pairs.min(initial=1) < 1 or pairs.max(initial=1) > nodes:
         raise _damaged(files["A"], f"must hold pairs of node numbers from 1 to {nodes}")
     crossing = np.flatnonzero(graph_of[pairs[:, 0] - 1] != graph_of[pairs[:, 1] - 1])
     if len(crossing):
@@ -131,7 +115,6 @@ def read_tudataset(name: str, folder: Path) -> GraphSet:
     graph, node_start = graph_of[edges[:, 0]] - 1, np.searchsorted(graph_of, np.arange(1, count + 2))
     classes, labels = np.unique(labels, return_inverse=True)
     return GraphSet(
-        name=name,
         labels=labels.astype(np.int32),
         node_start=node_start,
         features=_features(folder / f"{name}_node_attributes.txt", folder / f"{name}_node_labels.txt", nodes),
@@ -141,45 +124,44 @@ def read_tudataset(name: str, folder: Path) -> GraphSet:
     )
 
 
-def _table(path: Path, dtype: type = np.int64) -> np.ndarray:
+def _table(path: Path, columns: int | None = None, dtype: type = np.int64) -> np.ndarray:
     """All numbers of a file, [lines, columns]."""
     try:
-        return np.loadtxt(path, dtype, delimiter=",", ndmin=2)
+        table = np.loadtxt(path, dtype, delimiter=",", ndmin=2)
     except (OSError, ValueError) as error:
         raise _damaged(path, str(error)) from error
+    if columns not in (None, table.shape[1]):
+        raise _damaged(path, f"has {table.shape[1]} columns, not {columns}")
+    return table
 
 
 def _features(attributes: Path, labels: Path, nodes: int) -> np.ndarray:
     """Attributes, then each column of labels one-hot, or a one where there is neither file: float32 [nodes, F]."""
-    parts = []
+    parts = [np.empty((nodes, 0))]
     for path, dtype in ((attributes, np.float64), (labels, np.int64)):
-        table = _table(path, dtype) if path.exists() else np.empty((nodes, 0))
-        if len(table) != nodes:
-            raise _damaged(path, f"has {len(table)} lines for {nodes} nodes")
-        parts += [table] if path == attributes else [column[:, None] == np.unique(column) for column in table.T]
+        if path.exists():
+            table = _table(path, dtype=dtype)
+            if len(table) != nodes:
+                raise _damaged(path, f"has {len(table)} lines for {nodes} nodes")
+            parts += [table] if path == attributes else [column[:, None] == np.unique(column) for column in table.T]
     features = np.concatenate(parts, axis=1, dtype=np.float32)
     return features if features.size else np.ones((nodes, 1), np.float32)
 
 
 def _damaged(path: Path, why: str) -> UserError:
-    again = f"delete {path.parent} to fetch it again, or name another data.root"
-    return UserError(f"{path}: missing or damaged ({why}); {again}")
+    remedy = f"delete {path.parent} to fetch it again, or name another data.root"
+    return UserError(f"{path}: missing or damaged ({why}); {remedy}")
 
 
 def fingerprint(graphs: GraphSet) -> str:
     """SHA-256 of labels, structure and node features, whatever the order and the spaces in the text files."""
-    digest = hashlib.sha256()
     fields = {"labels": "<i4", "node_start": "<i8", "edge_start": "<i8", "edges": "<i4", "features": "<f4"}
-    for field, dtype in fields.items():
-        digest.update(getattr(graphs, field).astype(dtype).tobytes())
-    return digest.hexdigest()
+    content = b"".join(getattr(graphs, field).astype(dtype).tobytes() for field, dtype in fields.items())
+    return hashlib.sha256(content).hexdigest()
 
 
 def make_folds(labels: np.ndarray, folds: int = 10, seed: int = 42) -> list[Fold]:
-    """Stratified folds: each is the test set once; the rest is split, stratified, into 8/9 training and 1/9 validation.
-
-    Raises UserError where a class has fewer graphs than there are folds.
-    """
+    """Stratified folds: each is the test set once, and 1 / (folds - 1) of the rest validates. Raises UserError."""
     from sklearn.model_selection import StratifiedKFold, train_test_split
 
     counts = np.bincount(labels)
@@ -206,9 +188,8 @@ def _download(name: str, folder: Path) -> Path:
                 os.rename(Path(new, name), folder)
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         why = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else error
-        raise UserError(
-            f"data.name={name}: cannot fetch {url} ({why}); if there is such a set, put its text files into {folder}"
-        ) from error
+        remedy = f"if there is such a set, put its text files into {folder}"
+        raise UserError(f"data.name={name}: cannot fetch {url} ({why}); {remedy}") from error
     return folder
 
 

@@ -14,15 +14,16 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from data.augment import augment, evaluation_crop, view_rng
 from data.augment.recipes import AugmentConfig
+from data.augment.views import augment, evaluation_crop, view_rng
 from data.decoding import CorruptImage, decode
-from data.loading import MAX_EPOCHS, epoch_order, read
+from data.loading import MAX_STEPS, epoch_order, read
 from plstm.errors import ReadError, UserError
 
 GREY = 128
@@ -32,32 +33,59 @@ SHARED = "/dev/shm"
 
 
 @dataclass(eq=False, repr=False)
-class _Batches:
-    """Batch n at [n], picklable and without a state of its own; the arrays and the threads that fill them."""
+class _Reader:
+    """Reads batches and reports undecodable images, each once; ends the run when they are too many."""
 
-    source: Sequence[dict[str, Any]]
-    batch_size: int  # over all processes
-    size: int
-    workers: int
-    rows: range  # of a batch that are this process's
+    source: Sequence[dict[str, Any]]  # picklable; source[i] is {"image": a file's bytes, "label", "file_name"}
+    size: int  # pixels a side
+    _: KW_ONLY
+    workers: int = 0  # processes that read, spawned (so programs need a main guard); 0: threads of this one
+    process_index: int = 0  # which part of each batch to read
+    process_count: int = 1  # must divide the batch size
+    max_corrupt: float = MAX_CORRUPT  # share of the images that may be undecodable; more of them raise ReadError
 
-    def shared_bytes(self, start: int = 0) -> int:
-        """What the batches from `start` on, made ahead, take of shared memory at most."""
-        batches = min(4 * self.workers + 3, len(self) - start) if self.workers else 0
-        return batches * len(self.rows) * self.size**2 * 3
+    def __post_init__(self):
+        self._corrupt = set()
 
-    def _make(self, jobs: Iterable[int], fill: Callable[[int, np.ndarray, np.ndarray, dict], None]) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"put": None}  # reading processes have no devices
+
+    def _read(self, make: Callable[[int], dict], start: int, stop: int, workers: int, shared: int) -> Iterator[dict]:
+        """make(start), ..., made ahead in processes, or in a thread of this one; `shared`: bytes that it takes."""
+        if workers and os.path.isdir(SHARED) and shared > (free := shutil.disk_usage(SHARED).free):
+            raise UserError(  # processes that write past the end of shared memory die unheard
+                f"{SHARED}: {free / 2**30:.1f} GiB free, but the batches of data.workers need {shared / 2**30:.1f}; "
+                "take fewer, or give the container more (docker run --shm-size)"
+            )
+        for batch in read(make, start, stop, workers, threads=1):
+            for name, why in batch.pop("corrupt"):
+                if name not in self._corrupt:
+                    self._corrupt.add(name)
+                    warnings.warn(f"{name}: cannot be decoded ({why}); {self.instead}", stacklevel=3)
+            if len(self._corrupt) > self.max_corrupt * len(self.source):
+                what = f"{len(self._corrupt)} of {len(self.source):,} images cannot be decoded, the last {name}"
+                limit = f"more than data.max_corrupt={self.max_corrupt:g} of them"
+                raise ReadError(f"{what}: {limit}; prepare the data again, or allow more")
+            yield {name: np.asarray(value) for name, value in batch.items()}  # NumPy's instead of grain's own class
+            del batch
+
+    def _rows(self, batch_size: int) -> range:
+        """Of a batch, those of this process."""
+        rows = batch_size // self.process_count
+        return range(self.process_index * rows, (self.process_index + 1) * rows)
+
+    def _make(self, rows: int, workers: int, jobs: Iterable[int], fill: Callable[..., None]) -> dict[str, Any]:
         """A batch; `fill(job, images, labels, corrupt)` writes some of its rows, and why files cannot be decoded."""
-        shape = (len(self.rows), self.size, self.size, 3)
-        if self.workers:  # grain passes such an array on without a copy
+        shape = (rows, self.size, self.size, 3)
+        if workers:  # grain passes such an array on without a copy
             from grain.multiprocessing import SharedMemoryArray
 
             images = SharedMemoryArray(shape, np.uint8)
         else:
             images = np.empty(shape, np.uint8)
-        labels, corrupt = np.empty(len(self.rows), np.int32), {}
+        labels, corrupt = np.empty(rows, np.int32), {}
         # In a reading process a second thread reads files while the first computes.
-        with ThreadPoolExecutor(2 if self.workers else os.cpu_count()) as threads:
+        with ThreadPoolExecutor(2 if workers else os.cpu_count()) as threads:
             list(threads.map(lambda job: fill(job, images, labels, corrupt), jobs))
         return {"image": images, "label": labels, "corrupt": sorted(corrupt.items())}
 
@@ -72,20 +100,38 @@ class _Batches:
 
 
 @dataclass(eq=False, repr=False)
-class _TrainingBatches(_Batches):
+class ImageBatches(_Reader):
+    """Endless batches of augmented views, each image decoded once for its views in a batch.
+
+    Epoch e visits the images in the order of `data.loading.epoch_order(seed, e, images)`, each `config.repeats` times
+    in a row, and ends after floor(images / batch size) batches: with r repeats it visits the first r-th of that order.
+    Where the batch size is no multiple of r, some images have views in two batches. The source's next image takes an
+    undecodable one's place with its own label, so that batches are full.
+    """
+
+    batch_size: int  # views over all processes, at most the images; this one reads its rows only
     config: AugmentConfig
-    seed: int
+    seed: int  # of order and augmentation, 0 or more
+    _: KW_ONLY
+    put: Callable[[np.ndarray], Any] = np.asarray  # places an array on the device or devices; it may keep the array
+    beside: int = 0  # bytes of shared memory that evaluations will want while this reads on
+    instead = "the next image takes its place"
 
-    def __post_init__(self):
-        self.steps = len(self.source) // self.batch_size
+    def from_step(self, step: int) -> Iterator[dict[str, Any]]:
+        """Endless {"image": uint8 [rows, size, size, 3], "label": int32 [rows]}; `step` 0 is the first of the training.
 
-    def __len__(self) -> int:
-        return MAX_EPOCHS * self.steps
+        Raises ReadError for too many corrupt images, and UserError where shared memory is too small.
+        """
+        shared = (4 * self.workers + 3) * len(self._rows(self.batch_size)) * self.size**2 * 3 + self.beside
+        for batch in self._read(self._batch, step, MAX_STEPS, self.workers, shared):
+            yield {name: self.put(value) for name, value in batch.items()}
+            del batch
 
-    def __getitem__(self, step: int) -> dict[str, Any]:
-        epoch, position = divmod(int(step), self.steps)
+    def _batch(self, step: int) -> dict[str, Any]:
+        epoch, position = divmod(int(step), len(self.source) // self.batch_size)
         order, repeats = epoch_order(self.seed, epoch, len(self.source)), self.config.repeats
-        first, last = (position * self.batch_size + row for row in (self.rows.start, self.rows.stop))
+        rows = self._rows(self.batch_size)
+        first, last = (position * self.batch_size + row for row in (rows.start, rows.stop))
 
         def fill(place: int, images: np.ndarray, labels: np.ndarray, corrupt: dict[str, str]) -> None:
             index = int(order[place])
@@ -101,105 +147,7 @@ class _TrainingBatches(_Batches):
                 images[number - first] = augment(picture, self.size, self.config, rng)
                 labels[number - first] = label
 
-        return self._make(range(first // repeats, (last - 1) // repeats + 1), fill)
-
-
-@dataclass(eq=False, repr=False)
-class _EvaluationBatches(_Batches):
-    crop_ratio: float
-
-    def __len__(self) -> int:
-        return -(-len(self.source) // self.batch_size)
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        first = int(number) * self.batch_size + self.rows.start
-        mask = first + np.arange(len(self.rows)) < len(self.source)
-
-        def fill(row: int, images: np.ndarray, labels: np.ndarray, corrupt: dict[str, str]) -> None:
-            picture, labels[row] = self._decode(first + row, corrupt) if mask[row] else (None, 0)
-            images[row] = GREY if picture is None else evaluation_crop(picture, self.size, self.crop_ratio)
-
-        return self._make(range(len(self.rows)), fill) | {"mask": mask}
-
-
-@dataclass(eq=False, repr=False)
-class _Reader:
-    """Reads batches and reports undecodable images, each once; ends the run when they are too many."""
-
-    source: Sequence[dict[str, Any]]  # picklable; source[i] is {"image": a file's bytes, "label", "file_name"}
-    size: int  # pixels a side
-    _: KW_ONLY
-    workers: int = 0  # processes that read, spawned (so programs need a main guard); 0: threads of this one
-    process_index: int = 0  # which part of each batch to read
-    process_count: int = 1
-    max_corrupt: float = MAX_CORRUPT  # share of the images that may be undecodable; more of them raise ReadError
-
-    def __post_init__(self):
-        self._corrupt = set()
-
-    def _shape(self, batch_size: int, workers: int) -> tuple:
-        """The fields of `_Batches`."""
-        rows, rest = divmod(batch_size, self.process_count)
-        if rest:
-            raise UserError(f"optim.batch_size={batch_size}: must be a multiple of the {self.process_count} processes")
-        start = self.process_index * rows
-        return self.source, batch_size, self.size, workers, range(start, start + rows)
-
-    def _read(self, batches: _Batches, start: int = 0, beside: int = 0) -> Iterator[dict[str, Any]]:
-        """batches[start], batches[start + 1], ..., made ahead in processes, or in a thread of this one."""
-        import grain
-
-        if batches.workers:
-            _check_shared_memory(batches.shared_bytes(start) + beside)
-        for batch in read(grain.MapDataset.source(batches)[start:], batches.workers, threads=1):
-            self._report(batch.pop("corrupt"))
-            yield {name: np.asarray(value) for name, value in batch.items()}  # NumPy's instead of grain's own class
-            del batch
-
-    def _report(self, corrupt: list[tuple[str, str]]) -> None:
-        for name, why in corrupt:
-            if name not in self._corrupt:
-                self._corrupt.add(name)
-                warnings.warn(f"{name}: cannot be decoded ({why}); {self.instead}", stacklevel=4)
-        if len(self._corrupt) > self.max_corrupt * len(self.source):
-            raise ReadError(
-                f"{len(self._corrupt)} of {len(self.source):,} images cannot be decoded, the last {corrupt[-1][0]}: "
-                f"more than data.max_corrupt={self.max_corrupt:g} of them; prepare the data again, or allow more"
-            )
-
-
-@dataclass(eq=False, repr=False)
-class ImageBatches(_Reader):
-    """Endless batches of augmented views, each image decoded once for its views in a batch.
-
-    Epoch e visits the images in the order of `data.loading.epoch_order(seed, e, images)`, each `config.repeats` times
-    in a row, and ends after floor(images / batch size) batches: with r repeats it visits the first r-th of that order.
-    Where the batch size is no multiple of r, some images have views in two batches. The source's next image takes an
-    undecodable one's place with its own label, so that batches are full.
-    """
-
-    batch_size: int  # views over all processes; this one reads its rows only
-    config: AugmentConfig
-    seed: int  # of order and augmentation, 0 or more
-    _: KW_ONLY
-    put: Callable[[np.ndarray], Any] = np.asarray  # places an array on the device or devices; it may keep the array
-    beside: int = 0  # bytes of shared memory that evaluations will want while this reads on
-    instead = "the next image takes its place"
-
-    def __post_init__(self):
-        if self.batch_size > len(self.source):
-            raise UserError(f"optim.batch_size={self.batch_size}: more than the {len(self.source)} training images")
-        super().__post_init__()
-        self._batches = _TrainingBatches(*self._shape(self.batch_size, self.workers), self.config, self.seed)
-
-    def from_step(self, step: int) -> Iterator[dict[str, Any]]:
-        """Endless {"image": uint8 [rows, size, size, 3], "label": int32 [rows]}; `step` 0 is the first of the training.
-
-        Raises ReadError for too many corrupt images, and UserError where shared memory is too small.
-        """
-        for batch in self._read(self._batches, step, self.beside):
-            yield {name: self.put(value) for name, value in batch.items()}
-            del batch
+        return self._make(len(rows), self.workers, range(first // repeats, (last - 1) // repeats + 1), fill)
 
 
 @dataclass(eq=False, repr=False)
@@ -218,25 +166,27 @@ class ImageSplit(_Reader):
         The last batch is padded; the mask is False there. A corrupt image is grey and labelled -1, so that it counts as
         an error, with the loss of a guess: leaving it out would flatter the model.
         """
-        return self._read(self._plan(batch_size, self.workers))
+        count = -(-len(self) // batch_size)
+        workers = min(self.workers, count)
+        make = partial(self._batch, batch_size, workers)
+        return self._read(make, 0, count, workers, self.shared_bytes(batch_size))
 
     def first(self, batch_size: int) -> dict[str, np.ndarray]:
         """The first of `batches`, read in this process: starting others would take longer."""
-        return {name: value for name, value in self._plan(batch_size, 0)[0].items() if name != "corrupt"}
+        return {name: value for name, value in self._batch(batch_size, 0, 0).items() if name != "corrupt"}
 
     def shared_bytes(self, batch_size: int) -> int:
         """Shared memory that the reading of `batches` takes at most."""
-        return self._plan(batch_size, self.workers).shared_bytes()
+        batches = min(4 * self.workers + 3, -(-len(self) // batch_size))
+        return batches * len(self._rows(batch_size)) * self.size**2 * 3 if self.workers else 0
 
-    def _plan(self, batch_size: int, workers: int) -> _EvaluationBatches:
-        workers = min(workers, -(-len(self) // batch_size))
-        return _EvaluationBatches(*self._shape(batch_size, workers), self.crop_ratio)
+    def _batch(self, batch_size: int, workers: int, number: int) -> dict[str, Any]:
+        rows = self._rows(batch_size)
+        first = int(number) * batch_size + rows.start
+        mask = first + np.arange(len(rows)) < len(self)
 
+        def fill(row: int, images: np.ndarray, labels: np.ndarray, corrupt: dict[str, str]) -> None:
+            picture, labels[row] = self._decode(first + row, corrupt) if mask[row] else (None, 0)
+            images[row] = GREY if picture is None else evaluation_crop(picture, self.size, self.crop_ratio)
 
-def _check_shared_memory(needed: int) -> None:
-    """Raises UserError where batches do not fit: processes that write past the end of shared memory die unheard."""
-    if os.path.isdir(SHARED) and needed > (free := shutil.disk_usage(SHARED).free):
-        raise UserError(
-            f"{SHARED}: {free / 2**30:.1f} GiB free, but the batches of data.workers need {needed / 2**30:.1f}; "
-            "take fewer, or give the container more (docker run --shm-size)"
-        )
+        return self._make(len(rows), workers, range(len(rows)), fill) | {"mask": mask}

@@ -1,12 +1,16 @@
-"""Images in a tree of class folders (the ImageFolder layout), to evaluate on what is no TFDS data set."""
+"""Images that need no preparation: trees of class folders (the ImageFolder layout), and mosaics drawn when read."""
 
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.imagenet.source import synsets
+import numpy as np
+from PIL import Image
+
+from data.imagenet.source import SPLITS, synsets
 from plstm.errors import UserError
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
@@ -49,7 +53,29 @@ def folder_source(path: str | os.PathLike, known: Sequence[str] | None = None) -
         raise UserError(f"{folder / unknown[0]}: the model has no such class; it has {few} (or numbers from 0)")
     paths = [path for name in names for path in sorted((folder / name).rglob("*"))]
     images = [path for path in paths if path.suffix.lower() in SUFFIXES and path.is_file() and path.name[0] != "."]
-    files = [(str(path), label[path.parts[0]]) for path in (image.relative_to(folder) for image in images)]
-    if not files:
+    if not images:
         raise UserError(f"{folder}: no images in its class folders ({', '.join(SUFFIXES)})")
+    files = [(str(path), label[path.parts[0]]) for path in (image.relative_to(folder) for image in images)]
     return FolderSource(folder, files, classes)
+
+
+@dataclass(eq=False, repr=False)
+class MosaicSource(Sequence):
+    """Item i: {"image": a JPEG's bytes, "label": int, "file_name": str}, a function of the split and i alone.
+
+    A class is a blurred mosaic of 4 x 4 colours, seen through noise. The ten classes have the labels 0, 100, ..., 900.
+    """
+
+    split: str
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number, file = index % 10, io.BytesIO()
+        rng = np.random.default_rng((list(SPLITS).index(self.split), index))
+        colours = np.random.default_rng(number).uniform(40, 215, (4, 4, 3)) + rng.normal(0, 15, (4, 4, 3))
+        mosaic = Image.fromarray(colours.clip(0, 255).astype(np.uint8))
+        mosaic.resize((80, 64), Image.Resampling.BICUBIC).save(file, "JPEG")
+        return {"image": file.getvalue(), "label": number * 100, "file_name": f"{self.split}-{index}.jpg"}

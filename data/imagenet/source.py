@@ -10,6 +10,7 @@ Labels are places in the sorted list of the 1,000 WordNet ids, as everywhere. Ou
     test    the 50,000 official validation images, whose accuracy papers report
 """
 
+import contextlib
 import json
 import os
 import resource
@@ -49,18 +50,15 @@ def class_words() -> dict[str, str]:
     return dict(zip(synsets(), IMAGENET_LABELS_LIST, strict=True))
 
 
-def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT) -> Sequence[dict[str, Any]]:
+def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT, most: int | None = None) -> Sequence:
     """Random access to a split: picklable, {"image": the file's bytes (JPEG, one PNG), "label": int, "file_name": str}.
 
-    root: the folder of all data sets, see `data.files.data_root`. held_out: images of `val`; of a small set at most a
-    tenth, but one. They are the first of `numpy.random.RandomState(2012).permutation(training images)`, places in
-    TFDS's stored order, which depends on the file names alone. 0 trains on everything, as the paper did, and leaves no
-    `val`. Raises UserError for an unknown or empty split and where the data are missing or cannot be read.
+    held_out: images of `val`; of a small set at most a tenth, but one. They are the first of
+    `numpy.random.RandomState(2012).permutation(training images)`, places in TFDS's stored order, which depends on the
+    file names alone. most: only the first so many images. Raises UserError where there are none, or damaged ones.
     """
     if split not in SPLITS:
         raise UserError(f"data.split={split}: no such split; choose from {', '.join(SPLITS)}")
-    if held_out < 0:
-        raise UserError(f"data.held_out={held_out}: must be 0 or more")
     folder = data_root(root) / NAME
     build = f"make data-imagenet MANUAL=/path/to/tars{f' DATA={root}' if root else ''}"
     versions = sorted(path.parent for path in folder.glob("[0-9]*/dataset_info.json"))
@@ -82,7 +80,7 @@ def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT) -
         positions = np.sort(order[:count] if split == "val" else order[count:])
     if not len(positions):
         raise UserError(f"data.split={split}: has no images with data.held_out={held_out}")
-    return _ImageNet(source, positions, versions[-1], "prepare it again")
+    return _ImageNet(source, positions[:most], versions[-1], "prepare it again")
 
 
 def _refuse_foreign_features(path: Path) -> None:
@@ -115,8 +113,7 @@ def prepare(tars: Path, root: str | None = None) -> Path:
     """Runs TFDS's `imagenet2012` builder on the official tars, into array_record files; returns their folder.
 
     The builder needs TensorFlow to open files and to rewrite as RGB JPEG 22 images in CMYK and one PNG. Here plain
-    Python opens them, and those images keep their bytes, for our decoder reads them as they are. Data that TensorFlow
-    prepared are read just as well.
+    Python opens them, and those images keep their bytes. Data that TensorFlow prepared are read just as well.
     """
     from tensorflow_datasets.core import shuffle
     from tensorflow_datasets.core.download import extractor
@@ -130,9 +127,9 @@ def prepare(tars: Path, root: str | None = None) -> Path:
     with (
         quiet_tfds(),
         mock.patch.multiple(module, tf=tf, CMYK_IMAGES=[], PNG_IMAGES=[]),
-        mock.patch.object(shuffle, "tf", tf),
-        mock.patch.object(extractor, "tf", tf),
-        mock.patch.object(common, "tf", tf),
+        contextlib.ExitStack() as stack,
     ):
+        for other in (shuffle, extractor, common):
+            stack.enter_context(mock.patch.object(other, "tf", tf))
         builder.download_and_prepare(download_config=tfds.download.DownloadConfig(manual_dir=tars))
     return Path(builder.data_path)

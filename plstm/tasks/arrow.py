@@ -8,8 +8,7 @@ from omegaconf import MISSING
 from data.arrow_pointing.builder import data_source, load_packed
 from data.arrow_pointing.geometry import LABELS, ArrowVariant
 from data.loading import DeviceBatches, PackedSplit, StreamedBatches
-from plstm.errors import UserError
-from plstm.tasks.base import RunConfig
+from plstm.tasks.base import RunConfig, require
 from plstm.tasks.vision import VisionTask
 from plstm.training.meshes import Layout
 
@@ -35,37 +34,23 @@ class ArrowTask(VisionTask):
     """Two classes, black-and-white images; `val_ext` and `test_ext` have twice the training size."""
 
     data_schema = ArrowData
+    names = ("arrow_pointing",)
+    classes = 2
     splits = ("train", "val", "val_ext", "test", "test_ext")
     class_names = LABELS
     uncompiled = {**VisionTask.uncompiled, "data.train_seed": 0}
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
-        """See `Task.check`."""
-        data = config.data
-        for key, choices in (("name", ("arrow_pointing",)), ("placement", ("device", "stream"))):
-            if getattr(data, key) not in choices:
-                raise UserError(f"data.{key}={getattr(data, key)}: choose one of {', '.join(choices)}")
-        if data.classes != 2:
-            raise UserError(f"data.classes={data.classes}: arrow pointing has 2 classes")
+        is_known = config.data.placement in ("device", "stream")
+        require(config, ("data.placement", is_known, "choose one of device, stream"))
         super().check(config)
-        if config.optim.batch_size > data.train_images:
-            raise UserError(
-                f"optim.batch_size={config.optim.batch_size}: more than data.train_images={data.train_images}"
-            )
-
-    @property
-    def train_examples(self) -> int:
-        """Training images."""
-        return self.config.data.train_images
 
     def describe_data(self) -> str:
-        """Name, number and size."""
         data = self.config.data
         return f"{data.name}: {data.train_images:,} images, {data.size} pixels a side"
 
     def split(self, name: str) -> PackedSplit:
-        """A whole split, packed, generated first where missing; errors: see `load_packed`."""
         split = load_packed(self._variant, name, self.config.data.root, self.config.data.generate)
         return replace(split, process_index=jax.process_index(), process_count=jax.process_count())
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -16,18 +17,7 @@ from plstm.training.evaluation import Split
 from plstm.training.meshes import Layout
 from plstm.training.steps import Batch, Metrics
 
-
-class RunConfig(Protocol):
-    """The parts of a run's config that tasks read; see `plstm.config.Config`."""
-
-    seed: int
-    model: Any
-    data: Any
-    augment: Any
-    optim: Any
-    loop: Any
-    mesh: Any
-    init_from: str | None
+RunConfig = Any  # a `plstm.config.Config`, whose module imports the tasks
 
 
 class Batches(Protocol):
@@ -88,11 +78,7 @@ class Task:
         raise UserError(f"data.folder={path}: this task classifies no pictures; leave it out")
 
     def batches(self, layout: Layout) -> Batches:
-        """The training examples, in the order that the config's seed gives.
-
-        `layout` places them on the devices: `place_rows` this process's part of a batch, `place_copies` a data set
-        that every process has whole.
-        """
+        """The training examples, in the order that the config's seed gives; `layout` places them on the devices."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ model
@@ -141,10 +127,10 @@ class Task:
 def classification_metrics(
     logits: jax.Array, labels: jax.Array, mask: jax.Array | None = None, losses: jax.Array | None = None
 ) -> Metrics:
-    """Loss (nats) and accuracy over the examples where `mask` is True, all of them unless given.
+    """Loss (nats) and accuracy of logits [batch, classes] over the examples where `mask` is True, by default all.
 
-    logits [batch, classes], labels int [batch], mask bool [batch]; losses [batch]: the cross entropy unless given. A
-    label of -1 (an undecodable image) counts as an error, with the loss of a uniform guess.
+    losses [batch]: the cross entropy unless given. A label of -1 (an undecodable image) counts as an error, with the
+    loss of a uniform guess.
     """
     mask = jnp.ones(labels.shape, bool) if mask is None else mask
     if losses is None:
@@ -152,3 +138,10 @@ def classification_metrics(
         losses = jnp.where(labels < 0, math.log(logits.shape[-1]), losses)
     hits, count = (logits.argmax(-1) == labels) & mask, mask.sum(dtype=jnp.float32)
     return {"loss": (jnp.sum(losses * mask), count), "accuracy": (hits.sum(dtype=jnp.float32), count)}
+
+
+def require(config: RunConfig, *rules: tuple[str, bool, str]) -> None:
+    """Raises UserError naming the key of the first rule (key, whether it holds, what else to give) that does not."""
+    for key, holds, words in rules:
+        if not holds:
+            raise UserError(f"{key}={attrgetter(key)(config)}: {words}")

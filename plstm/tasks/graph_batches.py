@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from data.graphs.tudataset import GraphSet
-from plstm.ops.dag import Dag, pack
+from plstm.ops.dag import Dag, PackedDags, pack
 
 SMALL = 128  # nodes of the largest graph that goes into blocks; larger ones share a block of their own
 BLOCK = 64  # nodes of a block, or as many as the largest of the small graphs has
@@ -36,50 +36,40 @@ class GraphBatches:
         self.dags = [Dag.from_edges(*graphs.graph(g)) for g in range(len(graphs))]
         self.nodes = np.diff(graphs.node_start).astype(np.int32)
         self.edges = np.diff(graphs.edge_start).astype(np.int32)
-        self.degree = np.zeros(len(graphs.features), np.int32)
-        graph = np.repeat(np.arange(len(graphs)), self.edges)
-        for end in graphs.edges.T:
-            np.add.at(self.degree, graphs.node_start[graph] + end, 1)
+        ends = graphs.edges + np.repeat(graphs.node_start[:-1], self.edges)[:, None]
+        self.degree = np.bincount(ends.ravel(), minlength=len(graphs.features)).astype(np.int32)
         self.lines = np.array([len(dag.line_from) for dag in self.dags])
         self.depth = max(dag.depth for dag in self.dags)
         is_small = self.nodes <= SMALL
-        self._parts = [_Part(self, is_small)] if is_small.any() else []
-        self._parts += [_Part(self, ~is_small)] if not is_small.all() else []
+        self._parts = [_Part(self, takes) for takes in (is_small, ~is_small) if takes.any()]
 
     def batch(self, indices: Sequence[int]) -> dict[str, Any]:
         """The batch of the graphs `indices`, at most `batch_size` of them, in this order."""
         graphs, indices = self.graphs, np.asarray(indices)
         missing = self.batch_size - len(indices)
-        dags, rows, sources, numbers, start = [], [], [], [], 0
+        parts = []
         for part in self._parts:
             position = np.flatnonzero(part.takes[indices])
-            dag, first = part.pack(indices[position])
-            if dag is None:
+            if not len(position):
                 continue
-            count = self.nodes[indices[position]]
+            chosen = indices[position]
+            dag, first = part.pack(chosen)
+            count = self.nodes[chosen]
             within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-            rows.append(start + np.repeat(first, count) + within)
-            sources.append(np.repeat(graphs.node_start[indices[position]], count) + within)
-            numbers.append(np.repeat(position, count))
-            dags.append(dag)
-            start += dag.num_nodes
-        rows, sources = np.concatenate(rows), np.concatenate(sources)
-        features = np.zeros((start, graphs.features.shape[1]), np.float32)
-        degree = np.zeros(start, np.int32)
-        graph = np.full(start, self.batch_size, np.int32)
-        features[rows], degree[rows], graph[rows] = (
-            graphs.features[sources],
-            self.degree[sources],
-            np.concatenate(numbers),
-        )
+            node, graph = np.full(dag.num_nodes, -1), np.full(dag.num_nodes, self.batch_size, np.int32)
+            node[np.repeat(first, count) + within] = np.repeat(graphs.node_start[chosen], count) + within
+            graph[np.repeat(first, count) + within] = np.repeat(position, count)
+            parts.append((dag, node, graph))
+        dags, nodes, owners = zip(*parts, strict=True)
+        node = np.concatenate(nodes)
         return {
-            "features": features,
-            "degree": degree,
-            "graph": graph,
+            "features": np.where(node[:, None] < 0, np.float32(0), graphs.features[node]),
+            "degree": np.where(node < 0, np.int32(0), self.degree[node]),
+            "graph": np.concatenate(owners),
             "label": np.pad(graphs.labels[indices], (0, missing)),
             "mask": np.arange(self.batch_size) < len(indices),
             "nodes": np.pad(self.nodes[indices], (0, missing)),
-            "dags": tuple(dags),
+            "dags": dags,
         }
 
     def batches(self, indices: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -96,29 +86,22 @@ class _Part:
         nodes, edges, lines = (getattr(owner, name)[takes] for name in ("nodes", "edges", "lines"))
         share, size = takes.mean(), owner.batch_size
         self._shared_block = nodes.max() > SMALL
-        typical = [_typical(values, share, size) for values in (nodes, edges, lines)]
-        if self._shared_block:
-            self._block_nodes, self._block_edges = typical[:2]
-        else:
+        self._block_nodes, self._block_edges, self._lines = (_typical(n, share, size) for n in (nodes, edges, lines))
+        if not self._shared_block:
             self._block_nodes = max(BLOCK, _multiple(nodes.max(), 16))
             even = self._block_nodes * edges.sum() / max(nodes.sum(), 1)
             self._block_edges = _multiple(max(1.1 * even, edges.max()), 8)
         self._blocks = math.ceil(share * size * nodes.mean() / self._block_nodes)
-        self._lines = typical[2]
 
-    def pack(self, indices: np.ndarray):
-        """The padded `PackedDags` of these graphs and each one's first node; None for no graphs."""
-        owner = self._owner
-        if not len(indices):
-            return None, np.zeros(0, np.int32)
-        dags = [owner.dags[g] for g in indices]
-        lines = owner.lines[indices].sum()
+    def pack(self, indices: np.ndarray) -> tuple[PackedDags, np.ndarray]:
+        """The padded DAGs of these graphs and each one's first node."""
+        owner, lines = self._owner, self._owner.lines[indices].sum()
         block_nodes, block_edges, scale = self._block_nodes, self._block_edges, 0.0
         if self._shared_block:
             scale = max(owner.nodes[indices].sum() / block_nodes, owner.edges[indices].sum() / block_edges)
             scale = _step(max(scale, lines / self._lines))
             block_nodes, block_edges = (_multiple(scale * size, 8) for size in (block_nodes, block_edges))
-        packed, placement = pack(dags, block_nodes, block_edges, width=WIDTH)
+        packed, placement = pack([owner.dags[g] for g in indices], block_nodes, block_edges, width=WIDTH)
         scale = scale or _step(max(packed.blocks / self._blocks, lines / self._lines))
         blocks = 1 if self._shared_block else math.ceil(scale * self._blocks)
         line_edges = math.ceil(scale * self._lines)

@@ -3,7 +3,7 @@
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import jax
@@ -15,7 +15,7 @@ from data.graphs.tudataset import SIZES, Fold, Sizes, load_tudataset, make_folds
 from data.loading import epoch_order
 from plstm.errors import UserError
 from plstm.models.graph import ReadoutModel
-from plstm.tasks.base import RunConfig, Task, classification_metrics
+from plstm.tasks.base import RunConfig, Task, classification_metrics, require
 from plstm.tasks.graph_batches import GraphBatches
 from plstm.training.meshes import Layout
 from plstm.training.steps import Batch, Metrics
@@ -45,7 +45,7 @@ class GraphSplit:
 
     def __init__(self, source: GraphBatches, indices: np.ndarray):
         self._source, self._indices = source, indices
-        self._made: dict[int, list[Batch]] = {}
+        self._made: dict[tuple[int, int], Batch] = {}
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -53,31 +53,30 @@ class GraphSplit:
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """See `plstm.training.evaluation.Split`; at most the training's `batch_size` graphs a batch."""
         size = min(batch_size, self._source.batch_size)
-        made = self._made.setdefault(size, [])
-        for n, start in enumerate(range(0, len(self), size)):
-            if n == len(made):
-                made.append(self._source.batch(self._indices[start : start + size]))
-            yield made[n]
+        for start in range(0, len(self), size):
+            if (size, start) not in self._made:
+                self._made[size, start] = self._source.batch(self._indices[start : start + size])
+            yield self._made[size, start]
 
     def first(self, batch_size: int) -> Batch:
-        """The first of `batches`."""
         return next(self.batches(batch_size))
 
 
+@dataclass(eq=False, repr=False)
 class GraphTrainBatches:
     """All training graphs once an epoch in the order of `data.loading.epoch_order`; the last batch may not be full."""
 
-    def __init__(self, source: GraphBatches, indices: np.ndarray, seed: int, place):
-        self._source, self._indices, self._seed, self._place = source, indices, seed, place
+    source: GraphBatches
+    indices: np.ndarray
+    seed: int
+    place: Callable[[Batch], Batch]
 
     def from_step(self, step: int) -> Iterator[Batch]:
-        """See `plstm.tasks.base.Batches`."""
-        size = self._source.batch_size
-        epoch, position = divmod(step, math.ceil(len(self._indices) / size))
+        size = self.source.batch_size
+        epoch, position = divmod(step, math.ceil(len(self.indices) / size))
         while True:
-            order = self._indices[epoch_order(self._seed, epoch, len(self._indices))]
-            for batch in self._source.batches(order[position * size :]):
-                yield self._place(batch)
+            order = self.indices[epoch_order(self.seed, epoch, len(self.indices))][position * size :]
+            yield from map(self.place, self.source.batches(order))
             epoch, position = epoch + 1, 0
 
 
@@ -92,24 +91,20 @@ class GraphTask(Task):
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
-        """See `Task.check`."""
         data = config.data
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", data.name):  # it becomes part of paths and of an address
-            raise UserError(f"data.name={data.name}: a set of TUDataset is named by letters, digits, _ and -")
-        if data.folds < 3:
-            raise UserError(f"data.folds={data.folds}: must be at least 3, to train, to validate and to test")
-        if not 0 <= data.fold < data.folds:
-            raise UserError(f"data.fold={data.fold}: must be from 0 to data.folds - 1, {data.folds - 1}")
-        if config.mesh.fsdp != 1:
-            raise UserError(f"mesh.fsdp={config.mesh.fsdp}: graphs train on one device; leave it at 1")
-        if config.init_from is not None:
-            raise UserError(f"init_from={config.init_from}: graph models start anew; leave it out")
-        if config.optim.label_smoothing:
-            raise UserError(f"optim.label_smoothing={config.optim.label_smoothing}: graphs have none; leave it at 0")
+        is_name = re.fullmatch(r"[A-Za-z0-9_-]+", data.name) is not None  # it becomes part of paths and of an address
+        require(
+            config,
+            ("data.name", is_name, "a set of TUDataset is named by letters, digits, _ and -"),
+            ("data.folds", data.folds >= 3, "must be at least 3, to train, to validate and to test"),
+            ("data.fold", 0 <= data.fold < data.folds, f"must be from 0 to data.folds - 1, {data.folds - 1}"),
+            ("mesh.fsdp", config.mesh.fsdp == 1, "graphs train on one device; leave it at 1"),
+            ("init_from", config.init_from is None, "graph models start anew; leave it out"),
+            ("optim.label_smoothing", config.optim.label_smoothing == 0, "graphs have none; leave it at 0"),
+        )
 
     @classmethod
     def name_parts(cls, config: RunConfig) -> tuple[str, ...]:
-        """Set and fold."""
         return config.data.name, f"f{config.data.fold}"
 
     @functools.cached_property
@@ -122,13 +117,11 @@ class GraphTask(Task):
 
     @functools.cached_property
     def fold(self) -> Fold:
-        """The graph numbers of this run's fold."""
         data = self.config.data
         return make_folds(self.source.graphs.labels, data.folds, data.fold_seed)[data.fold]
 
     @property
     def train_examples(self) -> int:
-        """Graphs that train in this fold."""
         return len(self.fold.train)
 
     @property
@@ -144,26 +137,21 @@ class GraphTask(Task):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """See `Task.sizes`."""
         return {"features": self._known.features, "classes": len(self._known.classes)}
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The set's labels, in order."""
         return self._known.classes
 
     def describe_data(self) -> str:
-        """Name, fold and numbers."""
         data, fold = self.config.data, self.fold
         parts = f"{len(fold.train):,} graphs train, {len(fold.val):,} validate, {len(fold.test):,} test"
         return f"{data.name}, fold {data.fold} of 0 to {data.folds - 1}: {parts}"
 
     def split(self, name: str) -> GraphSplit:
-        """The graphs of one part of the fold."""
         return GraphSplit(self.source, getattr(self.fold, name))
 
     def batches(self, layout: Layout) -> GraphTrainBatches:
-        """See `GraphTrainBatches`."""
         return GraphTrainBatches(self.source, self.fold.train, self.config.seed, layout.place_rows)
 
     def keeps_curve(self, split: str, metric: str) -> bool:
@@ -171,11 +159,10 @@ class GraphTask(Task):
         return metric == ("loss" if split == "train" else "accuracy")
 
     def logits(self, model: nnx.Module, batch: Batch) -> jax.Array:
-        """float32 [graphs, classes]; batch norms take their running statistics."""
-        return model(batch)
+        return model(batch)  # batch norms take their running statistics
 
     def metrics(self, model: nnx.Module, batch: Batch) -> Metrics:
-        """Also, where the readout has a ReLU, the share of its units above zero: at 0 all graphs get the same logits."""
+        """Also the share of units above zero where the readout has a ReLU: at 0 all graphs get the same logits."""
         if not isinstance(model, ReadoutModel):
             return super().metrics(model, batch)
         units, mask = model.units(batch), batch["mask"]

@@ -9,18 +9,16 @@ import jax
 import optax
 
 from data.imagenet.batches import ImageBatches, ImageSplit
-from data.imagenet.mosaics import MosaicSource
+from data.imagenet.folders import MosaicSource
 from data.imagenet.source import load_source, synsets
 from plstm.errors import UserError
 from plstm.models.vision import VisionModel
-from plstm.tasks.base import RunConfig, classification_metrics
+from plstm.tasks.base import RunConfig, classification_metrics, require
 from plstm.tasks.vision import VisionTask, normalise
 from plstm.training.losses import LOSSES
 from plstm.training.meshes import Layout
 from plstm.training.mixing import mix, random_erasing
 from plstm.training.steps import Batch, Metrics
-
-CLASSES = 1000
 
 
 @dataclass
@@ -28,7 +26,7 @@ class ImageNetData:
     """Which photographs, and how they become batches."""
 
     name: str = "imagenet2012"  # as `make data-imagenet` prepares it; or "mosaics", drawn as they are read
-    classes: int = CLASSES  # always
+    classes: int = 1000  # always
     size: int = 224  # pixels a side of the model's input
     train_images: int = 1_281_167  # in the prepared data, those held out included
     held_out: int = 10_000  # training images kept for the split `val`; 0: train on all, as the paper did, without `val`
@@ -43,38 +41,33 @@ class ImageNetTask(VisionTask):
     """`val` is held out of the training images; `test` is the official validation set, as in papers."""
 
     data_schema = ImageNetData
+    names = ("imagenet2012", "mosaics")
+    classes = 1000
     splits = ("train", "val", "test")
     losses = tuple(LOSSES)
     augments = True
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
-        """See `Task.check`."""
-        data, optim = config.data, config.optim
-        if data.name not in ("imagenet2012", "mosaics"):
-            raise UserError(f"data.name={data.name}: choose one of imagenet2012, mosaics")
-        if data.classes != CLASSES:
-            raise UserError(f"data.classes={data.classes}: ImageNet has {CLASSES:,} classes")
-        super().check(config)
-        if config.augment is None:
+        data, optim, augment = config.data, config.optim, config.augment
+        if augment is None:
             raise UserError("augment: ImageNet needs a recipe; choose one with augment=deit3, or augment=none")
-        _check_data(data)
-        if "val" in {*config.loop.eval_splits, *config.loop.final_splits} and not data.held_out:
-            raise UserError("data.held_out=0: leaves no split val; hold some out, or evaluate on test alone")
-        if optim.batch_size > data.train_images - data.held_out:
-            raise UserError(f"optim.batch_size={optim.batch_size}: more than the training images")
-        if config.augment.repeats > optim.batch_size:
-            raise UserError(f"augment.repeats={config.augment.repeats}: more than optim.batch_size={optim.batch_size}")
-        if optim.loss == "binary_cross_entropy" and optim.label_smoothing:
-            raise UserError(
-                f"optim.label_smoothing={optim.label_smoothing}: binary_cross_entropy takes a class with any label "
-                "as present, and smoothing gives one to all; set it to 0"
-            )
-
-    @property
-    def train_examples(self) -> int:
-        """Training images, without those held out."""
-        return self.config.data.train_images - self.config.data.held_out
+        has_val = data.held_out or "val" not in {*config.loop.eval_splits, *config.loop.final_splits}
+        smooths_binary = optim.loss == "binary_cross_entropy" and optim.label_smoothing
+        why = "binary_cross_entropy takes classes with any label as present, and smoothing labels all; set it to 0"
+        tenth, limit = data.train_images // 10, data.eval_images
+        require(
+            config,
+            ("data.train_images", data.train_images >= 1, "must be at least 1"),
+            ("data.held_out", 0 <= data.held_out <= tenth, "must be 0 to a tenth of data.train_images"),
+            ("data.held_out", has_val, "leaves no split val; hold some out, or evaluate on test alone"),
+            ("data.eval_images", limit is None or limit >= 1, "must be at least 1, or null"),
+            ("data.crop_ratio", 0.1 <= data.crop_ratio <= 1, "must be from 0.1 to 1"),
+            ("data.max_corrupt", 0 <= data.max_corrupt <= 1, "must be in [0, 1]"),
+            ("augment.repeats", augment.repeats <= optim.batch_size, f"more than optim.batch_size={optim.batch_size}"),
+            ("optim.label_smoothing", not smooths_binary, why),
+        )
+        super().check(config)
 
     @cached_property
     def class_names(self) -> Sequence[str]:
@@ -82,36 +75,25 @@ class ImageNetTask(VisionTask):
         return synsets()
 
     def describe_data(self) -> str:
-        """Name, number, size and recipe."""
         data, augment = self.config.data, self.config.augment
         views = f", {augment.repeats} views of an image in a batch" if augment.repeats > 1 else ""
         return f"{data.name}: {self.train_examples:,} images, {data.size} pixels a side{views}"
 
     def split(self, name: str) -> ImageSplit:
         """A whole split; errors: see `load_source`."""
-        data = self.config.data
-        return ImageSplit(self._source(name), data.size, data.crop_ratio, **self._reading)
+        return ImageSplit(self._source(name), self.config.data.size, self.config.data.crop_ratio, **self._reading)
 
     def batches(self, layout: Layout) -> ImageBatches:
         """Augmented views; order and augmentation follow the run's seed."""
         config, data = self.config, self.config.data
         source = self._source("train")
         if len(source) != self.train_examples:
-            raise UserError(
-                f"data.train_images={data.train_images}: the prepared data have {len(source) + data.held_out} training "
-                "images; give this number, or another data.root"
-            )
-        splits = {*config.loop.eval_splits, *config.loop.final_splits}
-        return ImageBatches(
-            source,
-            data.size,
-            config.optim.batch_size,
-            config.augment,
-            config.seed,
-            put=layout.place_rows,
-            beside=max(self.split(name).shared_bytes(config.optim.batch_size) for name in splits),
-            **self._reading,
-        )
+            have = f"the prepared data have {len(source) + data.held_out} training images"
+            raise UserError(f"data.train_images={data.train_images}: {have}; give this number, or another data.root")
+        batch_size, splits = config.optim.batch_size, {*config.loop.eval_splits, *config.loop.final_splits}
+        beside = max(self.split(name).shared_bytes(batch_size) for name in splits)
+        reading = self._reading | {"put": layout.place_rows, "beside": beside}
+        return ImageBatches(source, data.size, batch_size, config.augment, config.seed, **reading)
 
     @property
     def _reading(self) -> dict[str, Any]:
@@ -132,35 +114,8 @@ class ImageNetTask(VisionTask):
 
     def _source(self, split: str) -> Sequence[dict[str, Any]]:
         data = self.config.data
-        if data.name == "mosaics":
-            counts = {"train": self.train_examples, "val": data.held_out, "test": data.eval_images or data.train_images}
-            source: Sequence[dict[str, Any]] = MosaicSource(split, counts[split])
-        else:
-            source = load_source(split, data.root, data.held_out)
-        whole = split == "train" or data.eval_images is None or data.eval_images >= len(source)
-        return source if whole else _First(source, data.eval_images)
-
-
-class _First(Sequence):
-    """The first examples of a source."""
-
-    def __init__(self, source: Sequence[dict[str, Any]], count: int):
-        self._source, self._count = source, count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._source[index]
-
-
-def _check_data(data: ImageNetData) -> None:
-    for key, is_good, words in (
-        ("train_images", data.train_images >= 1, "at least 1"),
-        ("held_out", 0 <= data.held_out <= data.train_images // 10, "0 to a tenth of data.train_images"),
-        ("eval_images", data.eval_images is None or data.eval_images >= 1, "at least 1, or null"),
-        ("crop_ratio", 0.1 <= data.crop_ratio <= 1, "from 0.1 to 1"),
-        ("max_corrupt", 0 <= data.max_corrupt <= 1, "in [0, 1]"),
-    ):
-        if not is_good:
-            raise UserError(f"data.{key}={getattr(data, key)}: must be {words}")
+        most = None if split == "train" else data.eval_images
+        if data.name != "mosaics":
+            return load_source(split, data.root, data.held_out, most)
+        counts = {"train": self.train_examples, "val": data.held_out, "test": most or data.train_images}
+        return MosaicSource(split, min(counts[split], most or counts[split]))

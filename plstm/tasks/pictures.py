@@ -1,6 +1,6 @@
 """Pictures of a trained model: samples with its predictions (as Figure 5), and what a node passes on (as Figure 1)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +17,21 @@ RIGHT, WRONG = "#00735C", "#C04A00"
 
 
 def draw_samples(
-    params: Any,
-    predict: Callable,
-    batches: Mapping[str, Batch],
-    pixels: Mapping[str, np.ndarray],
-    class_names: Sequence[str],
-    path: Path,
+    samples: Mapping[str, tuple[np.ndarray, Batch, jax.Array]], class_names: Sequence[str], path: Path
 ) -> list[Path]:
     """Draws the first images of each split, each with the predicted class and its probability, as the paper's Figure 5.
 
-    params, predict: (params, batch) -> logits. batches: split -> its first batch. pixels: split -> its images, uint8
-    [n, S, S, 1 or 3]. path: without the suffix. Returns the .png; an .svg lies beside it.
+    samples: by split its first images, uint8 [n, S, S, 1 or 3], their batch and the logits [n, classes]. path: without
+    the suffix. Returns the .png; an .svg lies beside it.
     """
-    counts = {name: min(SAMPLES, int(batch["mask"].sum())) for name, batch in batches.items()}
+    counts = {name: min(SAMPLES, int(batch["mask"].sum())) for name, (_, batch, _) in samples.items()}
     with style():
         axes = iter(_picture_grid(sum(counts.values()), columns=6, width=1.6, height=2.0))
-        for name, batch in batches.items():
-            probabilities = np.asarray(jax.nn.softmax(predict(params, batch)))
+        for name, (pixels, batch, logits) in samples.items():
+            probabilities = np.asarray(jax.nn.softmax(logits))
             for n in range(counts[name]):
                 axis, predicted = next(axes), int(np.argmax(probabilities[n]))
-                axis.imshow(np.asarray(pixels[name][n]), cmap="gray", vmin=0, vmax=255)
+                axis.imshow(np.asarray(pixels[n]), cmap="gray", vmin=0, vmax=255)
                 mark, colour = ("✓", RIGHT) if predicted == batch["label"][n] else ("✗", WRONG)
                 title = f"{mark} {class_names[predicted]} {probabilities[n, predicted]:.2f}"
                 axis.set_title(title, color=colour, fontsize=9, pad=3)

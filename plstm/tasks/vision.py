@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,13 @@ import optax
 from flax import nnx
 from PIL import Image
 
-from data.augment import evaluation_crop
+from data.augment.views import evaluation_crop
 from data.imagenet.batches import MAX_CORRUPT, ImageSplit
 from data.imagenet.folders import folder_source
 from data.loading import unpack
-from plstm.errors import UserError
 from plstm.models.inspection import gate_statistics
 from plstm.models.vision import VisionModel
-from plstm.tasks.base import RunConfig, Task, classification_metrics
+from plstm.tasks.base import RunConfig, Task, classification_metrics, require
 from plstm.tasks.pictures import draw_gating, draw_samples
 from plstm.training.evaluation import Split
 from plstm.training.steps import Batch, Metrics
@@ -41,15 +40,11 @@ def normalise(images: Any) -> jax.Array:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """From a picture to the model's input.
+    """From a picture to the model's input."""
 
-    size: pixels a side. crop_ratio: of that to the resized picture's shorter side. mean, deviation: of each channel,
-    pixels in [0, 1].
-    """
-
-    size: int
-    crop_ratio: float = 1.0
-    mean: tuple[float, ...] = IMAGE_MEAN
+    size: int  # pixels a side
+    crop_ratio: float = 1.0  # of `size` to the resized picture's shorter side
+    mean: tuple[float, ...] = IMAGE_MEAN  # of each channel, pixels in [0, 1]
     deviation: tuple[float, ...] = IMAGE_DEVIATION
 
     def __call__(self, image: Image.Image) -> np.ndarray:
@@ -62,46 +57,52 @@ class VisionTask(Task):
     """Batches are {"image": as `normalise` takes it, "label": int32 [batch]}."""
 
     inputs = "images"
+    names: ClassVar[tuple[str, ...]]  # choices of `data.name`
+    classes: ClassVar[int]
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
-        """See `Task.check`."""
         data, model = config.data, config.model
-        if (model.classes, model.image_size) != (data.classes, data.size):
-            raise UserError(
-                "model.classes and model.image_size follow data.classes and data.size; change those instead"
-            )
-        if model.channels != 3:
-            raise UserError(f"model.channels={model.channels}: the images have 3")
+        images, batch_size = cls(config).train_examples, config.optim.batch_size
+        follow = "model.classes and model.image_size follow data.classes and data.size; change those instead"
+        too_few = f"more than the {images:,} training images of data.train_images={data.train_images}"
+        require(
+            config,
+            ("data.name", data.name in cls.names, f"choose one of {', '.join(cls.names)}"),
+            ("data.classes", data.classes == cls.classes, f"{data.name} has {cls.classes:,} classes"),
+            ("model.classes", model.classes == data.classes, follow),
+            ("model.image_size", model.image_size == data.size, follow),
+            ("model.channels", model.channels == 3, "the images have 3"),
+            ("optim.batch_size", batch_size <= images, too_few),
+        )
+
+    @property
+    def train_examples(self) -> int:
+        """Training images, without those held out."""
+        return self.config.data.train_images - getattr(self.config.data, "held_out", 0)
 
     @property
     def preprocessing(self) -> Preprocessing:
         """That of the evaluation."""
-        data = self.config.data
-        return Preprocessing(data.size, getattr(data, "crop_ratio", 1.0))
+        return Preprocessing(self.config.data.size, getattr(self.config.data, "crop_ratio", 1.0))
 
     def folder(self, path: str, max_corrupt: float | None = None) -> Split:
-        """The images of path/<class>/ to evaluate on, class folders named as the task's classes or by their numbers.
+        """The images of path/<class>/ to evaluate on; see `folder_source`.
 
-        max_corrupt: share of them that may be undecodable; None: that of the run's data, else 0.001. Raises UserError
-        where there are none, or a folder has another name.
+        max_corrupt: share of them that may be undecodable; None: that of the run's data, else 0.001.
         """
         how, data, source = self.preprocessing, self.config.data, folder_source(path, self.class_names)
-        if max_corrupt is None:
-            max_corrupt = getattr(data, "max_corrupt", MAX_CORRUPT)
-        return ImageSplit(source, how.size, how.crop_ratio, workers=data.workers, max_corrupt=max_corrupt)
+        most = getattr(data, "max_corrupt", MAX_CORRUPT) if max_corrupt is None else max_corrupt
+        return ImageSplit(source, how.size, how.crop_ratio, workers=data.workers, max_corrupt=most)
 
     def logits(self, model: VisionModel, batch: Batch) -> jax.Array:
-        """float32 [batch, classes]."""
         return model(normalise(batch["image"]))
 
     def loss(self, model: VisionModel, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean cross entropy (nats); `key` is for stochastic depth."""
         logits = model(normalise(batch["image"]), key=key)
-        targets = optax.smooth_labels(
-            jax.nn.one_hot(batch["label"], logits.shape[-1]), self.config.optim.label_smoothing
-        )
-        losses = optax.softmax_cross_entropy(logits, targets)
+        labels = jax.nn.one_hot(batch["label"], logits.shape[-1])
+        losses = optax.softmax_cross_entropy(logits, optax.smooth_labels(labels, self.config.optim.label_smoothing))
         return losses.mean(), classification_metrics(logits, batch["label"], losses=losses)
 
     def statistics(self, model: VisionModel, batch: Batch) -> dict[str, jax.Array]:
@@ -112,9 +113,10 @@ class VisionTask(Task):
         self, model: VisionModel, predict: Callable, splits: Mapping[str, Split], folder: Path, name: str
     ) -> list[Path]:
         """Samples with predictions (Figure 5) and, for pLSTM, what a node passes on (Figure 1)."""
-        batches = {split: source.first(self.config.optim.batch_size) for split, source in splits.items()}
-        params = nnx.state(model, nnx.Param)
-        pixels = {split: as_pixels(batch["image"]) for split, batch in batches.items()}
-        written = draw_samples(params, predict, batches, pixels, self.class_names, folder / f"{name}-samples")
-        image = normalise(next(iter(batches.values()))["image"][:1])[0]
+        params, samples = nnx.state(model, nnx.Param), {}
+        for split, source in splits.items():
+            batch = source.first(self.config.optim.batch_size)
+            samples[split] = as_pixels(batch["image"]), batch, predict(params, batch)
+        written = draw_samples(samples, self.class_names, folder / f"{name}-samples")
+        image = normalise(next(iter(samples.values()))[0][:1])[0]
         return written + draw_gating(model, image, folder / f"{name}-gating")

@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from data import decoding
-from data.augment import augment, view_rng
 from data.augment.recipes import RECIPES
+from data.augment.views import augment, view_rng
 from scripts.benchmarks.harness import Row, Subject, alternate, option
 from scripts.make_photos import draw, encode
 

@@ -34,10 +34,8 @@ def by_pillow(content: bytes) -> np.ndarray:
 def test_simplejpeg_gives_pillows_pixels(size):
     pytest.importorskip("simplejpeg")
     for quality, subsampling, progressive in itertools.product((5, 60, 90, 100), (0, 1, 2), (False, True)):
-        content = encoded(
-            picture(*size), "JPEG", quality=quality, subsampling=subsampling, progressive=progressive,
-            restart_marker_blocks=3 * (quality == 60),
-        )  # fmt: skip
+        options = {"subsampling": subsampling, "progressive": progressive, "restart_marker_blocks": 3 * (quality == 60)}
+        content = encoded(picture(*size), "JPEG", quality=quality, **options)
         np.testing.assert_array_equal(np.asarray(decode(content)), by_pillow(content))
 
 
@@ -87,10 +85,8 @@ def test_inks_rotation_tags_and_harmless_flaws(decoder):
 
 
 def test_corrupt_files_say_what_is_wrong(decoder):
-    content = encoded(picture(31, 22), "JPEG")
-    png = encoded(picture(31, 22), "PNG")
-    damaged = [b"", b"text", bytes(1000), content[:100], content[: len(content) // 2], png[: len(png) // 2]]
-    for case in damaged:
+    jpeg, png = (encoded(picture(31, 22), kind) for kind in ("JPEG", "PNG"))
+    for case in (b"", b"text", bytes(1000), jpeg[:100], jpeg[: len(jpeg) // 2], png[: len(png) // 2]):
         with pytest.raises(CorruptImage, match=r"^\w+: \S") as error:
             decode(case)
         assert "0x" not in str(error.value)  # no address: the same file has the same message

@@ -39,12 +39,7 @@ def labels(batches):
 
 def test_the_order_of_an_epoch_never_changes():
     assert epoch_order(5, 0, 10).tolist() == [5, 1, 7, 3, 4, 6, 8, 9, 2, 0]
-    np.testing.assert_array_equal(epoch_order(43, 7, 1000), np.random.RandomState((43, 7)).permutation(1000))
-
-
-def test_images_and_labels_stay_together():
     for batch in take(device(), 2 * STEPS):
-        assert batch["image"].dtype == np.uint8 and batch["label"].dtype == np.int32
         np.testing.assert_array_equal(batch["image"], pack(IMAGES)[batch["label"]])
 
 
@@ -66,18 +61,8 @@ def test_a_resumed_run_sees_what_it_would_have_seen(make, start):
     assert labels(take(make(), STEPS, start)) == np.concatenate(orders)[start:][:STEPS].tolist()
 
 
-def test_an_epoch_has_no_image_twice():
-    seen = np.array(labels(take(device(), 30 * STEPS))).reshape(30, STEPS * BATCH)
-    assert all(len(set(epoch)) == STEPS * BATCH for epoch in seen.tolist())
-    assert set(seen.ravel().tolist()) == set(range(COUNT))  # what an epoch leaves out, others have
-    assert len({tuple(epoch) for epoch in seen.tolist()}) == 30
-    for start in (0, 5):  # the batch divides the epoch
-        assert sorted(sum(labels(take(device(batch_size=2), 5, start)), [])) == list(range(COUNT))
-
-
 def test_the_seed_decides_the_order():
-    assert labels(take(device(), STEPS)) == labels(take(device(), STEPS)) != labels(take(device(seed=6), STEPS))
-    assert labels(take(streamed(seed=6), STEPS)) == labels(take(device(seed=6), STEPS))
+    assert labels(take(streamed(seed=6), STEPS)) == labels(take(device(seed=6), STEPS)) != labels(take(device(), STEPS))
 
 
 @pytest.mark.parametrize("make", [device, streamed])
@@ -112,9 +97,4 @@ def test_unpack_undoes_pack(size, batch):
     assert isinstance(back, np.ndarray) and back.dtype == on_device.dtype == np.uint8
     np.testing.assert_array_equal(back, images)
     np.testing.assert_array_equal(on_device, images)
-
-
-def test_white_is_one_and_the_first_pixel_is_the_highest_bit():
-    image = np.zeros((3, 3), np.uint8)
-    image[0, 0] = image[2, 2] = 255
-    assert pack(image).tolist() == [0b1000_0000, 0b1000_0000]
+    assert pack(np.diag([255, 0, 255]).astype(np.uint8)).tolist() == [0b1000_0000, 0b1000_0000]  # the highest bit first

@@ -31,9 +31,7 @@ TINY = ["debug=smoke", "experiment=graphs/gin", "model.dim=8", "optim.epochs=8",
 @pytest.fixture(scope="module")
 def start(fork_server):
     """Function of (folder, plan, overrides): runs TINY there to its end; returns exit status and output."""
-    return lambda folder, plan, *overrides: fork_server.run(
-        [*TINY, *overrides, *paths(folder)], folder / "output", plan
-    )
+    return lambda folder, plan, *more: fork_server.run([*TINY, *more, *paths(folder)], folder / "output", plan)
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +56,9 @@ def run(finished, records) -> Path:
 
 
 @pytest.fixture
-def config(composed):
+def task(composed):
     """That of the first fold."""
-    return to_config(composed(*TINY, f"data.root={ROOT}/tests/data"))
-
-
-@pytest.fixture
-def task(config):
-    return TASKS["graphs"](config)
+    return TASKS["graphs"](to_config(composed(*TINY, f"data.root={ROOT}/tests/data")))
 
 
 # ---------------------------------------------------------------------- runs
@@ -143,9 +136,9 @@ def test_a_readout_whose_units_all_stay_at_zero_is_seen(composed):
 
 
 # ---------------------------------------------------------------------- data
-def test_a_set_that_is_not_compared_with_the_known_one_has_its_own_sizes(config, task, monkeypatch):
-    own = task.source.graphs.features.shape[1]
-    monkeypatch.setitem(graphs.SIZES, "TOY", Sizes(40, 99, ("no", "yes")))
+def test_a_set_that_is_not_compared_with_the_known_one_has_its_own_sizes(task, monkeypatch):
+    config, own = task.config, task.source.graphs.features.shape[1]
+    monkeypatch.setitem(graphs.SIZES, "TOY", Sizes(99, ("no", "yes")))
     known = TASKS["graphs"](config)
     assert (known.sizes, known.class_names) == ({"features": 99, "classes": 2}, ("no", "yes"))
     config.data.verify = False
@@ -168,21 +161,18 @@ def test_splits_and_epochs_have_the_graphs_of_their_part_of_the_fold(task):
         places = [(batch, n) for batch in batches for n in range(batch["mask"].sum())]
         return [batch["features"][batch["graph"] == n][0].tobytes() for batch, n in places]
 
-    parts = {
-        name: [graphs.features[graphs.node_start[g]].tobytes() for g in getattr(task.fold, name)]
-        for name in task.splits
-    }
+    firsts = lambda indices: [graphs.features[graphs.node_start[g]].tobytes() for g in indices]  # noqa: E731
+    parts = {name: firsts(getattr(task.fold, name)) for name in task.splits}
     assert len(set(sum(parts.values(), []))) == len(graphs)
     assert {name: told_apart(task.split(name).batches(16)) for name in parts} == parts
     assert (task.train_examples, task.steps_per_epoch) == (32, 2)
 
-    def epoch(seed: int, number: int) -> list[bytes]:
+    def epoch(seed: int, number: int, count: int = 1) -> list[bytes]:
         stream = GraphTrainBatches(task.source, task.fold.train, seed, lambda batch: batch).from_step(2 * number)
-        return told_apart([next(stream), next(stream)])
+        return told_apart(next(stream) for _ in range(2 * count))
 
-    stream = GraphTrainBatches(task.source, task.fold.train, 43, lambda batch: batch).from_step(0)
     found = [epoch(43, 0), epoch(43, 1), epoch(44, 0)]
-    assert told_apart(next(stream) for _ in range(4)) == found[0] + found[1]
+    assert epoch(43, 0, 2) == found[0] + found[1]
     assert all(sorted(each) == sorted(parts["train"]) for each in found) and len(set(map(tuple, found))) == 3
 
 
@@ -195,11 +185,10 @@ def test_splits_and_epochs_have_the_graphs_of_their_part_of_the_fold(task):
         ("mesh", {"fsdp": 2}, "mesh.fsdp=2"),
         ("optim", {"label_smoothing": 0.1}, "optim.label_smoothing=0.1"),
         ("model", {"kind": "gtn"}, "model.kind=gtn"),
+        ("init_from", "0123456789ab", "init_from=0123456789ab: graph models start anew"),
     ],
 )
-def test_wrong_values_are_named(config, part, changes, message):
-    wrong = dataclasses.replace(config, **{part: dataclasses.replace(getattr(config, part), **changes)})
+def test_wrong_values_are_named(task, part, changes, message):
+    group = changes if part == "init_from" else dataclasses.replace(getattr(task.config, part), **changes)
     with pytest.raises(UserError, match=message):
-        check(wrong)
-    with pytest.raises(UserError, match="init_from=0123456789ab: graph models start anew"):
-        check(dataclasses.replace(config, init_from="0123456789ab"))
+        check(dataclasses.replace(task.config, **{part: group}))

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from data.augment.recipes import AugmentConfig
-from data.imagenet.mosaics import MosaicSource
+from data.imagenet.folders import MosaicSource
 from plstm.config import Config, LoopConfig, OptimConfig, check
 from plstm.errors import UserError
 from plstm.models import VisionConfig
@@ -47,7 +47,7 @@ def config_of(augment=None, loss="cross_entropy", smoothing=0.0, **data) -> Conf
         *(("data", "crop_ratio", ratio, "from 0.1 to 1") for ratio in (0.0, 1.1)),
         ("data", "workers", -1, "from 0 to 1024"),
         ("data", "max_corrupt", 1.5, r"in \[0, 1\]"),
-        ("optim", "batch_size", 91, "more than the training images"),
+        ("optim", "batch_size", 91, "more than the 90 training images"),
         ("optim", "loss", "hinge", "cross_entropy, binary_cross_entropy"),
         ("loop", "eval_splits", ["val_ext"], "train, val, test"),
         ("loop", "final_splits", [], "at least one"),
@@ -66,11 +66,11 @@ def test_bad_values_are_named(group, key, value, words):
 def test_what_does_not_go_together_is_named():
     config = config_of()
     config.augment = None
-    with pytest.raises(UserError, match="augment=deit3"):
-        check(config)
+    smoothed = config_of(loss="binary_cross_entropy", smoothing=0.1)  # every class would be present
     check(config_of(loss="binary_cross_entropy"))
-    with pytest.raises(UserError, match="optim.label_smoothing=0.1"):
-        check(config_of(loss="binary_cross_entropy", smoothing=0.1))  # every class would be present
+    for wrong, words in ((config, "augment=deit3"), (smoothed, "optim.label_smoothing=0.1")):
+        with pytest.raises(UserError, match=words):
+            check(wrong)
 
 
 @pytest.fixture
@@ -105,12 +105,7 @@ def test_the_loss_without_mixing_is_the_definition(batch):
 
 def test_labels_are_smoothed_before_they_are_mixed_and_accuracy_is_of_the_unmixed(batch, monkeypatch):
     seen = {}
-
-    def listen(logits, targets):
-        seen["targets"] = targets
-        return jnp.zeros(len(logits))
-
-    monkeypatch.setitem(LOSSES, "cross_entropy", listen)
+    monkeypatch.setitem(LOSSES, "cross_entropy", lambda logits, targets: seen.update(targets=targets) or jnp.zeros(8))
     model = Listener(batch["label"])
     task = ImageNetTask(config_of(AugmentConfig(**MIXED), smoothing=0.1))
     for seed in range(3):  # mixup and cutmix
@@ -153,7 +148,7 @@ def test_it_trains_and_evaluates_on_pictures_drawn_in_memory():
 
 
 def test_another_number_of_images_than_the_config_s_is_refused(monkeypatch):
-    monkeypatch.setattr("plstm.tasks.imagenet.load_source", lambda split, root, held_out: MosaicSource(split, 50))
+    monkeypatch.setattr("plstm.tasks.imagenet.load_source", lambda split, *_: MosaicSource(split, 50))
     task = ImageNetTask(config_of(name="imagenet2012", eval_images=None))
     with pytest.raises(UserError, match="data.train_images=100: the prepared data have 60"):
         task.batches(LAYOUT)
@@ -164,7 +159,6 @@ def test_mosaics_are_pictures_that_classes_tell_apart():
     train, test = MosaicSource("train", 40), MosaicSource("test", 40)
     assert train[3] == MosaicSource("train", 40)[3] and train[3]["image"] != test[3]["image"]
     pictures = [np.asarray(Image.open(io.BytesIO(train[n]["image"])), float) for n in range(40)]
-    assert {picture.shape for picture in pictures} == {(64, 80, 3)}
     assert [train[n]["label"] for n in (0, 9, 10)] == [0, 900, 0]
     within = abs(pictures[0] - pictures[10]).mean()
     assert all(abs(pictures[0] - other).mean() > within for other in pictures[1:10])

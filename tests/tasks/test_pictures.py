@@ -23,13 +23,12 @@ def test_samples_show_prediction_and_correctness(tmp_path):
     images = np.full((8, 48, 48, 1), 255, np.uint8)
     images[:, 20:30, 20:30] = 0
     at = np.array([0.97, 0.02, 0.9, 0.3, 0.5, 0.1, 0.8, 0.6])
-    logits = {"val": np.log(np.stack([1 - at, at], axis=1))[:6], "test": np.log(np.stack([1 - at, at], axis=1))[6:]}
-    label = np.array([1, 0, 0, 1, 1, 0, 1, 1])
-    batches = {"val": {"split": "val", "label": label[:6], "mask": np.ones(6, bool)}}
-    batches["test"] = {"split": "test", "label": label[6:], "mask": np.ones(2, bool)}
-    pixels_of = {"val": images[:6], "test": images[6:]}
-    predict = lambda params, batch: logits[batch["split"]]  # noqa: E731
-    (png,) = draw_samples(None, predict, batches, pixels_of, ("past", "at"), tmp_path / "samples")
+    logits, label = np.log(np.stack([1 - at, at], axis=1)), np.array([1, 0, 0, 1, 1, 0, 1, 1])
+    samples = {
+        name: (images[part], {"label": label[part], "mask": np.ones(len(at[part]), bool)}, logits[part])
+        for name, part in (("val", slice(6)), ("test", slice(6, None)))
+    }
+    (png,) = draw_samples(samples, ("past", "at"), tmp_path / "samples")
     texts = svg_texts(png.with_suffix(".svg"))
     assert [text for text in texts if text.startswith(("✓", "✗"))] == [
         *["✓ at 0.97", "✓ past 0.98", "✗ at 0.90", "✗ past 0.70"],

@@ -1,6 +1,6 @@
 """The arrow-pointing data set on disk: the TFDS builder, the packed form, failures, and the commands."""
 
-import dataclasses
+import functools
 import io
 import itertools
 import os
@@ -20,6 +20,7 @@ from data.arrow_pointing.geometry import SPLITS, ArrowVariant, render
 from data.files import data_root
 from data.loading import StreamedBatches, unpack
 from plstm.errors import UserError
+from tests.data.batching import take
 
 ROOT = Path(__file__).resolve().parents[3]
 VARIANT = ArrowVariant(train_seed=7, size=45, scale=0.25, train_images=40, eval_images=9)  # 45 * 45 is no multiple of 8
@@ -42,10 +43,6 @@ def folder(root: Path, name: str = "arrow_pointing") -> Path:
     return root / name / VARIANT.name / "1.0.0"
 
 
-def packed_folder(root: Path) -> Path:
-    return folder(root, "arrow_pointing_packed")
-
-
 def images(split: str) -> list[np.ndarray]:
     return [render(arrow, VARIANT.canvas(split)) for arrow in VARIANT.arrows(split)]
 
@@ -55,8 +52,7 @@ def python(*arguments: str, **options) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *arguments], **options)
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess:
-    return python("-m", "data.arrow_pointing", *arguments)
+run = functools.partial(python, "-m", "data.arrow_pointing")
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -86,9 +82,7 @@ def test_named_variants_are_built_read_and_pickled_by_name(tmp_path, monkeypatch
 def test_packed_split_is_the_same_first_and_from_its_file(root, split, monkeypatch):
     first = load_packed(VARIANT, split, str(root))
     monkeypatch.setattr(packed_module, "_pack", None)
-    again = load_packed(VARIANT, split, str(root))
-    for packed in (first, again):
-        assert packed.size == VARIANT.canvas(split).size
+    for packed in (first, load_packed(VARIANT, split, str(root))):
         assert packed.labels.tolist() == [arrow.label for arrow in VARIANT.arrows(split)]
         assert packed.bits.dtype == packed.labels.dtype == np.uint8
         np.testing.assert_array_equal(unpack(packed.bits, packed.size), images(split))
@@ -103,16 +97,14 @@ def zipped(**arrays: np.ndarray) -> bytes:
 
 DAMAGES = {
     "cut": lambda content: content[:-100],
-    "empty": lambda content: b"",
     "another shape": lambda content: zipped(bits=np.zeros((40, 2), np.uint8), labels=np.zeros(40, np.uint8)),
-    "another array": lambda content: zipped(images=np.zeros(40, np.uint8)),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_packed_file_is_packed_again(root, damage):
     before = load_packed(VARIANT, "train", str(root))
-    file = packed_folder(root) / "train.npz"
+    file = folder(root, "arrow_pointing_packed") / "train.npz"
     sound = file.read_bytes()
     file.write_bytes(DAMAGES[damage](sound))
     after = load_packed(VARIANT, "train", str(root))
@@ -122,21 +114,20 @@ def test_damaged_packed_file_is_packed_again(root, damage):
 
 def test_a_flipped_bit_in_a_packed_file_is_found_or_harmless(tmp_path):
     bits, labels = np.random.default_rng(0).integers(0, 256, (5, 8), np.uint8), np.arange(5, dtype=np.uint8)
-    sound, found = zipped(bits=bits, labels=labels), 0
+    sound, file, found = zipped(bits=bits, labels=labels), tmp_path / "x.npz", 0
     for place in range(len(sound)):
-        flipped = bytes([sound[place] ^ 1 << place % 8])
-        (tmp_path / "x.npz").write_bytes(sound[:place] + flipped + sound[place + 1 :])
-        if (read := packed_module._read(tmp_path / "x.npz", 5, 8)) is None:
-            found += 1
-        else:
-            np.testing.assert_array_equal(read[0], bits)
-            np.testing.assert_array_equal(read[1], labels)
+        file.write_bytes(sound[:place] + bytes([sound[place] ^ 1 << place % 8]) + sound[place + 1 :])
+        read = packed_module._read(file, 5, 8)
+        found += read is None
+        for actual, expected in zip(read or (), (bits, labels), strict=False):
+            np.testing.assert_array_equal(actual, expected)
     assert found > len(sound) / 2
 
 
 def test_packed_file_that_cannot_be_kept_is_only_a_warning(root):
-    packed_folder(root).parent.mkdir(parents=True)
-    packed_folder(root).write_text("a file where the folder should be")
+    place = folder(root, "arrow_pointing_packed")
+    place.parent.mkdir(parents=True)
+    place.write_text("a file where the folder should be")
     with pytest.warns(UserWarning, match="packed"):
         packed = load_packed(VARIANT, "val", str(root))
     assert packed.bits.shape == (9, 254)
@@ -148,7 +139,7 @@ def test_damaged_data_set_is_named(root):
     with pytest.raises(UserError, match=f"{VARIANT.name}.*delete that folder"):
         load_packed(VARIANT, "train", str(root))
     with pytest.raises(UserError, match=f"{VARIANT.name}.*delete that folder"):
-        list(itertools.islice(StreamedBatches(data_source(VARIANT, "train", str(root)), 5, 0).from_step(0), 8))
+        take(StreamedBatches(data_source(VARIANT, "train", str(root)), 5, 0), 8)
     (folder(root) / "dataset_info.json").unlink()
     with pytest.raises(UserError, match=f"{VARIANT.name}.*delete that folder"):
         load_packed(VARIANT, "val", str(root))
@@ -179,14 +170,8 @@ def test_missing_data_names_the_command_that_builds_it(tmp_path):
     assert len(load_packed(VARIANT, "train", str(tmp_path), generate=False).labels) == 40
 
 
-@pytest.mark.parametrize("how", ["a file in its place", "read-only"])
-def test_unwritable_folder_is_named(tmp_path, how):
-    if how == "read-only":
-        if os.geteuid() == 0:
-            pytest.skip("root may write everywhere")
-        tmp_path.chmod(0o500)
-    else:
-        (tmp_path / "arrow_pointing").write_text("a file where the folder should be")
+def test_unwritable_folder_is_named(tmp_path):
+    (tmp_path / "arrow_pointing").write_text("a file where the folder should be")
     with pytest.raises(UserError, match=str(tmp_path)):
         load_packed(VARIANT, "train", str(tmp_path))
 
@@ -212,8 +197,8 @@ def test_failed_write_is_named_and_leaves_nothing_half_done(tmp_path):
 
 
 def test_two_processes_at_once_share_one_preparation(tmp_path):
-    command = [sys.executable, "-m", "data.arrow_pointing", "build", "--size", "48", "--scale", "0.25"]
-    command += ["--train-images", "300", "--eval-images", "5", "--root", str(tmp_path)]
+    sizes = ["--size=48", "--scale=0.25", "--train-images=300", "--eval-images=5", f"--root={tmp_path}"]
+    command = [sys.executable, "-m", "data.arrow_pointing", "build", *sizes]
     both = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     notes = [process.communicate(timeout=120)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], notes
@@ -223,17 +208,14 @@ def test_two_processes_at_once_share_one_preparation(tmp_path):
 
 
 def test_no_two_variants_share_a_folder():
-    seeds, sizes, scales, train_images, eval_images = [0, 43, 44], [192, 384], [1.0, 0.5, 0.25], [100_000, 9], [None, 9]
-    fields = itertools.product(seeds, sizes, scales, [*train_images, 50_000], [*eval_images, 2_048])
+    fields = itertools.product([0, 43, 44], [192, 384], [1.0, 0.5, 0.25], [100_000, 50_000, 9], [None, 2_048, 9])
     variants = [ArrowVariant(*values) for values in fields]
-    assert len({config.name for config in variants}) == len(variants)
-    assert dataclasses.replace(VARIANT, size=48).name != VARIANT.name
+    assert len({variant.name for variant in variants}) == len(variants)
     names = [f"{kind}seed{seed}" for kind in ("", "small_") for seed in range(43, 48)]
     assert list(ArrowPointing.builder_configs) == names
     small = ArrowVariant(45, 48, 0.25, 50_000, 2_048)
     assert ArrowPointing.builder_configs["small_seed45"].variant == small
     assert [ArrowVariant().images(split) for split in SPLITS] == [100_000, 5_120, 5_120, 10_240, 10_240]
-    assert [small.images(split) for split in SPLITS] == [50_000] + 4 * [2_048]
 
 
 @pytest.mark.parametrize(
@@ -260,9 +242,8 @@ def test_tfds_builds_from_the_file_without_tensorflow(tmp_path):
 BAD_COMMANDS = {
     "hash valid": "val_ext",
     "hash val --seed 44": "--seed 44",
-    "hash val --count 6000": "5120",
-    "sheet val sheet.png --count 0": "1 to 600 images",
-    "hash val --size 100": "data.size=100",
+    "hash val --count 6000": "hash val takes 1 to 5120",
+    "sheet val sheet.png --count 0": "sheet val takes 1 to 600 images",
 }
 
 

@@ -70,21 +70,14 @@ def test_sheet_holds_the_views(run, folder, recipe, count, columns):
     [
         ("op Solarise a.png o.png", "argument name: invalid choice: 'Solarise' (choose from"),
         ("op Invert a.png o.png --level 10.5", "--level 10.5: must be 0 to 10"),
-        ("op Invert a.png o.png --level nan", "--level nan: must be 0 to 10"),
-        ("op Invert a.png o.png --sign 2", "argument --sign: invalid choice: 2"),
         ("op Invert missing.jpg o.png", "missing.jpg: No such file"),
-        ("op Invert . o.png", ".: Is a directory"),
         ("op Invert text.jpg o.png", "text.jpg: not a picture"),
         ("op Invert cut.jpg o.png", "cut.jpg: not a picture"),
         ("op Invert a.png o.xyz", "o.xyz: Pillow writes no .xyz; take .png"),
         ("op Invert a.png o", "o: Pillow writes no file without a suffix"),
         ("op Invert a.png b.jpg/o.png", "b.jpg/o.png: cannot write the picture (File exists"),
-        ("sheet a.png o.png --recipe deit4", "argument --recipe: invalid choice: 'deit4' (choose from"),
         ("sheet a.png o.png --views 0", "--views 0: must be 1 to 100"),
-        ("sheet a.png o.png --size 9999", "--size 9999: must be 16 to 2048"),
         ("sheet a.png o.png --seed -1", "--seed -1: must be 0"),
-        ("sheet a.png", "the following arguments are required: output"),
-        ("shet a.png o.png", "argument command: invalid choice: 'shet'"),
     ],
 )
 def test_bad_input_is_one_line(run, folder, arguments, message):

@@ -1,14 +1,11 @@
 import math
 from collections import Counter
-from itertools import permutations
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 from scipy import stats
 
 from data.augment.recipes import RAND_ARGUMENTS, RECIPES, AugmentConfig, RandAugment, parse_rand_augment
-from data.augment.views import draw_view
 from plstm.errors import UserError
 
 RAND = "rand-m9-mstd0.5-inc1"
@@ -25,13 +22,6 @@ def test_recipes_are_the_papers():
     assert {name: vars(config) for name, config in RECIPES.items()} == {
         name: dict(zip(keys, values, strict=True)) for name, values in table.items()
     }
-    for config in RECIPES.values():
-        config.check()
-
-
-def test_is_a_typed_config():
-    node = OmegaConf.merge(OmegaConf.structured(AugmentConfig), {"auto_augment": "three_augment", "repeats": 3})
-    assert OmegaConf.to_object(node) == AugmentConfig(auto_augment="three_augment", repeats=3)
 
 
 def test_values_out_of_range_are_named():
@@ -45,7 +35,7 @@ def test_values_out_of_range_are_named():
 
 @pytest.fixture(scope="module")
 def drawn():
-    policy, rng = parse_rand_augment("rand-m9-mstd0.5-inc1"), np.random.default_rng(1)
+    policy, rng = parse_rand_augment(RAND), np.random.default_rng(1)
     return [policy.draw(rng) for _ in range(12_000)]
 
 
@@ -83,9 +73,8 @@ def test_low_and_exact_magnitudes():
 
 
 def test_notation():
-    assert parse_rand_augment("rand-m9-mstd0.5-inc1") == RandAugment(9, 0.5, 2)
+    assert parse_rand_augment(RAND) == RandAugment(9, 0.5, 2)
     assert parse_rand_augment("rand-inc1-n3-m7.5") == RandAugment(7.5, 0.0, 3)
-    assert parse_rand_augment("rand-m0-mstd1-inc1-n1") == RandAugment(0, 1.0, 1)
 
 
 UNKNOWN = """rand rand-m9 rand-inc1 rand-m9-inc0 rand-m11-inc1 rand-m9-n0-inc1 rand-m9-n1.5-inc1 rand-m9-m8-inc1
@@ -96,22 +85,3 @@ rand-m9-x3-inc1 rand-m-1-inc1 rand-m9-mstd-inc1 rand--m9-inc1 augmix three-augme
 def test_unknown_notation_is_refused(text):
     with pytest.raises(UserError, match=f"augment.auto_augment={text}:.*rand-m9-mstd0.5-inc1"):
         parse_rand_augment(text)
-
-
-def test_three_augment_takes_one_of_three():
-    rng = np.random.default_rng(4)
-    steps = [draw_view(99, 99, RECIPES["deit3"], rng).steps[0] for _ in range(6000)]
-    assert uniform(Counter(name for name, _ in steps), 3)
-    assert {step for step in steps if step[0] != "GaussianBlur"} == {("Solarize", 128), ("Grayscale", None)}
-    radii = [argument for name, argument in steps if name == "GaussianBlur"]
-    assert stats.kstest(radii, stats.uniform(0.1, 1.9).cdf).pvalue > 1e-3
-
-
-def test_color_jitter_in_every_order():
-    rng = np.random.default_rng(5)
-    steps = [draw_view(99, 99, RECIPES["deit3"], rng).steps[1:] for _ in range(3000)]
-    orders = Counter(tuple(name for name, _ in each) for each in steps)
-    assert uniform(orders, 6) and set(orders) == set(permutations(("Brightness", "Contrast", "Color")))
-    for kind in ("Brightness", "Contrast", "Color"):
-        factors = [factor for each in steps for name, factor in each if name == kind]
-        assert stats.kstest(factors, stats.uniform(0.7, 0.6).cdf).pvalue > 1e-3
