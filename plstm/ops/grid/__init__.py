@@ -30,8 +30,8 @@ FORMS = {
     "rank_one": {"row_transfer": matrix.row_transfer, "batch_minor": batch_minor.rank_one},
     "no_ru": {"single_path": matrix.single_path, "batch_minor": batch_minor.single_path},
 }
-# By backend, from results/benchmarks/tune-cpu.json: the fastest form of each structure, and by structure and head size (the
-# root of d_k d_v) the number of nodes from which chunkwise is faster; None: not up to the largest grid measured.
+# From results/benchmarks/tune-cpu.json: the fastest form of each structure; by structure and head size (the root of
+# d_k d_v) the number of nodes from which chunkwise is faster, None: not up to the largest grid measured.
 CPU_FORMS = {"general": "source_scan", "no_ru": "batch_minor", "rank_one": "batch_minor"}
 CPU_CHUNKWISE_FROM = {"general": {64: 1882}, "no_ru": {64: None}, "rank_one": {64: None}}
 TABLE = {"cpu": {"forms": CPU_FORMS, "chunkwise_from": CPU_CHUNKWISE_FROM}}

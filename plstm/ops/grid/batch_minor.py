@@ -138,7 +138,8 @@ _node = partial(lax.dynamic_index_in_dim, axis=0, keepdims=False)
 
 def _image_numbers(grid: tuple[int, int]) -> Array:
     """The number in image coordinates of every mirrored node: [4, N]."""
-    return jnp.stack(_mirror_nodes([jnp.arange(grid[0] * grid[1])] * 4, grid))
+    with jax.ensure_compile_time_eval():
+        return jnp.stack(_mirror_nodes([jnp.arange(grid[0] * grid[1])] * 4, grid))
 
 
 def _mirror_nodes(parts: list[Array], grid: tuple[int, int]) -> list[Array]:
