@@ -54,7 +54,7 @@ def test_structure_promises_hold(filled, mode):
 
     @jax.jit
     def both_forms(x):
-        gates = mixer.grid_gates(x)
+        gates = mixer.gates(x)
         return gating_matrix(gates, structure=structure), gating_matrix_oracle(gates)
 
     promised, general = both_forms(normal((2, *GRID, DIM)))
@@ -88,7 +88,7 @@ def test_gates_are_float32_under_bfloat16(filled, mode):
     mixer = filled(lambda: build(mode, jnp.bfloat16))
     x = jnp.asarray(normal((2, *GRID, DIM)), jnp.bfloat16)
     assert jax.eval_shape(mixer, x).dtype == jnp.bfloat16
-    gates, exact = jax.jit(mixer.grid_gates)(x), jax.jit(mixer.gates)(np.asarray(x, np.float32))
+    gates, exact = jax.jit(mixer.gates)(x), jax.jit(mixer.gates)(np.asarray(x, np.float32))
     for name, gate in gates._asdict().items():
         assert gate.dtype == jnp.float32
         np.testing.assert_allclose(gate, getattr(exact, name), atol=1e-6)
