@@ -51,7 +51,7 @@ def chunkwise(
 def _one_chunk(q, k, v, gates: GridGates, structure: str, block: int) -> Array:
     """q, k, v [B, Y, X, d], gates [B, 4, Y, X]; the lanes of what follows are B times directions."""
     batch, height, width, _ = q.shape
-    q, k, v = (jnp.stack(mirror([x] * 4, rows=(1,), columns=(2,)), axis=1) for x in (q, k, v))
+    q, k, v = (jnp.stack(mirror(jnp.stack([x] * 4), rows=(1,), columns=(2,)), axis=1) for x in (q, k, v))
     q, k, v = (_cut(x.reshape(4 * batch, *x.shape[2:]), block) for x in (q, k, v))  # [I, J, lanes, nodes, d]
     gates = (gate.reshape(4 * batch, height, width, 1) for gate in mirror_gates(gates))
     gates = GridGates(*(_cut(gate, block)[..., 0] for gate in gates))

@@ -59,7 +59,7 @@ def _sum_directions(gates: GridGates, inputs, empty: Array, structure: str, emit
     state_axes = (1,) * (empty.ndim - gates.s_r.ndim + 2)
     gates = (jnp.moveaxis(gate, (-2, -1), (0, 1)) for gate in mirror_gates(gates))
     gates = GridGates(*(gate.reshape(*gate.shape, *state_axes) for gate in gates))
-    inputs = jax.tree.map(lambda x: jnp.stack(mirror([x] * 4, rows=(0,), columns=(1,)), axis=-2), inputs)
+    inputs = jax.tree.map(lambda x: jnp.stack(mirror(jnp.stack([x] * 4), rows=(0,), columns=(1,)), axis=-2), inputs)
 
     def visit_node(left, node):
         g, up, inputs = node
