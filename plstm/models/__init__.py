@@ -14,7 +14,7 @@ from flax import nnx
 
 from plstm.models import flops
 from plstm.models.graph import GraphConfig, build_graph_model
-from plstm.models.vision import VisionConfig, build_vision_model
+from plstm.models.vision import VisionConfig, VisionModel
 
 
 class Family(NamedTuple):
@@ -33,7 +33,9 @@ class Family(NamedTuple):
 
 
 MODELS: dict[str, Family] = {
-    "vision": Family(VisionConfig, build_vision_model, "images", flops.forward_flops),
+    "vision": Family(
+        VisionConfig, lambda config, _, key: VisionModel(config, nnx.Rngs(key)), "images", flops.forward_flops
+    ),
     "graph": Family(GraphConfig, build_graph_model, "graphs"),
 }
 

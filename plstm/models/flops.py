@@ -13,22 +13,14 @@ GATING_PRODUCTS = {"P": 3, "D": 1}
 
 def forward_flops(config: VisionConfig, image_size: int | None = None) -> int:
     """Operations of one image's forward pass at `image_size` pixels a side (the training size unless given)."""
-    size = image_size or config.image_size
-    tokens = (size // config.patch_size) ** 2
-    embedding = tokens * config.patch_size**2 * config.channels * config.dim
-    pooled = config.dim * (4 if config.pooling == "corners" else 1)
+    tokens, dim = ((image_size or config.image_size) // config.patch_size) ** 2, config.dim
+    pooled = dim * (4 if config.pooling == "corners" else 1)
+    products = tokens * config.patch_size**2 * config.channels * dim + pooled * config.classes  # embedding and head
     tokens += config.pooling == "class_token"
-    groups = config.depth // len(config.modes)
-    blocks = groups * sum(_block_products(config, mode, tokens) for mode in config.modes)
-    return 2 * (embedding + blocks + pooled * config.classes)
-
-
-def _block_products(config: VisionConfig, mode: str, tokens: int) -> int:
-    dim, gates = config.dim, 4 * config.heads
-    linear = tokens * dim * dim * (4 + 2 * config.mlp_ratio)
-    mixing = 2 * tokens**2 * dim
-    if mode == "attention":
-        return linear + mixing
-    gate_inputs = 0 if config.stm_bias_only else tokens * dim * (3 if mode == "P" else 7)
-    orientation = tokens * dim * gates if mode == "P" else 0
-    return linear + mixing + gate_inputs + orientation + GATING_PRODUCTS[mode] * config.heads * tokens**2
+    for mode in config.modes:
+        block = tokens * dim * dim * (4 + 2 * config.mlp_ratio) + 2 * tokens**2 * dim  # linear maps, mixing
+        if mode != "attention":
+            inputs = (0 if config.stm_bias_only else 3 if mode == "P" else 7) + (4 * config.heads if mode == "P" else 0)
+            block += tokens * dim * inputs + GATING_PRODUCTS[mode] * config.heads * tokens**2
+        products += config.depth // len(config.modes) * block
+    return 2 * products

@@ -9,18 +9,12 @@ from plstm.models.vision import Block, VisionModel
 from plstm.nn.mixers import PLSTMMixer
 from plstm.ops.grid import gating_matrix
 
-MODE_NAMES = {"rank_one": "P"}  # of a mixer's structure of transitions; any other is D
-
-
-def _mode(block: Block) -> str:
-    return MODE_NAMES.get(block.mixer.gates.structure, "D")
-
 
 def _gate_means(block: Block, x: jax.Array) -> dict[str, jax.Array]:
     """The means of a block's gates on its input; transitions also by magnitude. Empty without gates."""
     if not isinstance(block.mixer, PLSTMMixer):
         return {}
-    gates = block.mixer.grid_gates(block.mixer_norm(x))._asdict()
+    gates = block.mixer.gates(block.mixer_norm(x))._asdict()
     means = {name: gate.mean() for name, gate in gates.items()}
     return means | {f"{name}_magnitude": jnp.abs(gate).mean() for name, gate in gates.items() if name.startswith("t_")}
 
@@ -31,9 +25,8 @@ def gate_statistics(model: VisionModel, images: jax.Array) -> dict[str, jax.Arra
     Returns {"gates/layer00_P/s_r": scalar, ...}; empty without gates. The blocks are scanned over, as in the model.
     """
     _, means = model.apply_blocks(model.embed(images), look=_gate_means)
-    modes = [_mode(block) if block_means else "" for block, block_means in zip(model.groups.blocks, means, strict=True)]
     return {
-        f"gates/layer{group * len(means) + n:02d}_{modes[n]}/{name}": values[group]
+        f"gates/layer{group * len(means) + n:02d}_{model.groups.blocks[n].mixer.gates.mode}/{name}": values[group]
         for n, block_means in enumerate(means)
         for name, values in block_means.items()
         for group in range(model.groups_count)
@@ -43,20 +36,14 @@ def gate_statistics(model: VisionModel, images: jax.Array) -> dict[str, jax.Arra
 def gating_patterns(model: VisionModel, image: jax.Array, source: tuple[int, int]) -> dict[str, tuple[int, jax.Array]]:
     """What the gating matrix of the first layer of each mode passes from one node to all others, for one image.
 
-    Args:
-        image: [height, width, channels], normalised.
-        source: the node's (row, column) on the grid of patches.
-
-    Returns:
-        {mode: (number of the layer from 0, [heads, Y, X])}; empty without gates.
+    image: [height, width, channels], normalised. source: the node's (row, column) on the grid of patches.
+    Returns {mode: (number of the layer from 0, [heads, Y, X])}; empty without gates.
     """
-    patterns = {}
-    x = model.embed(image[None])
-    first_group = itertools.islice(model.blocks(), len(model.groups.blocks))
-    for n, block in enumerate(first_group):
-        if isinstance(block.mixer, PLSTMMixer) and _mode(block) not in patterns:
-            gates = block.mixer.grid_gates(block.mixer_norm(x))
+    patterns, x = {}, model.embed(image[None])
+    for n, block in enumerate(itertools.islice(model.blocks(), len(model.groups.blocks))):
+        if isinstance(block.mixer, PLSTMMixer) and (mode := block.mixer.gates.mode) not in patterns:
+            gates = block.mixer.gates(block.mixer_norm(x))
             matrix = gating_matrix(gates, structure=block.mixer.gates.structure)
-            patterns[_mode(block)] = n, matrix[0, :, source[0], source[1]]
+            patterns[mode] = n, matrix[0, :, source[0], source[1]]
         x = block(x)
     return patterns

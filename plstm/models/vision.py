@@ -1,7 +1,7 @@
 """pLSTM-Vis and ViT on one backbone (arXiv 2506.11997, Appendix E.1): the mixer and the pooling are the difference."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,9 +76,7 @@ class VisionConfig:
         if self.depth % len(self.modes):
             raise UserError(f"model.depth={self.depth}: must be a multiple of the {len(self.modes)} model.modes")
         if self.image_size % self.patch_size:
-            raise UserError(
-                f"model.patch_size={self.patch_size}: does not divide model.image_size={self.image_size} (pixels)"
-            )
+            raise UserError(f"model.patch_size={self.patch_size}: does not divide model.image_size={self.image_size}")
         if self.method == "fused" and self.image_size // self.patch_size > WIDEST_FUSED:
             raise UserError(f"model.method=fused: takes at most {WIDEST_FUSED} patches a side; use auto")
         if self.dim % self.heads:
@@ -91,7 +89,8 @@ class Block(nnx.Module):
     """A pre-norm residual block: mixer, then MLP."""
 
     def __init__(self, config: VisionConfig, mode: str, rngs: nnx.Rngs):
-        dtype = DTYPES[config.dtype]
+        dtype, scaled = DTYPES[config.dtype], config.layer_scale is not None
+        deviation = math.sqrt(0.4 / (4 * config.heads)) if config.gate_init == "normal" else 0
         self.rate = config.drop_path
         self.mixer_norm = norm(config.norm, config.dim, rngs)
         if mode == "attention":
@@ -103,14 +102,13 @@ class Block(nnx.Module):
                 mode,
                 released=config.gates == "released",
                 bias_only=config.stm_bias_only,
-                gate_init=_gate_init(config),
+                gate_init=nnx.initializers.normal(deviation) if deviation else nnx.initializers.zeros,
                 method=config.method,
                 dtype=dtype,
                 rngs=rngs,
             )
         self.mlp_norm = norm(config.norm, config.dim, rngs)
         self.mlp = MLP(config.dim, config.mlp_ratio, dtype=dtype, rngs=rngs)
-        scaled = config.layer_scale is not None
         self.mixer_scale = LayerScale(config.dim, config.layer_scale) if scaled else None
         self.mlp_scale = LayerScale(config.dim, config.layer_scale) if scaled else None
 
@@ -127,6 +125,9 @@ class Block(nnx.Module):
         return x
 
 
+Look = Callable[[Block, jax.Array], Any]
+
+
 class BlockGroup(nnx.Module):
     """One block of each mode in turn; the unit that repeats over the depth."""
 
@@ -134,22 +135,14 @@ class BlockGroup(nnx.Module):
         self.blocks = nnx.List([Block(config, mode, rngs) for mode in config.modes])
         self.remat = config.remat
 
-    def __call__(
-        self, x: jax.Array, key: jax.Array | None, look: Callable[[Block, jax.Array], Any]
-    ) -> tuple[jax.Array, list[Any]]:
+    def __call__(self, x: jax.Array, key: jax.Array | None, look: Look) -> tuple[jax.Array, list[Any]]:
         """[batch, ..., dim] -> the same, and what `look(block, its input)` gave for each block."""
         looked = []
         for n, block in enumerate(self.blocks):
             looked.append(look(block, x))
             block_key = None if key is None else jax.random.fold_in(key, n)
-            x = _recomputed(block, x, block_key) if self.remat else block(x, block_key)
+            x = (nnx.remat(Block.__call__) if self.remat else Block.__call__)(block, x, block_key)
         return x, looked
-
-
-def _recomputed(block: Block, x: jax.Array, key: jax.Array | None) -> jax.Array:
-    """The block's output; its backward pass computes the block again."""
-    graphdef, state = nnx.split(block)
-    return jax.checkpoint(lambda state, x, key: nnx.merge(graphdef, state)(x, key))(state, x, key)
 
 
 class VisionModel(nnx.Module):
@@ -174,9 +167,8 @@ class VisionModel(nnx.Module):
         self.groups = make(jax.random.split(rngs.params(), self.groups_count))
         self.norm = norm(config.norm, config.dim, rngs)
         pooled = config.dim * (4 if config.pooling == "corners" else 1)
-        self.head = linear(
-            pooled, config.classes, dtype=jnp.float32, rngs=rngs, kernel_init=nnx.initializers.lecun_normal()
-        )
+        head_init = nnx.initializers.lecun_normal()
+        self.head = linear(pooled, config.classes, dtype=jnp.float32, rngs=rngs, kernel_init=head_init)
 
     def __call__(self, images: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
         """Normalised images [batch, height, width, channels] -> float32 logits [batch, classes].
@@ -188,16 +180,10 @@ class VisionModel(nnx.Module):
         return self.head(self.pool(x, (images.shape[1] // self.patch_size, images.shape[2] // self.patch_size)))
 
     def apply_blocks(
-        self,
-        x: jax.Array,
-        key: jax.Array | None = None,
-        look: Callable[[Block, jax.Array], Any] = lambda block, x: None,
+        self, x: jax.Array, key: jax.Array | None = None, look: Look = lambda block, x: None
     ) -> tuple[jax.Array, list[Any]]:
-        """All blocks on the tokens of `embed`.
-
-        Returns the tokens, and what `look(block, its input)` gave, a list with one entry for each block of a group and
-        the groups on axis 0 of its arrays.
-        """
+        """All blocks on the tokens of `embed`: the tokens, and what `look(block, its input)` gave, a list with one
+        entry for each block of a group and the groups on axis 0 of its arrays."""
         graphdef, stacked = nnx.split(self.groups)
 
         def apply_group(x, inputs):
@@ -213,7 +199,10 @@ class VisionModel(nnx.Module):
         """Images -> tokens: [batch, Y, X, dim] for pLSTM, [batch, tokens, dim] for attention, class token first."""
         x = self.embedding(images)
         if self.position is not None:
-            x = x + _resize_position(self.position[...], x.shape[1:3]).astype(x.dtype)
+            position = self.position[...]
+            if position.shape[:2] != x.shape[1:3]:
+                position = jax.image.resize(position, x.shape[1:], "bicubic")
+            x = x + position.astype(x.dtype)
         if self.flat:
             x = x.reshape(x.shape[0], -1, x.shape[-1])
         if self.class_token is not None:
@@ -237,20 +226,3 @@ class VisionModel(nnx.Module):
         graphdef, stacked = nnx.split(self.groups)
         for n in range(self.groups_count):
             yield from nnx.merge(graphdef, jax.tree.map(lambda leaf, n=n: leaf[n], stacked)).blocks
-
-
-def build_vision_model(config: VisionConfig, sizes: Mapping[str, int], key: int | jax.Array) -> VisionModel:
-    """See `plstm.models.Family`; the config has all sizes."""
-    return VisionModel(config, nnx.Rngs(key))
-
-
-def _gate_init(config: VisionConfig):
-    if config.gate_init == "zeros":
-        return nnx.initializers.zeros
-    return nnx.initializers.normal(math.sqrt(0.4 / (4 * config.heads)))
-
-
-def _resize_position(position: jax.Array, grid: tuple[int, int]) -> jax.Array:
-    if position.shape[:2] == grid:
-        return position
-    return jax.image.resize(position, (*grid, position.shape[-1]), "bicubic")

@@ -11,7 +11,7 @@ from flax import nnx
 from plstm.ops.grid import GridGates
 
 SOURCE_BIAS, MARK_BIAS, DIRECT_BIAS, TRANSITION_BIAS = -4.0, -4.0, -6.0, 1.0  # Table 2
-TRANSITION_SCALE, ORIENTATION_BIAS_RANGE = 5.0, 2.0
+TRANSITION_SCALE, ORIENTATION_BIASES = 5.0, (-2.0, 2.0)
 DIRECTIONS = 4
 HIGHEST = jax.lax.Precision.HIGHEST  # by default accelerators multiply float32 in fewer bits
 
@@ -44,8 +44,7 @@ class Orientation(nnx.Module):
     def __init__(self, dim: int, heads: int, *, weight_init, rngs: nnx.Rngs):
         self.heads = heads
         self.weight = nnx.Param(weight_init(rngs.params(), (dim, DIRECTIONS * heads), jnp.float32))
-        angles = jnp.linspace(-ORIENTATION_BIAS_RANGE, ORIENTATION_BIAS_RANGE, heads)
-        self.bias = nnx.Param(jnp.tile(angles, DIRECTIONS))
+        self.bias = nnx.Param(jnp.tile(jnp.linspace(*ORIENTATION_BIASES, heads), DIRECTIONS))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x float32 [..., Y, X, dim] -> alpha [..., heads, 4, Y, X]."""
@@ -61,7 +60,7 @@ class PModeGates(nnx.Module):
     t_r* = gamma alpha, t_d* = gamma (1 - alpha), s_r = alpha source, s_d = (1 - alpha) source; no path weighs above 1.
     """
 
-    structure = "rank_one"
+    mode, structure = "P", "rank_one"
 
     def __init__(self, dim: int, heads: int, *, released: bool, bias_only: bool, weight_init, rngs: nnx.Rngs):
         self.released = released
@@ -70,7 +69,8 @@ class PModeGates(nnx.Module):
         self.orientation = Orientation(dim, heads, weight_init=weight_init, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> GridGates:
-        """x float32 [..., Y, X, dim] -> gates, each [..., heads, 4, Y, X]."""
+        """x [..., Y, X, dim] -> gates, each float32 [..., heads, 4, Y, X]."""
+        x = x.astype(jnp.float32)
         source, transition, mark = self.gates(x)
         source, mark, gamma = jax.nn.sigmoid(source), jax.nn.sigmoid(mark), jnp.tanh(TRANSITION_SCALE * transition)
         alpha = self.orientation(x)
@@ -84,15 +84,15 @@ class PModeGates(nnx.Module):
 class DModeGates(nnx.Module):
     """Diffusive distribution: t_ru is zero everywhere, so that any two edges are joined by at most one path."""
 
-    structure = "no_ru"
+    mode, structure = "D", "no_ru"
 
     def __init__(self, dim: int, heads: int, *, bias_only: bool, weight_init, rngs: nnx.Rngs):
         biases = [SOURCE_BIAS] * 2 + [TRANSITION_BIAS] * 3 + [MARK_BIAS] * 2
         self.gates = GroupedGates(dim, heads, biases, bias_only=bias_only, weight_init=weight_init, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> GridGates:
-        """x float32 [..., Y, X, dim] -> gates, each [..., heads, 4, Y, X]."""
-        pre = self.gates(x)
+        """x [..., Y, X, dim] -> gates, each float32 [..., heads, 4, Y, X]."""
+        pre = self.gates(x.astype(jnp.float32))
         s_r, s_d, m_l, m_u = jax.nn.sigmoid(pre[jnp.array([0, 1, 5, 6])])
         t_rl, t_dl, t_du = jnp.tanh(TRANSITION_SCALE * pre[2:5])
         return GridGates(s_r, s_d, t_rl, jnp.zeros_like(t_rl), t_dl, t_du, m_l, m_u)

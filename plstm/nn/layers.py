@@ -75,8 +75,7 @@ class MLP(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., dim] -> [..., dim]."""
-        activate = jax.nn.gelu if self.approximate else exact_gelu
-        return self.down(activate(self.up(x)))
+        return self.down((jax.nn.gelu if self.approximate else exact_gelu)(self.up(x)))
 
 
 class LayerScale(nnx.Module):
@@ -91,10 +90,8 @@ class LayerScale(nnx.Module):
 
 
 def drop_path(branch: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Stochastic depth: each sample (axis 0) keeps its branch, divided by 1 - rate, with probability 1 - rate.
-
-    Without a key (evaluation) or at rate 0 nothing is dropped.
-    """
+    """Stochastic depth: each sample (axis 0) keeps its branch, divided by 1 - rate, with probability 1 - rate; all do
+    without a key (evaluation)."""
     if key is None or rate == 0.0:
         return branch
     keep = jax.random.bernoulli(key, 1 - rate, (branch.shape[0],) + (1,) * (branch.ndim - 1))

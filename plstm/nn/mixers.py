@@ -8,7 +8,7 @@ from flax import nnx
 
 from plstm.nn.gates import DIRECT_BIAS, DModeGates, PModeGates
 from plstm.nn.layers import head_norm, linear
-from plstm.ops.grid import GridGates, plstm2d
+from plstm.ops.grid import plstm2d
 
 
 class QueryKeyValue(nnx.Module):
@@ -41,12 +41,8 @@ class PLSTMMixer(nnx.Module):
         """[batch, Y, X, dim] -> [batch, Y, X, dim]."""
         q, k, v = (jnp.moveaxis(tensor, -2, 1) for tensor in self.qkv(x))
         direct = jnp.broadcast_to(jax.nn.sigmoid(self.direct_bias[...])[:, None, None], q.shape[:-1])
-        hidden = plstm2d(q, k, v, self.grid_gates(x), direct, method=self.method, structure=self.gates.structure)
+        hidden = plstm2d(q, k, v, self.gates(x), direct, method=self.method, structure=self.gates.structure)
         return self.out(head_norm(jnp.moveaxis(hidden, 1, -2)) * self.norm_scale[...])
-
-    def grid_gates(self, x: jax.Array) -> GridGates:
-        """The gates of x [batch, Y, X, dim], each float32 [batch, heads, 4, Y, X]."""
-        return self.gates(x.astype(jnp.float32))
 
 
 class AttentionMixer(nnx.Module):

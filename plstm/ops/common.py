@@ -1,7 +1,12 @@
 """What the operators share: checks of their arguments, the gates' dtype, attention with a gating matrix."""
 
+import functools
+
 import jax.numpy as jnp
 from jax import Array, lax
+
+# In full precision: the default of GPUs and TPUs would round gates to fewer bits.
+product = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
 def gate_dtype(gates):
@@ -22,11 +27,6 @@ def attend(q: Array, k: Array, v: Array, gating: Array, scale: float) -> Array:
 def direct_term(q: Array, k: Array, v: Array, direct: Array, scale: float) -> Array:
     """What each node receives from itself: direct [...] times the scaled similarity of its q and k, times its v."""
     return (scale * direct * (q.astype(direct.dtype) * k).sum(-1))[..., None] * v
-
-
-def product(equation: str, a: Array, b: Array) -> Array:
-    """An einsum in full precision: the default of GPUs and TPUs would round gates to fewer bits."""
-    return jnp.einsum(equation, a, b, precision=lax.Precision.HIGHEST)
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -8,8 +8,6 @@ from jax import Array
 
 from plstm.ops.common import attend, check_choice, check_inputs, check_shape, direct_term, gate_dtype
 
-METHODS = ("auto", "parallel", "recurrent")
-
 
 class SequenceGates(NamedTuple):
     """The gates of the nodes of a sequence, each [..., T]."""
@@ -20,9 +18,8 @@ class SequenceGates(NamedTuple):
 
 
 def segment_products(transition: Array) -> Array:
-    """The products of the transitions [..., T] strictly between two nodes.
+    """L [..., T, T] of transitions [..., T]: L[a, b] = prod_{a < u < b} transition[u] for b > a, else 0.
 
-    Returns L [..., T, T] with L[a, b] = prod_{a < u < b} transition[u] for b > a (an empty product is 1), else 0.
     Products are multiplied out, not taken from logarithms or quotients of prefix products, so zero and negative
     transitions are exact and every gradient is finite.
     """
@@ -34,10 +31,9 @@ def segment_products(transition: Array) -> Array:
 
 
 def gating_matrix_1d(gates: SequenceGates) -> Array:
-    """The gating matrix of a sequence, which the recursion of Equations 25-28 builds level by level.
+    """G [..., T, T], source node, then target, which the recursion of Equations 25-28 builds level by level.
 
-    Returns G [..., T, T], source node, then target: G[a, b] = source[a] prod_{a < u < b} transition[u] mark[b] for
-    b > a, else 0; no direct term.
+    G[a, b] = source[a] prod_{a < u < b} transition[u] mark[b] for b > a, else 0; no direct term.
     """
     return gates.source[..., :, None] * segment_products(gates.transition) * gates.mark[..., None, :]
 
@@ -55,30 +51,22 @@ def plstm1d(q: Array, k: Array, v: Array, gates: SequenceGates, direct: Array, *
     the one that keeps the smaller of the two for the backward pass: parallel where T <= d_k d_v.
     Raises ValueError where shapes disagree or the method is unknown.
     """
-    check_choice("method", method, METHODS)
+    check_choice("method", method, ("auto", "parallel", "recurrent"))
     check_inputs(q, k, v, direct, "T")
     for name, gate in gates._asdict().items():
         check_shape(name, gate, "[..., T]", q.shape[:-1])
-    if method == "auto":
-        method = "parallel" if q.shape[-2] <= q.shape[-1] * v.shape[-1] else "recurrent"
-    dtype, scale = gate_dtype(gates), q.shape[-1] ** -0.5
+    dtype, scale, small = gate_dtype(gates), q.shape[-1] ** -0.5, q.shape[-2] <= q.shape[-1] * v.shape[-1]
     gates, direct = jax.tree.map(lambda gate: gate.astype(dtype), (gates, direct))
-    if method == "parallel":
+    if method == "parallel" or (method == "auto" and small):
         gating = gating_matrix_1d(gates).swapaxes(-1, -2) + direct[..., None] * jnp.eye(q.shape[-2], dtype=dtype)
         return attend(q, k, v, gating, scale).astype(v.dtype)
-    return (_recurrent(scale * q.astype(dtype), k, v, gates) + direct_term(q, k, v, direct, scale)).astype(v.dtype)
-
-
-def _recurrent(q, k, v, gates: SequenceGates) -> Array:
-    dtype = q.dtype
 
     def step(cell, inputs):
         q, k, v, source, transition, mark = inputs
         hidden = jnp.einsum("...k,...kv->...v", q, mark * cell)
         return transition * cell + source * k[..., :, None] * v[..., None, :], hidden
 
-    nodes = [jnp.moveaxis(tensor.astype(dtype), -2, 0) for tensor in (q, k, v)]
+    nodes = [jnp.moveaxis(tensor.astype(dtype), -2, 0) for tensor in (scale * q.astype(dtype), k, v)]
     nodes += [jnp.moveaxis(gate, -1, 0)[..., None, None] for gate in gates]
-    cell = jnp.zeros((*v.shape[:-2], k.shape[-1], v.shape[-1]), dtype)
-    _, hidden = jax.lax.scan(step, cell, nodes)
-    return jnp.moveaxis(hidden, 0, -2)
+    _, hidden = jax.lax.scan(step, jnp.zeros((*v.shape[:-2], k.shape[-1], v.shape[-1]), dtype), nodes)
+    return (jnp.moveaxis(hidden, 0, -2) + direct_term(q, k, v, direct, scale)).astype(v.dtype)

@@ -90,7 +90,7 @@ def forms_of(structure: str) -> dict[str, Callable]:
 
 
 def measure_forms(options: Any) -> Iterator[Row]:
-    """The operator in every form by structure, batch and grid: what plstm/ops/tuned.py chooses by."""
+    """The operator in every form by structure, batch and grid: what `plstm.ops.grid.TABLE` is written from."""
     for structure, batch, grid in itertools.product(options.structures, options.batches, options.grids):
         arguments = draw_operator_inputs(structure, grid, batch)
         found = compare_operators(forms_of(structure), arguments, options.repeats)

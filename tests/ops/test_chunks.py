@@ -13,6 +13,8 @@ from plstm.ops.grid.chunks import chunked_map, num_chunks
 from plstm.ops.grid.oracle import plstm2d_oracle
 from scripts.benchmarks.operators import draw_operator_inputs
 
+from .comparing import assert_close, outputs_and_gradients
+
 
 @functools.cache
 def in_chunks(structure, form, number):
@@ -26,7 +28,7 @@ def in_chunks(structure, form, number):
 @pytest.mark.parametrize(
     ("structure", "form"), [("rank_one", "batch_minor"), ("no_ru", "batch_minor"), ("general", "row_transfer")]
 )
-def test_the_numbers_of_the_recurrence(x64, outputs_and_gradients, assert_close, structure, form, number):
+def test_the_numbers_of_the_recurrence(x64, structure, form, number):
     inputs = draw_operator_inputs(structure, grid=4, batch=1, heads=7, dim=5)
     *values, cotangent = jax.tree.map(lambda tensor: jnp.asarray(tensor, jnp.float64), inputs)
     arguments = dict(zip(("q", "k", "v", "gates", "direct"), values, strict=True))

@@ -13,7 +13,8 @@ from plstm.ops import grid
 from plstm.ops.grid import GridGates, plstm2d
 from plstm.ops.grid.fused import fused
 
-from .test_grid import EXTREMES, STRUCTURE, assemble, check_bfloat16, check_extreme, draw, fast, oracle
+from .comparing import check, check_bfloat16
+from .test_grid import EXTREMES, STRUCTURE, assemble, draw, draw_extreme, fast, oracle
 
 
 @functools.cache
@@ -24,33 +25,27 @@ def kernels(structure, **options):
     return operator
 
 
-FAST = [((1, 4), "p_printed"), ((5, 2), "d_mode"), ((2, 1, 3, 5), "general")]
-SLOW = [((1, 1), "general"), ((2, 1, 3, 5), "p_released"), ((17, 3), "general"), ((17, 3), "d_mode")]
+FAST = [((1, 4), "p_printed", 16), ((5, 2), "d_mode", 16), ((2, 1, 3, 5), "general", 16)]
+SLOW = [((1, 1), "general", 16), ((2, 1, 3, 5), "p_released", 16), ((17, 3), "general", 16), ((17, 3), "d_mode", 16)]
+SLOW += [((3, 18), "p_printed", None)]
 
 
-@pytest.mark.parametrize(("shape", "kind"), [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)])
-def test_values_and_gradients_in_float64(x64, outputs_and_gradients, assert_close, shape, kind):
-    arguments, cotangent = draw(shape, kind)
-    found = outputs_and_gradients(kernels(STRUCTURE[kind], block=16), arguments, cotangent)
-    assert_close(found, outputs_and_gradients(oracle, arguments, cotangent), 1e-10)
-
-
-@pytest.mark.slow
-def test_wide_rows_in_large_blocks(x64, outputs_and_gradients, assert_close):
-    arguments, cotangent = draw((3, 18), "p_printed")
-    found = outputs_and_gradients(kernels("rank_one"), arguments, cotangent)
-    assert_close(found, outputs_and_gradients(oracle, arguments, cotangent), 1e-10)
+@pytest.mark.parametrize(
+    ("shape", "kind", "block"), [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+)
+def test_values_and_gradients_in_float64(x64, shape, kind, block):
+    check(kernels(STRUCTURE[kind], block=block), oracle, *draw(shape, kind), 1e-10)
 
 
 @pytest.mark.parametrize("extreme", list(EXTREMES))
 @pytest.mark.parametrize("kind", ["general", pytest.param("d_mode", marks=pytest.mark.slow)])
-def test_gradients_are_finite_at_extreme_gates(outputs_and_gradients, assert_close, kind, extreme):
-    check_extreme(kernels(STRUCTURE[kind], block=16), (12, 4), kind, extreme, outputs_and_gradients, assert_close)
+def test_gradients_are_finite_at_extreme_gates(kind, extreme):
+    check(kernels(STRUCTURE[kind], block=16), oracle, *draw_extreme((12, 4), kind, extreme), 1e-4)
 
 
 @pytest.mark.parametrize("kind", ["d_mode", pytest.param("p_released", marks=pytest.mark.slow)])
-def test_bfloat16_inputs_with_float32_gates(outputs_and_gradients, assert_close, kind):
-    check_bfloat16(kernels(STRUCTURE[kind]), (2, 5, 4), kind, outputs_and_gradients, assert_close)
+def test_bfloat16_inputs_with_float32_gates(kind):
+    check_bfloat16(kernels(STRUCTURE[kind]), oracle, *draw((2, 5, 4), kind, jnp.float32), 3e-2)
 
 
 def step(structure, q, k, v, gates, direct, cotangent):

@@ -1,6 +1,7 @@
 """The fast forms of the 2-D operator against the recurrence of Equations 1 and 2: values and every gradient."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +13,11 @@ from plstm.ops.grid import GridGates, gating_matrix, plstm2d
 from plstm.ops.grid.chunkwise import chunkwise
 from plstm.ops.grid.oracle import gating_matrix_oracle, plstm2d_oracle
 
-WIDE = [(8, 1, 1), (8, 1, 7), (8, 7, 1), (2, 4, 5, 4)]
+from .comparing import assert_close, check, check_bfloat16, draw_transition, outputs_and_gradients
+
 METHODS = ["parallel", "chunkwise"]  # "recurrent" is the oracle itself
 STRUCTURE = {"general": "general", "d_mode": "no_ru", "p_printed": "rank_one", "p_released": "rank_one"}
-SPECIAL_TRANSITIONS = [0.0, 1.0, -1.0, 1.3]
-
-
-def draw_transition(rng, shape):
-    special = rng.choice(SPECIAL_TRANSITIONS, size=shape)
-    return np.where(rng.random(shape) < 0.4, special, rng.uniform(-0.6, 0.6, shape))
+transitions = functools.partial(draw_transition, largest=0.6)
 
 
 def draw_gates(rng, kind, shape):
@@ -28,9 +25,9 @@ def draw_gates(rng, kind, shape):
     if kind in ("general", "d_mode"):
         free = {name: rng.uniform(-1, 1, shape) for name in ("s_r", "s_d", "m_l", "m_u")}
         names = ("t_rl", "t_dl", "t_du") if kind == "d_mode" else ("t_rl", "t_ru", "t_dl", "t_du")
-        return free | {name: draw_transition(rng, shape) for name in names}
+        return free | {name: transitions(rng, shape) for name in names}
     alpha = np.where(rng.random(shape) < 0.2, rng.choice([0.0, 1.0], shape), rng.random(shape))
-    gamma, source = draw_transition(rng, shape), rng.random(shape)
+    gamma, source = transitions(rng, shape), rng.random(shape)
     free = {"s_r": alpha * source, "t_r": gamma * alpha, "m": rng.random(shape)}
     if kind == "p_printed":  # Equation 5
         return free | {"s_d": (1 - alpha) * source, "t_d": gamma * (1 - alpha)}
@@ -69,88 +66,54 @@ def fast(method, structure):
     return operator
 
 
-SHAPES = [(1, 1), (1, 7), (7, 1), (2, 3, 5, 4), (2, 12, 12), (2, 14, 14)]
+def cases():
+    """(method, kind, promised structure, shape, bits). 12 x 12 in float64 and most of chunkwise, which compiles for
+    seconds, are slow tests."""
+    for method, shape in itertools.product(["auto", *METHODS], [(1, 1), (1, 7), (7, 1), (2, 3, 5, 4), (2, 14, 14)]):
+        slow = method == "chunkwise" and shape not in [(1, 7), (2, 3, 5, 4)]
+        yield pytest.param(method, "general", "general", shape, 64, marks=[pytest.mark.slow] * slow)
+    for kind in list(STRUCTURE)[1:]:
+        for shape in [(8, 1, 1), (8, 1, 7), (8, 7, 1), (2, 4, 5, 4)]:
+            yield "auto", kind, STRUCTURE[kind], shape, 64
+        for method in ["auto", "recurrent", *METHODS]:
+            yield method, kind, STRUCTURE[kind], (2, 5, 4), 64
+    for kind, method in itertools.product(STRUCTURE, ["auto", *METHODS]):
+        yield method, kind, STRUCTURE[kind], (8 if method == "auto" else 2, 12, 12), 32
+        if kind == "general" or method != "auto":
+            yield pytest.param(method, kind, STRUCTURE[kind], (2, 12, 12), 64, marks=pytest.mark.slow)
+        if kind != "general" and method != "auto":  # no promise is needed
+            yield method, kind, "general", (2, 3, 5, 4), 64
 
 
-def is_slow(method, shape):
-    """12 x 12 is checked in float32 by default, and chunkwise, which compiles for seconds, on two shapes."""
-    return shape == (2, 12, 12) or (method == "chunkwise" and shape not in [(1, 7), (2, 3, 5, 4)])
-
-
-@pytest.mark.parametrize(
-    ("method", "shape"),
-    [
-        pytest.param(method, shape, marks=[pytest.mark.slow] * is_slow(method, shape))
-        for method in ["auto", *METHODS]
-        for shape in SHAPES
-    ],
-)
-def test_any_transition_in_float64(x64, outputs_and_gradients, assert_close, method, shape):
-    arguments, cotangent = draw(shape)
-    expected = outputs_and_gradients(oracle, arguments, cotangent)
-    assert_close(outputs_and_gradients(fast(method, "general"), arguments, cotangent), expected, 1e-10)
-
-
-@pytest.mark.parametrize(
-    ("method", "shape"),
-    [*(("auto", shape) for shape in WIDE)]
-    + [pytest.param(method, (2, 5, 4), id=f"{method}-5x4") for method in ["auto", "recurrent", *METHODS]]
-    + [pytest.param(method, (2, 12, 12), marks=pytest.mark.slow) for method in METHODS],
-)
-@pytest.mark.parametrize("kind", ["d_mode", "p_printed", "p_released"])
-def test_promised_structure_in_float64(x64, outputs_and_gradients, assert_close, method, kind, shape):
-    arguments, cotangent = draw(shape, kind)
-    expected = outputs_and_gradients(oracle, arguments, cotangent)
-    assert_close(outputs_and_gradients(fast(method, STRUCTURE[kind]), arguments, cotangent), expected, 1e-10)
-
-
-@pytest.mark.parametrize("kind", ["d_mode", "p_printed", "p_released"])
-@pytest.mark.parametrize("method", METHODS)
-def test_no_promise_is_needed_in_float64(x64, outputs_and_gradients, assert_close, method, kind):
-    arguments, cotangent = draw((2, 3, 5, 4), kind)
-    arguments["free"] = assemble(arguments["free"])._asdict()
-    expected = outputs_and_gradients(oracle, arguments, cotangent)
-    assert_close(outputs_and_gradients(fast(method, "general"), arguments, cotangent), expected, 1e-10)
+@pytest.mark.parametrize(("method", "kind", "structure", "shape", "bits"), cases())
+def test_values_and_gradients(method, kind, structure, shape, bits):
+    with jax.enable_x64(bits == 64):
+        arguments, cotangent = draw(shape, kind, f"float{bits}")
+        if structure != STRUCTURE[kind]:
+            arguments["free"] = assemble(arguments["free"])._asdict()
+        check(fast(method, structure), oracle, arguments, cotangent, {64: 1e-10, 32: 2e-5}[bits])
 
 
 @pytest.mark.parametrize(("kind", "form"), [(kind, form) for kind, s in STRUCTURE.items() for form in grid.FORMS[s]])
-def test_gating_matrix(x64, assert_close, kind, form):
+def test_gating_matrix(x64, kind, form):
     gates = assemble(draw((2, 5, 4), kind)[0]["free"])
     matrix = jax.jit(functools.partial(gating_matrix, structure=STRUCTURE[kind], form=form))(gates)
     assert matrix.shape == (2, 5, 4, 5, 4)
     assert_close(matrix, jax.jit(gating_matrix_oracle)(gates), 1e-12)
 
 
-@pytest.mark.parametrize("kind", list(STRUCTURE))
-@pytest.mark.parametrize("method", ["auto", *METHODS])
-def test_float32(outputs_and_gradients, assert_close, method, kind):
-    arguments, cotangent = draw((8 if method == "auto" else 2, 12, 12), kind, jnp.float32)
-    expected = outputs_and_gradients(oracle, arguments, cotangent)
-    assert_close(outputs_and_gradients(fast(method, STRUCTURE[kind]), arguments, cotangent), expected, 2e-5)
-
-
 @pytest.mark.parametrize(
     ("method", "kind"), [*((method, "p_printed") for method in ["auto", "recurrent", *METHODS]), ("auto", "d_mode")]
 )
-def test_bfloat16_inputs_with_float32_gates(outputs_and_gradients, assert_close, method, kind):
+def test_bfloat16_inputs_with_float32_gates(method, kind):
     shape = (8 if method == "auto" else 2, 12, 12)
-    check_bfloat16(fast(method, STRUCTURE[kind]), shape, kind, outputs_and_gradients, assert_close)
-
-
-def check_bfloat16(operator, shape, kind, outputs_and_gradients, assert_close):
-    arguments, cotangent = draw(shape, kind, jnp.float32)
-    half = arguments | {name: arguments[name].astype(jnp.bfloat16) for name in "qkv"}
-    actual = outputs_and_gradients(operator, half, cotangent)
-    assert actual["output"].dtype == actual["gradients"]["k"].dtype == jnp.bfloat16
-    assert {gate.dtype for gate in actual["gradients"]["free"].values()} == {jnp.dtype("float32")}
-    rounded = arguments | {name: half[name].astype(jnp.float32) for name in "qkv"}
-    assert_close(actual, outputs_and_gradients(oracle, rounded, cotangent), 3e-2)
+    check_bfloat16(fast(method, STRUCTURE[kind]), oracle, *draw(shape, kind, jnp.float32), 3e-2)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", list(STRUCTURE))
 @pytest.mark.parametrize("method", grid.METHODS)
-def test_values_and_gradients_on_a_gpu_or_tpu(outputs_and_gradients, assert_close, method, kind):
+def test_values_and_gradients_on_a_gpu_or_tpu(method, kind):
     """Whose products are rounded unless told otherwise."""
     assert jax.default_backend() != "cpu"
     if method == "fused" and jax.default_backend() != "gpu":
@@ -161,14 +124,11 @@ def test_values_and_gradients_on_a_gpu_or_tpu(outputs_and_gradients, assert_clos
         assert_close(outputs_and_gradients(fast(method, STRUCTURE[kind]), arguments, cotangent), expected, 1e-4)
 
 
-def test_chunkwise_by_chunks_and_other_blocks(x64, outputs_and_gradients, assert_close):
-    arguments, cotangent = draw((3, 2, 3, 5), "d_mode")
-
+def test_chunkwise_by_chunks_and_other_blocks(x64):
     def by_chunks(q, k, v, free, direct):
         return chunkwise(q, k, v, assemble(free), direct, "no_ru", block=2, chunks=2)
 
-    expected = outputs_and_gradients(oracle, arguments, cotangent)
-    assert_close(outputs_and_gradients(by_chunks, arguments, cotangent), expected, 1e-10)
+    check(by_chunks, oracle, *draw((3, 2, 3, 5), "d_mode"), 1e-10)
 
 
 EXTREMES = {
@@ -183,18 +143,16 @@ EXTREMES = {
 @pytest.mark.parametrize("extreme", list(EXTREMES))
 @pytest.mark.parametrize("kind", ["general", "d_mode", "p_printed"])
 @pytest.mark.parametrize("method", ["auto", *METHODS])
-def test_gradients_are_finite_at_extreme_gates(outputs_and_gradients, assert_close, method, kind, extreme):
+def test_gradients_are_finite_at_extreme_gates(method, kind, extreme):
     shape = (8 if method == "auto" else 2, 12, 12)
-    check_extreme(fast(method, STRUCTURE[kind]), shape, kind, extreme, outputs_and_gradients, assert_close)
+    check(fast(method, STRUCTURE[kind]), oracle, *draw_extreme(shape, kind, extreme), 1e-4)
 
 
-def check_extreme(operator, shape, kind, extreme, outputs_and_gradients, assert_close):
+def draw_extreme(shape, kind, extreme):
     arguments, cotangent = draw(shape, kind, jnp.float32)
     level = {name[0]: value for name, value in EXTREMES[extreme].items()}  # s, t, m
     arguments["free"] = {name: jnp.full_like(gate, level[name[0]]) for name, gate in arguments["free"].items()}
-    actual = outputs_and_gradients(operator, arguments, cotangent)
-    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(actual))
-    assert_close(actual, outputs_and_gradients(oracle, arguments, cotangent), 1e-4)
+    return arguments, cotangent
 
 
 @pytest.mark.parametrize(
@@ -205,14 +163,16 @@ def check_extreme(operator, shape, kind, extreme, outputs_and_gradients, assert_
         ({"direct": (2, 5, 5)}, r"direct.*\(2, 5, 5\)"),
         ({"t_du": (2, 5, 4)}, r"t_du.*\(2, 5, 4\)"),
         ({"s_r": (2, 4, 4, 5)}, r"s_r.*\(2, 4, 4, 5\)"),
+        ({"method": "quick"}, "method.*'quick'"),
+        ({"structure": "quick"}, "structure.*'quick'"),
     ],
 )
-def test_wrong_shapes_are_named(change, message):
+def test_wrong_arguments_are_named(change, message):
     arguments, _ = draw((2, 5, 4), dtype=jnp.float32)
     gates = assemble(arguments.pop("free"))
-    changed = {name: jnp.zeros(shape) for name, shape in change.items()}
-    gates = gates._replace(**{name: array for name, array in changed.items() if name in gates._fields})
-    arguments |= {name: array for name, array in changed.items() if name in arguments}
+    changed = {name: value if isinstance(value, str) else jnp.zeros(value) for name, value in change.items()}
+    gates = gates._replace(**{name: changed.pop(name) for name in change if name in gates._fields})
+    arguments |= changed
     with pytest.raises(ValueError, match=message):
         plstm2d(**arguments, gates=gates)
 
@@ -224,14 +184,6 @@ def test_forms_that_a_structure_does_not_have_are_named(form, structure):
     gates = assemble(draw((2, 5, 4), dtype=jnp.float32)[0]["free"])
     with pytest.raises(ValueError, match=f'{form}.*structure="{structure}".*auto, {next(iter(grid.FORMS[structure]))}'):
         gating_matrix(gates, structure=structure, form=form)
-
-
-@pytest.mark.parametrize("option", ["method", "structure"])
-def test_unknown_options_are_named(option):
-    arguments, _ = draw((1, 1), dtype=jnp.float32)
-    gates = assemble(arguments.pop("free"))
-    with pytest.raises(ValueError, match=f"{option}.*'quick'"):
-        plstm2d(**arguments, gates=gates, **{option: "quick"})
 
 
 def test_auto_is_chunkwise_from_the_measured_size_on_and_where_the_matrix_would_be_huge(monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from plstm.ops.grid import GridGates, gating_matrix, plstm2d
-from plstm.ops.sequence import SequenceGates, plstm1d, segment_products
+from plstm.ops.sequence import SequenceGates, plstm1d
 
 gating_matrix = functools.partial(jax.jit, static_argnames=("structure", "form"))(gating_matrix)
 RIGHT_DOWN, LEFT_DOWN, RIGHT_UP, LEFT_UP = range(4)
@@ -41,22 +41,6 @@ def test_a_pair_in_different_rows_and_columns_is_reached_by_exactly_one_directio
     y, x, target_y, target_x = np.indices(reached.shape)
     same_row, same_column = y == target_y, x == target_x
     np.testing.assert_array_equal(reached, np.where(same_row & same_column, 0, np.where(same_row | same_column, 2, 1)))
-
-
-@pytest.mark.parametrize("form", ["row_transfer", "source_scan"])
-def test_open_gates_count_paths(x64, form):
-    """Equation 35: the number of paths is a binomial coefficient."""
-    counts = gating_matrix(constant_gates(9, 10), form=form)[0, 0]
-    np.testing.assert_array_equal(counts, [[comb(x + y, x) if x + y else 0 for x in range(10)] for y in range(9)])
-
-
-def test_d_mode_at_criticality_reaches_everything_to_the_lower_right_once(x64):
-    """Section 3.3.1: a pair is connected by a single path, so nothing grows and nothing decays."""
-    y, x, target_y, target_x = np.indices((5, 6, 5, 6))
-    lower_right = (target_y >= y) & (target_x >= x) & ((target_y > y) | (target_x > x))
-    gates = constant_gates(5, 6, t_ru=0.0)
-    np.testing.assert_array_equal(gating_matrix(gates, structure="no_ru"), lower_right.astype(float))
-    np.testing.assert_array_equal(gating_matrix(gates), lower_right.astype(float))
 
 
 def test_p_mode_at_a_constant_angle_is_binomial(x64):
@@ -116,15 +100,6 @@ def test_column_sums_up_to_one_bound_the_signal(x64, form):
     assert largest_total(normalised._replace(**transitions, **sources)) > 10  # the bound needs its premise
 
 
-def test_mirroring_the_image_swaps_the_directions(x64):
-    gates = draw_gates(4, 5)
-    matrix = gating_matrix(gates)
-    left_right, up_down = [LEFT_DOWN, RIGHT_DOWN, LEFT_UP, RIGHT_UP], [RIGHT_UP, LEFT_UP, RIGHT_DOWN, LEFT_DOWN]
-    for axis, swapped in ((-1, left_right), (-2, up_down)):
-        mirrored = GridGates(*(jnp.flip(gate[jnp.array(swapped)], axis) for gate in gates))
-        np.testing.assert_allclose(gating_matrix(mirrored), jnp.flip(matrix, (axis, axis - 2)), rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("method", ["auto", "parallel", "recurrent"])
 @pytest.mark.parametrize("line", ["row", "column"])
 def test_a_single_row_or_column_is_a_sequence_run_both_ways(x64, method, line):
@@ -147,20 +122,3 @@ def test_a_single_row_or_column_is_a_sequence_run_both_ways(x64, method, line):
     on_grid = {name: tensor.reshape(*shape, 3) for name, tensor in arguments.items()}
     actual = plstm2d(**on_grid, gates=gates, direct=direct.reshape(shape), method=method)
     np.testing.assert_allclose(actual.reshape(6, 3), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_rows_factor_into_transfer_matrices(x64):
-    """A grid is a sequence of rows and a row is a 1-D pLSTM: G[y', y] = S_y' P_{y'+1} ... P_{y-1} M_y for y' < y."""
-    gates = draw_gates(4, 5)
-    gates = gates._replace(**{name: getattr(gates, name).at[1:].set(0) for name in ("s_r", "s_d")})  # right-down alone
-    matrix = gating_matrix(gates)
-    rows = [GridGates(*(np.diag(gate[RIGHT_DOWN, y]) for gate in gates)) for y in range(4)]
-    along = np.asarray(segment_products(gates.t_rl[RIGHT_DOWN]))
-    same = functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
-    for y, source in enumerate(rows):
-        same(matrix[y, :, :y], 0)
-        same(matrix[y, :, y], source.s_r @ along[y] @ source.m_l)
-        edges = source.s_d + source.s_r @ along[y] @ source.t_dl
-        for target_y, row in list(enumerate(rows))[y + 1 :]:
-            same(matrix[y, :, target_y], edges @ (row.m_u + row.t_ru @ along[target_y] @ row.m_l))
-            edges = edges @ (row.t_du + row.t_ru @ along[target_y] @ row.t_dl)

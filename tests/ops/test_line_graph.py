@@ -5,13 +5,7 @@ import pytest
 
 from plstm.ops.dag import Dag, pack
 
-
-def draw_dag(nodes: int, share: float, seed: int = 0) -> Dag:
-    """A random DAG whose node numbers are not its order; each possible edge is there with probability `share`."""
-    rng = np.random.default_rng(seed)
-    name = rng.permutation(nodes)
-    pairs = [(name[i], name[j]) for i in range(nodes) for j in range(i + 1, nodes) if rng.random() < share]
-    return Dag.from_edges(nodes, rng.permutation(pairs) if pairs else [])
+from .comparing import draw_dag
 
 
 def line_adjacency(dag: Dag, keep=slice(None)) -> np.ndarray:

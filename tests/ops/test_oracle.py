@@ -63,10 +63,3 @@ def test_operator_is_the_gated_sum_over_nodes(x64):
     expected = (gating * similarity).T @ v.reshape(12, 2)
     actual = plstm2d_oracle(*map(jnp.asarray, (q, k, v)), gates, jnp.asarray(direct))
     np.testing.assert_allclose(actual.reshape(12, 2), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_leading_axes_are_independent(x64):
-    single = [draw_gates(2, 3, seed) for seed in range(6)]
-    stacked = GridGates(*(jnp.stack(gates).reshape(2, 3, 4, 2, 3) for gates in zip(*single, strict=True)))
-    expected = np.stack([gating_matrix_by_paths(gates) for gates in single]).reshape(2, 3, 2, 3, 2, 3)
-    np.testing.assert_allclose(gating_matrix_oracle(stacked), expected, rtol=1e-12, atol=1e-12)

@@ -15,14 +15,23 @@ import jax
 import numpy as np
 
 MAX_STEP_WIDTH = 64  # line edges that one step of a level scan handles
-FORWARD = ("tail", "line_from", "level", "multitree", "schedule")
-BACKWARD = ("head", "line_to", "height", "reverse_multitree", "reverse_schedule")  # the same in the reverse graph
 PACKED = ("tail", "head", "line_from", "line_to", "multitree", "reverse_multitree")  # what `pack` joins
-STATIC = {"static": True}
+BACKWARD = {"tail": "head", "line_from": "line_to", "level": "height"}  # the fields of the reverse graph
+BACKWARD |= {name: f"reverse_{name}" for name in ("multitree", "schedule")}
+BACKWARD |= {backward: forward for forward, backward in BACKWARD.items()}
+
+
+class _Reversible:
+    def reverse(self) -> Self:
+        """The graph with the direction of every edge reversed; edges and line edges keep their numbers."""
+        fields = {name: getattr(self, BACKWARD[name]) for name in vars(self) if name in BACKWARD}
+        if isinstance(self, Dag):
+            fields["rank"] = self.num_nodes - 1 - self.rank
+        return dataclasses.replace(self, **fields)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Dag:
+class Dag(_Reversible):
     """A directed acyclic graph of N nodes, E edges and L line edges; build one with `Dag.from_edges`."""
 
     num_nodes: int
@@ -32,9 +41,9 @@ class Dag:
     line_from: np.ndarray  # int32 [L]: line edge l joins edge line_from[l] to line_to[l], sorted by (to, from)
     line_to: np.ndarray
     level: np.ndarray  # int32 [E]: number of edges on the longest path that ends with an edge
-    height: np.ndarray  # int32 [E]: ... that starts with an edge
     multitree: np.ndarray  # bool [L]: the line edges that the D-mode keeps
-    reverse_multitree: np.ndarray  # bool [L]: ... in the reverse graph
+    height: np.ndarray  # int32 [E]: number of edges on the longest path that starts with an edge
+    reverse_multitree: np.ndarray  # bool [L]: as multitree, in the reverse graph
 
     @classmethod
     def from_edges(cls, num_nodes: int, edges) -> Self:
@@ -52,15 +61,13 @@ class Dag:
             raise ValueError(f"edge {e}, {_arrow(edges[e])}: nodes are numbered from 0 to {num_nodes - 1}")
         tail, head = np.ascontiguousarray(edges.T, np.int32)
         rank = _topological_rank(num_nodes, tail, head)
-        backward = num_nodes - 1 - rank
-        line_from, line_to = _line_edges(num_nodes, tail, head)
-        levels = _levels(tail, head, rank), _levels(head, tail, backward)
-        kept = _multitree(tail, head, rank, line_from, line_to), _multitree(head, tail, backward, line_to, line_from)
-        return cls(num_nodes, rank, tail, head, line_from, line_to, *levels, *kept)
-
-    def reverse(self) -> Self:
-        """The graph with the direction of every edge reversed; edges and line edges keep their numbers."""
-        return dataclasses.replace(_swap_directions(self), rank=self.num_nodes - 1 - self.rank)
+        into = np.bincount(head, minlength=num_nodes)
+        counts, first = into[tail], np.cumsum(into) - into
+        line_to = np.repeat(np.arange(len(tail), dtype=np.int32), counts)
+        line_from = np.argsort(head, kind="stable").astype(np.int32)[np.repeat(first[tail], counts) + _ranges(counts)]
+        forward = _levels_and_multitree(tail, head, rank, line_from, line_to)
+        backward = _levels_and_multitree(head, tail, num_nodes - 1 - rank, line_to, line_from)
+        return cls(num_nodes, rank, tail, head, line_from, line_to, *forward, *backward)
 
     @property
     def num_edges(self) -> int:
@@ -79,7 +86,7 @@ class Dag:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class PackedDags:
+class PackedDags(_Reversible):
     """One or more DAGs side by side, padded: a pytree of arrays whose shapes do not depend on the single graphs.
 
     Nodes and edges are in `blocks` equal blocks of `block_nodes` and `block_edges`; no edge leaves its block, and a
@@ -96,11 +103,11 @@ class PackedDags:
     multitree: np.ndarray  # bool [L]
     reverse_multitree: np.ndarray
     schedule: np.ndarray  # int32 [steps, width]
-    reverse_schedule: np.ndarray  # int32 [steps, width]
-    blocks: int = dataclasses.field(metadata=STATIC)
-    block_nodes: int = dataclasses.field(metadata=STATIC)
-    block_edges: int = dataclasses.field(metadata=STATIC)
-    depth: int = dataclasses.field(metadata=STATIC)  # at least the number of edges on the longest path
+    reverse_schedule: np.ndarray
+    blocks: int = dataclasses.field(metadata={"static": True})
+    block_nodes: int = dataclasses.field(metadata={"static": True})
+    block_edges: int = dataclasses.field(metadata={"static": True})
+    depth: int = dataclasses.field(metadata={"static": True})  # at least the number of edges on the longest path
 
     @property
     def num_nodes(self) -> int:
@@ -114,18 +121,13 @@ class PackedDags:
     def num_line_edges(self) -> int:
         return self.line_from.shape[-1]
 
-    def reverse(self) -> Self:
-        """As `Dag.reverse`."""
-        return _swap_directions(self)
-
     def pad(self, blocks: int, line_edges: int, steps: int, depth: int) -> Self:
         """Padded to these sizes, so that batches of many sizes share one compiled program; positions stay.
 
         Raises ValueError where a size is smaller than now.
         """
-        lines = self.num_line_edges
-        missing = steps - max(len(self.schedule), len(self.reverse_schedule))
-        if min(blocks - self.blocks, line_edges - lines, missing, depth - self.depth) < 0:
+        lines, most = self.num_line_edges, max(len(self.schedule), len(self.reverse_schedule))
+        if blocks < self.blocks or line_edges < lines or steps < most or depth < self.depth:
             raise ValueError(f"cannot pad to {blocks} blocks, {line_edges} line edges, {steps} steps, depth {depth}")
         first = _first_nodes(self.blocks, blocks, self.block_nodes, self.block_edges)
         padded = {name: np.append(getattr(self, name), first) for name in ("tail", "head")}
@@ -133,9 +135,8 @@ class PackedDags:
         for name in ("line_from", "line_to", "line_mask", "multitree", "reverse_multitree"):
             padded[name] = np.pad(getattr(self, name), (0, line_edges - lines))
         for name in ("schedule", "reverse_schedule"):
-            rows = getattr(self, name)
-            padded[name] = np.full((steps, rows.shape[1]), line_edges, np.int32)
-            padded[name][: len(rows)] = np.where(rows == lines, line_edges, rows)
+            rows = np.where(getattr(self, name) == lines, line_edges, getattr(self, name))
+            padded[name] = np.pad(rows, ((0, steps - len(rows)), (0, 0)), constant_values=line_edges).astype(np.int32)
         return dataclasses.replace(self, **padded, blocks=blocks, depth=depth)
 
 
@@ -175,24 +176,12 @@ def pack(
         placed = _first_nodes(0, blocks, block_nodes, block_edges)
         placed[real] = arrays[name] + np.repeat(placement.node, edges)
         arrays[name] = placed
-    packed = PackedDags(
-        **arrays,
-        edge_mask=np.isin(np.arange(blocks * block_edges), real),
-        line_mask=np.ones(lines.sum(), bool),
-        schedule=_schedule(np.concatenate([dag.level[dag.line_to] for dag in dags]), width),
-        reverse_schedule=_schedule(np.concatenate([dag.height[dag.line_from] for dag in dags]), width),
-        blocks=blocks,
-        block_nodes=block_nodes,
-        block_edges=block_edges,
-        depth=depth,
-    )
-    return packed, placement
-
-
-def _swap_directions(graph):
-    """A `Dag` or `PackedDags` with the fields of the reverse graph, except for rank."""
-    pairs = [pair for pair in zip(FORWARD + BACKWARD, BACKWARD + FORWARD, strict=True) if hasattr(graph, pair[0])]
-    return dataclasses.replace(graph, **{name: getattr(graph, reverse) for name, reverse in pairs})
+    arrays["edge_mask"] = np.isin(np.arange(blocks * block_edges), real)
+    arrays["line_mask"] = np.ones(lines.sum(), bool)
+    arrays["schedule"] = _schedule(np.concatenate([dag.level[dag.line_to] for dag in dags]), width)
+    arrays["reverse_schedule"] = _schedule(np.concatenate([dag.height[dag.line_from] for dag in dags]), width)
+    sizes = dict(blocks=blocks, block_nodes=block_nodes, block_edges=block_edges, depth=depth)
+    return PackedDags(**arrays, **sizes), placement
 
 
 def _first_nodes(start: int, stop: int, block_nodes: int, block_edges: int) -> np.ndarray:
@@ -248,36 +237,21 @@ def _arrow(nodes) -> str:
     return " -> ".join(str(int(node)) for node in nodes)
 
 
-def _line_edges(num_nodes: int, tail: np.ndarray, head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Every pair of an edge into a node and an edge out of it, sorted by the second, then the first."""
-    by_head, into = np.argsort(head, kind="stable").astype(np.int32), np.bincount(head, minlength=num_nodes)
-    counts, first = into[tail], np.cumsum(into) - into
-    line_to = np.repeat(np.arange(len(tail), dtype=np.int32), counts)
-    return by_head[np.repeat(first[tail], counts) + _ranges(counts)], line_to
-
-
-def _levels(tail: np.ndarray, head: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    longest, level = [0] * len(rank), np.zeros(len(tail), np.int32)
-    for e in np.argsort(rank[tail], kind="stable").tolist():
-        level[e] = longest[tail[e]] + 1
-        longest[head[e]] = max(longest[head[e]], int(level[e]))
-    return level
-
-
-def _multitree(tail, head, rank, line_from, line_to) -> np.ndarray:
-    """Which line edges to keep so that at most one path joins any two edges (Section 3.2, D-mode).
+def _levels_and_multitree(tail, head, rank, line_from, line_to) -> tuple[np.ndarray, np.ndarray]:
+    """Each edge's level, and the line edges to keep so that at most one path joins any two edges (Section 3.2, D-mode).
 
     Visits the edges in topological order and their predecessors earliest first; keeps a line edge unless some edge
     that leads to the predecessor, or the predecessor itself, already leads to the edge.
     """
     place = np.empty(len(tail), np.int32)
     place[np.lexsort((rank[head], rank[tail]))] = np.arange(len(tail))
-    keep = np.zeros(len(line_to), bool)
+    level, keep = np.ones(len(tail), np.int32), np.zeros(len(line_to), bool)
     ancestors = [0] * len(tail)  # of each edge, as bits of one integer
     for line in np.lexsort((place[line_from], place[line_to])).tolist():
         parent, child = line_from[line], line_to[line]
+        level[child] = max(level[child], level[parent] + 1)
         reaching = ancestors[parent] | (1 << int(parent))
         if not ancestors[child] & reaching:
             ancestors[child] |= reaching
             keep[line] = True
-    return keep
+    return level, keep

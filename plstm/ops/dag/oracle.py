@@ -34,5 +34,4 @@ def plstm_dag_oracle(
         return jnp.where(out_of[:, None, None], leaving, cells), hidden
 
     _, hidden = jax.lax.scan(visit, cells, (nodes, into, out_of))
-    hidden = jnp.moveaxis(hidden, 0, -2)[..., dag.rank, :]
-    return hidden + direct_term(q, k, v, direct, scale)
+    return jnp.moveaxis(hidden, 0, -2)[..., dag.rank, :] + direct_term(q, k, v, direct, scale)

@@ -8,7 +8,6 @@ other three directions are mirror images, with gates of their own. Three words, 
 * `form`: how the gating matrix is made, by those methods that make it (FORMS).
 """
 
-import functools
 import math
 
 import jax
@@ -20,7 +19,6 @@ from plstm.ops.common import attend, check_choice, check_inputs, check_shape, ga
 from plstm.ops.grid import batch_minor, chunkwise, fused, matrix, oracle
 from plstm.ops.grid.chunks import chunked_map, num_chunks
 from plstm.ops.grid.gates import GridGates, fill_unread
-from plstm.ops.tuned import TABLE
 
 __all__ = ["GridGates", "gating_matrix", "plstm2d"]
 
@@ -32,6 +30,11 @@ FORMS = {
     "rank_one": {"row_transfer": matrix.row_transfer, "batch_minor": batch_minor.rank_one},
     "no_ru": {"single_path": matrix.single_path, "batch_minor": batch_minor.single_path},
 }
+# From results/benchmarks/tune-cpu.json: the fastest form of each structure; by structure and head size (the root of
+# d_k d_v) the number of nodes from which chunkwise is faster, None: not up to the largest grid measured.
+CPU_FORMS = {"general": "source_scan", "no_ru": "batch_minor", "rank_one": "batch_minor"}
+CPU_CHUNKWISE_FROM = {"general": {64: 1882}, "no_ru": {64: None}, "rank_one": {64: None}}
+TABLE = {"cpu": {"forms": CPU_FORMS, "chunkwise_from": CPU_CHUNKWISE_FROM}}
 WIDEST_FUSED = 64  # columns: what the kernels carry should fit the registers
 # Max bytes of gating matrices at once under method="auto", of which a CPU's two passes take some 20 times as much.
 MAX_MATRIX_BYTES, MAX_MATRIX_BYTES_ELSEWHERE = {"cpu": 2**29}, 2**33
@@ -49,8 +52,7 @@ def plstm2d(
     Args:
         method: "parallel" (by the gating matrix, in the first of FORMS), "chunkwise" (matrix states, block by block),
             "recurrent" (node by node), "fused" (GPU kernels, up to 64 columns, one device), or "auto": by the gating
-            matrix in the form that `plstm.ops.tuned` found fastest, or chunkwise where that is faster or the matrix
-            would be huge.
+            matrix in the fastest form by TABLE, or chunkwise where that is faster or the matrix would be huge.
         structure: the promise about the transitions, see `gating_matrix`.
 
     Returns [..., Y, X, d_v] in v's dtype, with reverse-mode derivatives only. Raises ValueError where shapes disagree,
@@ -66,7 +68,12 @@ def plstm2d(
     if method == "auto" and prefers_chunkwise(q.shape, v.shape[-1], structure, jnp.dtype(dtype).itemsize):
         method = "chunkwise"
     if method == "fused":
-        _check_fused(height, width)
+        if width > WIDEST_FUSED:
+            raise ValueError(f'method="fused" takes grids of at most {WIDEST_FUSED} columns; got {height} x {width}')
+        if (backend := jax.default_backend()) != "gpu":
+            raise ValueError(f'method="fused" runs on GPUs alone; this is {backend}')
+        if fused.pl is None:
+            raise UserError('method="fused" needs Pallas on Triton, which this JAX does not have: use method="auto"')
         hidden = fused.fused(*inputs, structure=structure)
     elif method == "chunkwise":
         hidden = chunkwise.chunkwise(*inputs, structure)
@@ -113,19 +120,17 @@ def prefers_chunkwise(shape: tuple[int, ...], value_size: int, structure: str, i
 
 def by_matrix(q, k, v, gates: GridGates, direct, structure: str, form: str, chunks: int | None = None) -> Array:
     """`plstm2d` by the gating matrix in one form; chunks of batch x heads: None: by the size of the matrices."""
-    *lead, height, width, _ = q.shape
-    if chunks is None:
-        chunks = num_chunks(math.prod(lead), (height * width) ** 2 * direct.dtype.itemsize)
-    one_chunk = functools.partial(_by_whole_matrix, structure=structure, form=form)
+    *lead, height, width, key_size = q.shape
+    nodes = height * width
+
+    def one_chunk(q, k, v, gates, direct):
+        gating = _gating_by_target(gates, structure, form)
+        gating = gating + direct.reshape(-1, nodes, 1) * jnp.eye(nodes, dtype=direct.dtype)
+        flat = (x.reshape(-1, nodes, x.shape[-1]) for x in (q, k, v))
+        return attend(*flat, gating, key_size**-0.5).astype(v.dtype).reshape(v.shape)
+
+    chunks = chunks or num_chunks(math.prod(lead), nodes**2 * direct.dtype.itemsize)
     return chunked_map(one_chunk, (q, k, v, gates, direct), chunks, len(lead))
-
-
-def _by_whole_matrix(q, k, v, gates: GridGates, direct, *, structure: str, form: str) -> Array:
-    batch_heads, nodes = len(q), q.shape[1] * q.shape[2]
-    gating = _gating_by_target(gates, structure, form)
-    gating = gating + direct.reshape(batch_heads, nodes, 1) * jnp.eye(nodes, dtype=direct.dtype)
-    flat = (x.reshape(batch_heads, nodes, x.shape[-1]) for x in (q, k, v))
-    return attend(*flat, gating, q.shape[-1] ** -0.5).astype(v.dtype).reshape(v.shape)
 
 
 def _gating_by_target(gates: GridGates, structure: str, form: str) -> Array:
@@ -143,12 +148,3 @@ def _check_gates(gates: GridGates, expected: tuple[int, ...]) -> None:
         raise ValueError(f"gates must be [..., 4, Y, X]; got s_r {expected}")
     for name, gate in gates._asdict().items():
         check_shape(name, gate, "[..., 4, Y, X]", expected)
-
-
-def _check_fused(height: int, width: int) -> None:
-    if width > WIDEST_FUSED:
-        raise ValueError(f'method="fused" takes grids of at most {WIDEST_FUSED} columns; got {height} x {width}')
-    if (backend := jax.default_backend()) != "gpu":
-        raise ValueError(f'method="fused" runs on GPUs alone; this is {backend}')
-    if fused.pl is None:
-        raise UserError('method="fused" needs Pallas on Triton, which this JAX does not have: use method="auto"')

@@ -10,11 +10,10 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from plstm.ops.grid.gates import GridGates, mirror, mirror_gates, mirrored_axes
+from plstm.ops.grid.gates import GridGates, mirror, mirror_gates
 
 
 def rank_one(gates: GridGates) -> Array:
@@ -35,9 +34,9 @@ def single_path(gates: GridGates) -> Array:
     turned = jnp.eye(width, dtype=along.dtype)[..., None] * g.s_d[:, :, :, None] + along * g.t_dl[:, :, None]
     within_row = along * g.m_l[:, :, None]
     down = _segment_products(g.t_du.swapaxes(1, 2)) * g.m_u.swapaxes(1, 2)[:, :, None]  # [4, x', y, y', B]
-    turned = jnp.stack(mirror(turned, 0, rows=(0,), columns=(1, 2))).transpose(0, 3, 1, 2, 4)  # [4, x', y, x, B]
-    within_row = sum(mirror(within_row, 0, rows=(0,), columns=(1, 2))).transpose(2, 0, 1, 3)  # [x', y, x, B]
-    down = jnp.stack(mirror(down, 0, rows=(1, 2), columns=(0,))).transpose(0, 3, 1, 2, 4)  # [4, y', x', y, B]
+    turned = jnp.stack(mirror(turned, rows=(0,), columns=(1, 2))).transpose(0, 3, 1, 2, 4)  # [4, x', y, x, B]
+    within_row = sum(mirror(within_row, rows=(0,), columns=(1, 2))).transpose(2, 0, 1, 3)  # [x', y, x, B]
+    down = jnp.stack(mirror(down, rows=(1, 2), columns=(0,))).transpose(0, 3, 1, 2, 4)  # [4, y', x', y, B]
     matrix = _in_place(_turn_once(_in_place(down), _in_place(turned), _in_place(within_row)))
     return jnp.moveaxis(_in_place(matrix.reshape(height * width, height * width, -1)), -1, 0)
 
@@ -90,8 +89,7 @@ def _rank_one(grid: tuple[int, int], s_r, s_d, t_r, t_d, m) -> Array:
 
 def _rank_one_forward(grid, s_r, s_d, t_r, t_d, m):
     nodes, width = grid[0] * grid[1], grid[1]
-    sources = jnp.asarray(_image_numbers(grid))
-    every = jnp.arange(nodes)
+    sources, every = _image_numbers(grid), jnp.arange(nodes)
 
     def emitted(n, gate):  # by the node, which is its own source: [4, source, B]
         return jnp.where((sources[:, n, None] == every)[..., None], gate[:, n, None], 0)
@@ -104,7 +102,7 @@ def _rank_one_forward(grid, s_r, s_d, t_r, t_d, m):
 
     empty = jnp.zeros((nodes + width, 4, nodes, m.shape[-1]), m.dtype)
     h = lax.fori_loop(0, nodes, visit, empty)[width:]
-    marked = (_mirror_nodes(m[n][:, None] * h[:, n], grid, n) for n in range(4))
+    marked = _mirror_nodes([m[n][:, None] * h[:, n] for n in range(4)], grid)
     return _in_place(sum(marked)), (h, t_r, t_d, m)
 
 
@@ -112,7 +110,7 @@ def _rank_one_backward(grid, saved, cotangent):
     h, t_r, t_d, m = saved
     cotangent = _in_place(cotangent)
     nodes, width = grid[0] * grid[1], grid[1]
-    targets = jnp.asarray(_image_numbers(grid))
+    targets = _image_numbers(grid)
 
     def visit(step, d_h):
         n = nodes - 1 - step
@@ -120,39 +118,34 @@ def _rank_one_backward(grid, saved, cotangent):
         passed_on = t_r[:, n, None] * _node(d_h, n + 1) + t_d[:, n, None] * _node(d_h, n + width)
         return lax.dynamic_update_index_in_dim(d_h, m[:, n, None] * d_marked + passed_on, n, 0)
 
+    def sum_sources(tensor):  # [..., N source, B] -> [..., B], slice by slice
+        tensor = tensor.reshape(*tensor.shape[:-2], *grid, tensor.shape[-1])
+        rows = sum(tensor[..., y, :, :] for y in range(grid[0]))
+        return sum(rows[..., x, :] for x in range(width))
+
     d_h = lax.fori_loop(0, nodes, visit, jnp.zeros((nodes + width, *h.shape[1:]), h.dtype))
     right, down = d_h[1 : nodes + 1], d_h[width:]  # what leaves a node by its right and its lower edge
-    d_m = [_sum_sources(h[:, n] * _mirror_nodes(cotangent, grid, n), grid) for n in range(4)]
-    d_t_r, d_t_d = (_sum_sources(h * edge, grid).swapaxes(0, 1) for edge in (right, down))
+    d_m = [sum_sources(h[:, n] * mirrored) for n, mirrored in enumerate(_mirror_nodes([cotangent] * 4, grid))]
+    d_t_r, d_t_d = (sum_sources(h * edge).swapaxes(0, 1) for edge in (right, down))
     direction, node = jnp.arange(4)[:, None], jnp.arange(nodes)
     d_s_r, d_s_d = d_h[node + 1, direction, targets], d_h[node + width, direction, targets]
     return d_s_r, d_s_d, d_t_r, d_t_d, jnp.stack(d_m)
 
 
 _rank_one.defvjp(_rank_one_forward, _rank_one_backward)
+_node = partial(lax.dynamic_index_in_dim, axis=0, keepdims=False)
 
 
-def _node(tensor: Array, n: Array) -> Array:
-    return lax.dynamic_index_in_dim(tensor, n, 0, keepdims=False)
-
-
-def _image_numbers(grid: tuple[int, int]) -> np.ndarray:
+def _image_numbers(grid: tuple[int, int]) -> Array:
     """The number in image coordinates of every mirrored node: [4, N]."""
-    numbers = np.arange(grid[0] * grid[1]).reshape(grid)
-    return np.stack([np.flip(numbers, mirrored_axes(n, (0,), (1,))).reshape(-1) for n in range(4)])
+    with jax.ensure_compile_time_eval():
+        return jnp.stack(_mirror_nodes([jnp.arange(grid[0] * grid[1])] * 4, grid))
 
 
-def _mirror_nodes(tensor: Array, grid: tuple[int, int], direction: int) -> Array:
-    """[N, ...], the nodes of one direction mirrored, or back."""
-    on_grid = tensor.reshape(*grid, *tensor.shape[1:])
-    return jnp.flip(on_grid, mirrored_axes(direction, (0,), (1,))).reshape(tensor.shape)
-
-
-def _sum_sources(tensor: Array, grid: tuple[int, int]) -> Array:
-    """[..., N source, B] -> [..., B], slice by slice."""
-    tensor = tensor.reshape(*tensor.shape[:-2], *grid, tensor.shape[-1])
-    rows = sum(tensor[..., y, :, :] for y in range(grid[0]))
-    return sum(rows[..., x, :] for x in range(grid[1]))
+def _mirror_nodes(parts: list[Array], grid: tuple[int, int]) -> list[Array]:
+    """[N, ...], the nodes of each direction, mirrored, or back."""
+    on_grid = mirror((part.reshape(*grid, *part.shape[1:]) for part in parts), rows=(0,), columns=(1,))
+    return [part.reshape(parts[0].shape) for part in on_grid]
 
 
 def _batch_minor(gates: GridGates) -> GridGates:

@@ -29,16 +29,15 @@ def num_chunks(batch_heads: int, matrix_bytes: int) -> int:
 def chunked_map(function: Callable, arguments: tuple, chunks: int, leading: int = 1) -> Array:
     """function(*arguments) for a function of independent entries, in at most `chunks` calls of it in sequence.
 
-    function takes trees of arrays [entries, ...], also entries of zeros, with which the last chunk is padded, and
-    returns an array [entries, ...]; arguments are those trees with `leading` axes in place of the one of entries. Every
-    chunk takes entries from all over the axis, and as many for each device, so that an axis that is sharded stays so.
+    function: of trees of arrays [entries, ...], also of padding with zeros, to an array [entries, ...]; arguments: the
+    trees, with `leading` axes for that of entries. A chunk takes entries from all over the axis, as many for each
+    device, so that an axis that is sharded stays so.
     """
     lead = jax.tree.leaves(arguments)[0].shape[:leading]
     entries, devices = math.prod(lead), jax.device_count()
     arguments = jax.tree.map(lambda x: x.reshape(entries, *x.shape[leading:]), arguments)
     if chunks == 1:
-        out = function(*arguments)
-        return out.reshape(*lead, *out.shape[1:])
+        return (out := function(*arguments)).reshape(*lead, *out.shape[1:])
     size = -(-entries // (chunks * devices)) * devices
     chunks = -(-entries // size)
 

@@ -28,6 +28,7 @@ from plstm.ops.grid.chunks import chunked_map
 from plstm.ops.grid.gates import GridGates, mirror, mirror_gates, pass_node
 
 BLOCK = 4  # nodes a side: an edge costs as much as d_k nodes, so blocks are small
+matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
 def chunkwise(
@@ -50,7 +51,7 @@ def chunkwise(
 def _one_chunk(q, k, v, gates: GridGates, structure: str, block: int) -> Array:
     """q, k, v [B, Y, X, d], gates [B, 4, Y, X]; the lanes of what follows are B times directions."""
     batch, height, width, _ = q.shape
-    q, k, v = (jnp.stack(mirror(jnp.stack([x] * 4), 0, rows=(1,), columns=(2,)), axis=1) for x in (q, k, v))
+    q, k, v = (jnp.stack(mirror(jnp.stack([x] * 4), rows=(1,), columns=(2,)), axis=1) for x in (q, k, v))
     q, k, v = (_cut(x.reshape(4 * batch, *x.shape[2:]), block) for x in (q, k, v))  # [I, J, lanes, nodes, d]
     gates = (gate.reshape(4 * batch, height, width, 1) for gate in mirror_gates(gates))
     gates = GridGates(*(_cut(gate, block)[..., 0] for gate in gates))
@@ -64,37 +65,30 @@ def _one_chunk(q, k, v, gates: GridGates, structure: str, block: int) -> Array:
 
     upper = jnp.zeros((q.shape[1], 4 * batch, block, q.shape[-1] * v.shape[-1]), q.dtype)
     _, hidden = lax.scan(visit_row, upper, (q, k, v, transfer, source, mark))
-    hidden = hidden + _product(within * _product(q, k.swapaxes(-1, -2)), v)
-    hidden = _join(hidden, block)[:, :height, :width].reshape(batch, 4, height, width, -1)
-    return sum(mirror(hidden, 1, rows=(1,), columns=(2,)))
+    hidden = hidden + matmul(within * matmul(q, k.swapaxes(-1, -2)), v)
+    rows, columns, lanes, _, size = hidden.shape  # `_cut` is undone
+    hidden = hidden.reshape(rows, columns, lanes, block, block, size).transpose(2, 0, 3, 1, 4, 5)
+    hidden = hidden.reshape(lanes, rows * block, columns * block, size)[:, :height, :width]
+    hidden = hidden.reshape(batch, 4, height, width, size)
+    return sum(mirror(hidden.swapaxes(0, 1), rows=(1,), columns=(2,)))
 
 
 @jax.checkpoint
 def _visit_block(left, up, q, k, v, transfer, source, mark):
-    """One block from the states of its left and upper edges, [lanes, R, d_k d_v] each.
-
-    q, k, v [lanes, nodes, d], transfer [lanes, 2R, 2R], source [lanes, 2R, nodes], mark [lanes, nodes, 2R]. Returns the
-    states of its right edges, and those of its lower edges with what the nodes receive from outside the block.
-    """
+    """From the states of a block's left and upper edges, [lanes, R, d_k d_v], to those of its right, and of its lower
+    edges with what its nodes [lanes, nodes, d] receive from outside."""
     states = jnp.concatenate([left, up], axis=1)
     to_edges = source[..., None, :] * k.swapaxes(1, 2)[:, None]  # [lanes, 2R, d_k, nodes]
     to_nodes = mark[..., None] * q[:, :, None]  # [lanes, nodes, 2R, d_k]
-    leaving = _product(transfer, states) + _product(to_edges.reshape(len(v), -1, v.shape[1]), v).reshape(states.shape)
-    hidden = _product(to_nodes.reshape(*v.shape[:2], -1), states.reshape(len(v), -1, v.shape[2]))
+    leaving = matmul(transfer, states) + matmul(to_edges.reshape(len(v), -1, v.shape[1]), v).reshape(states.shape)
+    hidden = matmul(to_nodes.reshape(*v.shape[:2], -1), states.reshape(len(v), -1, v.shape[2]))
     right, lower = jnp.split(leaving, 2, axis=1)
     return right, (lower, hidden)
 
 
-def _product(a: Array, b: Array) -> Array:
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
-
-
 def _block_gatings(gates: GridGates, block: int, structure: str) -> tuple[Array, ...]:
-    """T, S, M and G of blocks; gates [I, J, lanes, nodes].
-
-    The recurrence itself, on states that hold the weight of each entering edge and each node of the block. The blocks
-    are the last axis meanwhile, along which CPUs compute in vectors.
-    """
+    """T, S, M and G of blocks; gates [I, J, lanes, nodes]: the recurrence itself, on states that hold the weight of
+    each entering edge and each node. The blocks are the last axis meanwhile, along which CPUs compute in vectors."""
     ports, nodes = 2 * block, block * block
     blocks = gates.s_r.shape[:-1]
     gates = GridGates(*(gate.reshape(-1, block, block).transpose(1, 2, 0) for gate in gates))  # [y, x, blocks]
@@ -123,13 +117,5 @@ def _cut(x: Array, block: int) -> Array:
     """[lanes, Y, X, d] -> [I, J, lanes, R * R, d]; blocks that reach over the border are padded with zeros."""
     lanes, height, width, size = x.shape
     x = jnp.pad(x, [(0, 0), (0, -height % block), (0, -width % block), (0, 0)])
-    rows, columns = x.shape[1] // block, x.shape[2] // block
-    x = x.reshape(lanes, rows, block, columns, block, size).transpose(1, 3, 0, 2, 4, 5)
-    return x.reshape(rows, columns, lanes, block * block, size)
-
-
-def _join(x: Array, block: int) -> Array:
-    """Undoes `_cut` but for the padding: [lanes, I * R, J * R, d]."""
-    rows, columns, lanes, _, size = x.shape
-    x = x.reshape(rows, columns, lanes, block, block, size).transpose(2, 0, 3, 1, 4, 5)
-    return x.reshape(lanes, rows * block, columns * block, size)
+    x = x.reshape(lanes, x.shape[1] // block, block, x.shape[2] // block, block, size).transpose(1, 3, 0, 2, 4, 5)
+    return x.reshape(*x.shape[:3], block * block, size)

@@ -1,5 +1,6 @@
 """The gates of a grid, and its four directions: mirror images, each of which reads as right-down."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -24,23 +25,14 @@ class GridGates(NamedTuple):
     m_u: Array  # upper edge -> mark
 
 
-def mirrored_axes(direction: int, rows: tuple[int, ...], columns: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of the axes along rows and columns that a direction (0 to 3) mirrors."""
-    return ((), columns, rows, rows + columns)[direction]
-
-
-def mirror(tensor: Array, axis: int, rows: tuple[int, ...], columns: tuple[int, ...]) -> list[Array]:
-    """The four directions along `axis`, each mirrored to read as right-down, or back.
-
-    rows, columns: the axes to mirror, counted without `axis`.
-    """
-    parts = jnp.moveaxis(tensor, axis, 0)
-    return [jnp.flip(part, mirrored_axes(n, rows, columns)) for n, part in enumerate(parts)]
+def mirror(parts: Iterable[Array], rows: tuple[int, ...], columns: tuple[int, ...]) -> list[Array]:
+    """The parts of the four directions, each mirrored along its axes of rows and columns: to right-down, or back."""
+    return [jnp.flip(part, axes) for part, axes in zip(parts, ((), columns, rows, rows + columns), strict=True)]
 
 
 def mirror_gates(gates: GridGates) -> GridGates:
     """The gates of each direction in its own, mirrored coordinates, or back."""
-    return GridGates(*(jnp.stack(mirror(gate, -3, (-2,), (-1,)), axis=-3) for gate in gates))
+    return GridGates(*(jnp.stack(mirror(jnp.moveaxis(gate, -3, 0), (-2,), (-1,)), axis=-3) for gate in gates))
 
 
 def fill_unread(gates: GridGates, structure: str) -> GridGates:
@@ -51,10 +43,8 @@ def fill_unread(gates: GridGates, structure: str) -> GridGates:
 
 
 def pass_node(g: GridGates, left: Array, up: Array, structure: str) -> tuple[Array, Array, Array]:
-    """What a node marks, and what it passes on to its right and its lower edge, from the states of its left and its
-    upper edge (Equations 1 and 2 without the node's own source).
-
-    g: the node's gates, of shapes that broadcast with the states.
+    """What a node marks, and passes on to its right and its lower edge, from its left and its upper edge's states
+    (Equations 1 and 2 without the node's own source). g: the node's gates, of shapes that broadcast with the states.
     """
     if structure == "rank_one":
         both = left + up

@@ -20,10 +20,12 @@ def row_transfer(gates: GridGates) -> Array:
     gates = mirror_gates(gates)
     batch, _, height, width = gates.s_r.shape
     along = segment_products(gates.t_rl)  # L[..., a, b], strictly upper triangular
-    upper_to_lower = _diagonal(gates.t_du) + _column(gates.t_ru) * along * _row(gates.t_dl)
-    node_to_lower = _diagonal(gates.s_d) + _column(gates.s_r) * along * _row(gates.t_dl)
-    upper_to_node = _diagonal(gates.m_u) + _column(gates.t_ru) * along * _row(gates.m_l)
-    within_row = _column(gates.s_r) * along * _row(gates.m_l)
+    leave, enter = GridGates(*(g[..., :, None] for g in gates)), GridGates(*(g[..., None, :] for g in gates))
+    eye = jnp.eye(width, dtype=along.dtype)
+    upper_to_lower = leave.t_du * eye + leave.t_ru * along * enter.t_dl
+    node_to_lower = leave.s_d * eye + leave.s_r * along * enter.t_dl
+    upper_to_node = leave.m_u * eye + leave.t_ru * along * enter.m_l
+    within_row = leave.s_r * along * enter.m_l
     # What is below the diagonal is zero already; masking it keeps the backward pass from forming its gradients, which
     # can overflow, and NaN is what an infinity times that zero would be.
     transfer = jnp.concatenate([jnp.triu(upper_to_node), jnp.triu(upper_to_lower)], axis=-1)
@@ -34,7 +36,7 @@ def row_transfer(gates: GridGates) -> Array:
         targets.append(jnp.concatenate([marked, within_row[:, :, y, None], zeros[:, :, y + 1 :]], axis=2))
         edges = jnp.concatenate([lower, node_to_lower[:, :, y, None]], axis=2)
     matrix = jnp.stack(targets, axis=-2)  # [B, 4, Y, X, Y, X]: source, then target
-    matrix = sum(mirror(matrix, 1, rows=(1, 3), columns=(2, 4)))
+    matrix = sum(mirror(matrix.swapaxes(0, 1), rows=(1, 3), columns=(2, 4)))
     return matrix.reshape(batch, height * width, height * width).swapaxes(1, 2)
 
 
@@ -43,29 +45,17 @@ def single_path(gates: GridGates) -> Array:
 
     So G[y, x, y', x'] = A[y, x, x'] B[y, y', x'] for y' > y, and a pair costs a multiplication a direction.
     """
-    gates = mirror_gates(gates)
     batch, _, height, width = gates.s_r.shape
-    along = _column(gates.s_r) * segment_products(gates.t_rl)  # [B, 4, y, x, x']
-    turned = _diagonal(gates.s_d) + along * _row(gates.t_dl)
-    within_row = along * _row(gates.m_l)
-    down = segment_products(gates.t_du.swapaxes(2, 3)) * _row(gates.m_u.swapaxes(2, 3))
-    down = jnp.moveaxis(down, 2, -1)  # [B, 4, x', y, y'] -> [B, 4, y, y', x']
+    g = GridGates(*(gate.swapaxes(0, 1) for gate in mirror_gates(gates)))  # [4, B, Y, X]
+    along = g.s_r[..., None] * segment_products(g.t_rl)  # [4, B, y, x, x']
+    turned = g.s_d[..., None] * jnp.eye(width, dtype=along.dtype) + along * g.t_dl[..., None, :]
+    within_row = along * g.m_l[..., None, :]
+    down = segment_products(g.t_du.swapaxes(2, 3)) * g.m_u.swapaxes(2, 3)[..., None, :]  # [4, B, x', y, y']
+    down = jnp.moveaxis(down, 2, -1)  # [4, B, y, y', x']
 
-    turned = jnp.stack(mirror(turned, 1, rows=(1,), columns=(2, 3)), axis=-1)
-    down = jnp.stack(mirror(down, 1, rows=(1, 2), columns=(3,)), axis=-2)
-    within_row = sum(mirror(within_row, 1, rows=(1,), columns=(2, 3)))
+    turned = jnp.stack(mirror(turned, rows=(1,), columns=(2, 3)), axis=-1)
+    down = jnp.stack(mirror(down, rows=(1, 2), columns=(3,)), axis=-2)
+    within_row = sum(mirror(within_row, rows=(1,), columns=(2, 3)))
     same_row = jnp.eye(height, dtype=along.dtype)[:, None, :, None]
     matrix = product("byacn,byznc->byazc", turned, down) + same_row * within_row[..., None, :]
     return matrix.reshape(batch, height * width, height * width).swapaxes(1, 2)
-
-
-def _column(gate: Array) -> Array:
-    return gate[..., :, None]
-
-
-def _row(gate: Array) -> Array:
-    return gate[..., None, :]
-
-
-def _diagonal(gate: Array) -> Array:
-    return _column(gate) * jnp.eye(gate.shape[-1], dtype=gate.dtype)

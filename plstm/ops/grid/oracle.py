@@ -4,6 +4,7 @@ This is the definition that every fast form is tested against, and `method="recu
 in float64; it can be jitted and differentiated.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -20,7 +21,7 @@ def plstm2d_oracle(q: Array, k: Array, v: Array, gates: GridGates, direct: Array
     nodes = (scale * q.astype(dtype), k.astype(dtype), v.astype(dtype))
     hidden = _sum_directions(
         gates,
-        tuple(_four_directions(jnp.moveaxis(tensor, (-3, -2), (0, 1))) for tensor in nodes),
+        tuple(jnp.moveaxis(tensor, (-3, -2), (0, 1)) for tensor in nodes),
         jnp.zeros((*q.shape[:-3], 4, k.shape[-1], v.shape[-1]), dtype),
         structure,
         emit=lambda node: node[1][..., :, None] * node[2][..., None, :],
@@ -37,34 +38,28 @@ def source_scan(gates: GridGates) -> Array:
     *lead, _, height, width = gates.s_r.shape
     nodes, dtype = height * width, gates.s_r.dtype
     signals = jnp.eye(nodes, dtype=dtype).reshape(height, width, *(1,) * len(lead), nodes)
-    received = _sum_directions(
-        gates,
-        _four_directions(signals),
-        jnp.zeros((*lead, 4, nodes), dtype),
-        "general",
-        emit=lambda signal: signal,
-        read=lambda marked, _: marked,
-    )
+    empty = jnp.zeros((*lead, 4, nodes), dtype)
+    received = _sum_directions(gates, signals, empty, "general", lambda signal: signal, lambda marked, _: marked)
     return jnp.moveaxis(received.reshape(nodes, *lead, nodes), 0, -2)
 
 
 def gating_matrix_oracle(gates: GridGates) -> Array:
     """The gating matrix of Equation 3, as `plstm.ops.grid.gating_matrix`: [..., Y, X, Y, X], source, then target."""
-    grid = gates.s_r.shape[-2:]
     matrix = source_scan(gates).swapaxes(-1, -2)
-    return matrix.reshape(*matrix.shape[:-2], *grid, *grid)
+    return matrix.reshape(*matrix.shape[:-2], *gates.s_r.shape[-2:] * 2)
 
 
 def _sum_directions(gates: GridGates, inputs, empty: Array, structure: str, emit, read) -> Array:
     """The recurrence in all four directions side by side: rows from the top, in each the nodes from the left.
 
-    gates [..., 4, Y, X] in image coordinates; inputs of the nodes, mirrored: a tree of arrays [Y, X, ..., 4, d]; empty,
-    the state of the edges into the grid, zeros [..., 4, *state]. emit(inputs): what the source gates multiply;
-    read(marked state, inputs): a node's result [..., 4, d]. Returns [Y, X, ..., d] in image coordinates.
+    gates [..., 4, Y, X] in image coordinates; inputs of the nodes: a tree of arrays [Y, X, ..., d]; empty, the state of
+    the edges into the grid, zeros [..., 4, *state]. emit(inputs): what the source gates multiply; read(marked state,
+    inputs): a node's result [..., 4, d]. Returns [Y, X, ..., d] in image coordinates.
     """
     state_axes = (1,) * (empty.ndim - gates.s_r.ndim + 2)
     gates = (jnp.moveaxis(gate, (-2, -1), (0, 1)) for gate in mirror_gates(gates))
     gates = GridGates(*(gate.reshape(*gate.shape, *state_axes) for gate in gates))
+    inputs = jax.tree.map(lambda x: jnp.stack(mirror(jnp.stack([x] * 4), rows=(0,), columns=(1,)), axis=-2), inputs)
 
     def visit_node(left, node):
         g, up, inputs = node
@@ -73,14 +68,8 @@ def _sum_directions(gates: GridGates, inputs, empty: Array, structure: str, emit
         return right + g.s_r * source, (down + g.s_d * source, read(marked, inputs))
 
     def visit_row(upper, row):
-        _, (lower, results) = lax.scan(visit_node, empty, (row[0], upper, row[1]))
-        return lower, results
+        return lax.scan(visit_node, empty, (row[0], upper, row[1]))[1]
 
     upper = jnp.broadcast_to(empty, (gates.s_r.shape[1], *empty.shape))
     _, results = lax.scan(visit_row, upper, (gates, inputs))
-    return sum(mirror(results, -2, rows=(0,), columns=(1,)))
-
-
-def _four_directions(tensor: Array) -> Array:
-    """[Y, X, ..., d] as each direction meets it: [Y, X, ..., 4, d]."""
-    return jnp.stack(mirror(jnp.stack([tensor] * 4), 0, rows=(0,), columns=(1,)), axis=-2)
+    return sum(mirror(jnp.moveaxis(results, -2, 0), rows=(0,), columns=(1,)))
