@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -56,6 +57,13 @@ def one_error(output: str) -> str:
     (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert "Traceback" not in output
     return line
+
+
+def free_port() -> int:
+    """One that nobody listens to."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def run_folder(folder: Path) -> Path:

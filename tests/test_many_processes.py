@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.commands import begin, biggest, end, flip, numbers, paths, record_of, run_folder, steps_of
+from tests.commands import begin, biggest, end, flip, free_port, numbers, paths, record_of, run_folder, steps_of
 from tests.fork_server import wait_for
 
 TINY = ["debug=smoke", "experiment=arrow/vit", "model.dim=64", "model.heads=2", "optim.epochs=2"]
 TINY += ["loop.eval_splits=[val]", "loop.eval_every=4", "loop.log_every=1"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def by_variables(number: int, count: int, port: int) -> dict[str, str]:

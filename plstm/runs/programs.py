@@ -33,9 +33,8 @@ class Plan(NamedTuple):
         optim, loop, per_epoch = config.optim, config.loop, task.steps_per_epoch
         unit = per_epoch if loop.unit == "epochs" else 1
         if not per_epoch:
-            raise UserError(
-                f"optim.batch_size={optim.batch_size}: more than the {task.train_examples:,} training {task.unit}"
-            )
+            have = f"{task.train_examples:,} training {task.unit}"
+            raise UserError(f"optim.batch_size={optim.batch_size}: more than the {have}")
         return cls(
             max(round(optim.epochs * per_epoch), 1),
             per_epoch,

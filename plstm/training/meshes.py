@@ -53,15 +53,18 @@ class Layout:
 
     def state(self, tree: Any) -> Any:
         """The sharding of each tensor of a training state: the largest axis that "fsdp" divides is split."""
-        return jax.tree.map(lambda leaf: NamedSharding(self.mesh, self._spec(leaf.shape)), tree)
-
-    def _spec(self, shape: tuple[int, ...]) -> PartitionSpec:
         parts = self.mesh.shape["fsdp"]
-        divisible = [axis for axis, size in enumerate(shape) if size % parts == 0]
-        if parts == 1 or not divisible or np.prod(shape) < MIN_SPLIT:
-            return PartitionSpec()
-        largest = max(divisible, key=lambda axis: shape[axis])
-        return PartitionSpec(*("fsdp" if axis == largest else None for axis in range(len(shape))))
+
+        def sharding(leaf: Any) -> NamedSharding:
+            axes = [axis for axis, size in enumerate(leaf.shape) if size % parts == 0]
+            if parts == 1 or not axes or np.prod(leaf.shape) < MIN_SPLIT:
+                return self.copies
+            largest = max(axes, key=lambda axis: leaf.shape[axis])
+            return NamedSharding(
+                self.mesh, PartitionSpec(*("fsdp" if axis == largest else None for axis in range(leaf.ndim)))
+            )
+
+        return jax.tree.map(sharding, tree)
 
     def place_copies(self, tree: Any) -> Any:
         """Puts arrays that every process has whole onto every device."""

@@ -20,8 +20,8 @@ from plstm.runs.weights import from_checkpoint, save_safetensors
 from plstm.tasks import TASKS, graphs
 from plstm.tasks.graphs import GraphBatches, GraphSplit, GraphTrainBatches
 from plstm.training.evaluation import evaluate, make_ready
+from plstm.training.steps import named_leaves
 from plstm.training.tracking import read_metrics
-from plstm.training.trees import named_leaves
 from tests.commands import SPEED, TIMES, paths, state_of, steps_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,6 +1,8 @@
 """What is kept, that it comes back bit for bit, and one clear line where it cannot."""
 
+import os
 import shutil
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from plstm.errors import UserError
 from plstm.training.checkpoints import NO_SCORE, WITHOUT_CHECKSUM, Checkpoints, _damage
 from plstm.training.optimizers import OptimConfig, build_optimizer
 from plstm.training.steps import TrainState, init_state
+from tests.commands import flip
 
 SCORES = {10: 0.9, 20: 0.5, 30: 0.6, 40: 0.7}
 
@@ -42,21 +45,16 @@ def folder(tmp_path_factory, draw_state):
 
 def assert_equal(actual, expected):
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    jax.tree.map(np.testing.assert_array_equal, actual, expected)
-
-
-def test_the_last_two_and_the_best_are_kept(folder):
-    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"10", "30", "40"}
-    checkpoints = Checkpoints(folder, read_only=True)
-    assert (checkpoints.last_step(), checkpoints.best_step()) == (40, 10)
+    jax.tree.map(partial(np.testing.assert_array_equal, strict=True), actual, expected)
 
 
 @pytest.mark.parametrize("step", [10, 40])
-def test_states_come_back_bit_for_bit(folder, draw_state, step):
-    like = draw_state(1)
-    state, info = Checkpoints(folder, read_only=True).restore(step, like)
+def test_the_last_two_and_the_best_are_kept_and_come_back_bit_for_bit(folder, draw_state, step):
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"10", "30", "40"}
+    checkpoints, like = Checkpoints(folder, read_only=True), draw_state(1)
+    assert (checkpoints.last_step(), checkpoints.best_step()) == (40, 10)
+    state, info = checkpoints.restore(step, like)
     assert_equal(state, draw_state(step))
-    assert all(a.dtype == b.dtype for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(like), strict=True))
     assert info == {"best": {"step": step}, "final": None, "seconds": step / 3}
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like)
     assert_equal(Checkpoints(folder, read_only=True).restore(step, shapes)[0], state)
@@ -123,28 +121,10 @@ def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def flip(path):
-    """Changes one bit."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def copied(folder, tmp_path):
-    return shutil.copytree(folder / "40", tmp_path / "checkpoints" / "40")
-
-
-def assert_refused(step, call):
-    """`call` ends with one line that names the checkpoint."""
-    with pytest.raises(UserError, match=f"{step}: .*; move it away") as caught:
-        call()
-    assert "\n" not in str(caught.value)
-
-
 def test_one_bit_in_any_file_is_found(folder, tmp_path):
     """Of the arrays, Orbax itself would restore a changed one without an error."""
     names = [line.split("  ")[1] for line in (folder / "40" / "SHA256SUMS").read_text().splitlines()]
-    step = copied(folder, tmp_path)
+    step = shutil.copytree(folder / "40", tmp_path / "checkpoints" / "40")
     files = {str(path.relative_to(step)) for path in step.rglob("*") if path.is_file()}
     assert files == {*names, *WITHOUT_CHECKSUM}
     (step / "state" / ".DS_Store").write_bytes(b"")  # hidden files, of a file system or a viewer, do no harm
@@ -158,7 +138,7 @@ def test_one_bit_in_any_file_is_found(folder, tmp_path):
 def test_whichever_file_is_cut_a_checkpoint_is_whole_or_refused(folder, draw_state, tmp_path):
     """Which file holds what is up to Orbax."""
     expected, refused = draw_state(40), 0
-    step = copied(folder, tmp_path)
+    step = shutil.copytree(folder / "40", tmp_path / "checkpoints" / "40")
     for path in sorted(path for path in step.rglob("*") if path.is_file()):
         whole = path.read_bytes()
         cut(path)
@@ -174,10 +154,6 @@ def test_whichever_file_is_cut_a_checkpoint_is_whole_or_refused(folder, draw_sta
     assert refused >= 5
 
 
-def drop_last_line(path):
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-
-
 DAMAGES = {
     "a bit of the data": lambda step: flip(max(step.rglob("d/*"), key=lambda path: path.stat().st_size)),
     "no state": lambda step: shutil.rmtree(step / "state"),
@@ -185,7 +161,9 @@ DAMAGES = {
     "a cut score": lambda step: cut(step / "metrics" / "metrics"),
     "no sums": lambda step: (step / "SHA256SUMS").unlink(),
     "cut sums": lambda step: cut(step / "SHA256SUMS"),
-    "sums cut at the end of a line": lambda step: drop_last_line(step / "SHA256SUMS"),
+    "sums cut at the end of a line": lambda step: os.truncate(
+        step / "SHA256SUMS", (step / "SHA256SUMS").read_text()[:-1].rindex("\n") + 1
+    ),
     "empty sums": lambda step: (step / "SHA256SUMS").write_text(""),
     "an empty folder": lambda step: [shutil.rmtree(step), step.mkdir()],
 }
@@ -195,7 +173,9 @@ DAMAGES = {
 def test_a_damaged_checkpoint_is_refused_and_a_run_falls_back_to_the_one_before(folder, draw_state, tmp_path, damage):
     copy, said = shutil.copytree(folder, tmp_path / "checkpoints"), []
     DAMAGES[damage](copy / "40")
-    assert_refused(copy / "40", lambda: Checkpoints(copy, read_only=True).restore(40, draw_state(1)))
+    with pytest.raises(UserError, match=f"{copy}/40: .*; move it away") as caught:
+        Checkpoints(copy, read_only=True).restore(40, draw_state(1))
+    assert "\n" not in str(caught.value)
     checkpoints = Checkpoints(copy, say=said.append)
     assert checkpoints.last_step() == 30
     assert_equal(checkpoints.restore(30, draw_state(1))[0], draw_state(30))
@@ -211,6 +191,7 @@ def test_a_step_damaged_again_replaces_the_one_set_aside(folder, tmp_path):
     for _ in range(2):
         shutil.copytree(folder / "40", copy / "40")
         flip(copy / "40" / "info" / "metadata")
-        assert_refused(copy / "40", lambda: Checkpoints(copy, read_only=True).info(40))
+        with pytest.raises(UserError, match=f"{copy}/40: .*; move it away"):
+            Checkpoints(copy, read_only=True).info(40)
         assert Checkpoints(copy, say=said.append).last_step() is None
     assert len(said) == 2 and [path.name for path in (copy / "damaged").iterdir()] == ["40"]

@@ -11,13 +11,14 @@ from plstm.training.interrupt import Interrupt
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_is_a_request(number):
+def test_the_first_signal_is_a_request_and_a_second_ctrl_c_ends_it(number):
     before = signal.getsignal(number)
-    with Interrupt() as interrupt:
-        assert interrupt.signal_number is None
+    with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
         interrupt.wait_for_saving()
+        assert interrupt.signal_number is None
         signal.raise_signal(number)
         assert interrupt.signal_number == number
+        signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(number) is before
 
 
@@ -50,16 +51,12 @@ def test_with_nothing_to_lose_it_ends_the_process_at_once(when, said, number):
     assert time.monotonic() - start < 30
 
 
-def test_a_second_ctrl_c_ends_it():
-    with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
-        interrupt.wait_for_saving()
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_the_signal_of_a_launcher_is_its_own_again_after_saving(monkeypatch):
+def test_the_signal_of_a_launcher_is_its_own_again_after_saving_and_without_one_left_alone():
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+    with Interrupt():
+        assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
     heard = []
-    previous = signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
+    signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
     try:
         with Interrupt() as interrupt:
             signal.raise_signal(signal.SIGUSR2)
@@ -67,10 +64,4 @@ def test_the_signal_of_a_launcher_is_its_own_again_after_saving(monkeypatch):
         signal.raise_signal(signal.SIGUSR2)
         assert heard == [signal.SIGUSR2]
     finally:
-        signal.signal(signal.SIGUSR2, previous)
-
-
-def test_without_a_launcher_that_signal_is_left_alone():
-    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
-    with Interrupt():
-        assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
