@@ -109,8 +109,8 @@ def state_of(run: Path) -> dict[str, bytes]:
 def logged(folder: Path) -> list[dict]:
     """W&B's history without what it measured of time, and without names of files."""
     kinds = ("_step", "train", "val", "test", "epoch")
-    rows = [{name: value for name, value in row.items() if name not in SPEED} for row in history(run_folder(folder))]
-    return [{name: value for name, value in row.items() if name.split("/")[0] in kinds} for row in rows]
+    rows = [row.items() for row in history(run_folder(folder))]
+    return [{name: value for name, value in row if name.split("/")[0] in kinds and name not in SPEED} for row in rows]
 
 
 def files(folder: Path) -> set[str]:

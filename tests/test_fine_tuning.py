@@ -49,7 +49,6 @@ def test_fine_tuning_at_another_size_and_again(pretrained, tmp_path):
     ("arguments", "words"),
     [
         ([], "error: init_from: name the run to fine-tune, init_from=<its id or folder>"),
-        (["init_from=nowhere"], "error: init_from=nowhere: no such run in"),
         (["init_from=0123456789ab"], "error: init_from=0123456789ab: no such run in"),
         (["init_from={start}", "model.gates=printed"], "error: model.gates=printed: the run"),
         (["init_from={start}", "init_checkpoint=best"], "error: init_checkpoint=best:"),

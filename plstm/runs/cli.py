@@ -43,22 +43,30 @@ def register() -> None:
 
 @contextlib.contextmanager
 def hydra_task(entry: type) -> Iterator[None]:
-    """What Hydra runs: bad input or an unwritable file ends it with one line and status 2.
+    """Around all that Hydra runs: bad input or an unwritable file ends it with one line and status 2.
 
     entry: the schema, `Config` or `EvalConfig`.
     """
     if jax.config.jax_compilation_cache_dir is None:  # so that a resumed or repeated run compiles nothing again
         jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/plstm/jax").expanduser()))
     keep_freed_memory()
-    with _one_line_errors(entry):
+    try:
         yield
+    except UserError as error:
+        _fail(str(error))
+    except (HydraException, OmegaConfBaseException) as error:
+        _fail(explain(error, entry))
+    except OSError as error:
+        if not error.filename:
+            raise
+        _fail(f"{error.filename}: {error.strerror}")
 
 
 def run_entry(main: Callable[[], Any], entry: type) -> None:
     """Runs a Hydra main function; a config that cannot be composed ends it with one line and exit status 2."""
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would print its own words and exit
-    with _one_line_errors(entry):
+    with hydra_task(entry):
         if any(word.startswith("--experimental-rerun") for word in sys.argv[1:]):
             raise UserError("--experimental-rerun: reads a pickle, which can run anything; repeat the command instead")
         check_local(CONFIGS / "local" / "default.yaml")
@@ -70,20 +78,6 @@ def run_entry(main: Callable[[], Any], entry: type) -> None:
             if inspect.unwrap(main).__code__ in [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]:
                 raise  # by a run, and not by Hydra before it
             raise UserError(uncomposable(error, sys.argv[1:])) from error
-
-
-@contextlib.contextmanager
-def _one_line_errors(entry: type) -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        _fail(str(error))
-    except (HydraException, OmegaConfBaseException) as error:
-        _fail(explain(error, entry))
-    except OSError as error:
-        if not error.filename:
-            raise
-        _fail(f"{error.filename}: {error.strerror}")
 
 
 def uncomposable(error: Exception, words: list[str]) -> str:

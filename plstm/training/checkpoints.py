@@ -209,12 +209,9 @@ def _damage(folder: Path) -> str | None:
     except (OSError, ValueError) as error:
         return f"{getattr(error, 'filename', None) or CHECKSUMS} cannot be read ({first_line(error)})"
     for name in wanted | found:
-        if name not in wanted:
-            return f"{CHECKSUMS} does not name {name}"
-        if name not in found:
-            return f"{name} is missing"
-        if wanted[name] != found[name]:
-            return f"{name} has changed since it was written"
+        if wanted.get(name) != found.get(name):
+            what = "has changed since it was written" if name in wanted else f"is not in {CHECKSUMS}"
+            return f"{name} {what}" if name in found else f"{name} is missing"
     return None if wanted else f"{CHECKSUMS} is empty"
 
 

@@ -1,13 +1,11 @@
 """Signals are requests; afterwards they mean what they meant before."""
 
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
 from plstm.training.interrupt import Interrupt
+from tests.commands import begin, end
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -39,16 +37,11 @@ with Interrupt() as interrupt:
 @pytest.mark.parametrize(("when", "said"), [("at the start", "nothing to save yet"), ("all saved", "saved")])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_with_nothing_to_lose_it_ends_the_process_at_once(when, said, number):
-    arguments = [sys.executable, "-c", NOTHING_TO_LOSE, when, str(int(number))]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    process = begin("-c", NOTHING_TO_LOSE, when, int(number))
     if when == "at the start":
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-    start = time.monotonic()
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
-    assert output == f"stopped by signal {int(number)}, {said}\n"
-    assert time.monotonic() - start < 30
+    assert end(process, 128 + number, seconds=30)[0] == f"stopped by signal {int(number)}, {said}\n"
 
 
 def test_the_signal_of_a_launcher_is_its_own_again_after_saving_and_without_one_left_alone():

@@ -4,7 +4,6 @@ import math
 import os
 import socket
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from unittest.mock import Mock
@@ -16,9 +15,9 @@ from PIL import Image
 from plstm.errors import UserError
 from plstm.training import tracking
 from plstm.training.tracking import MetricsWriter, Tracker, read_metrics
+from tests.commands import begin, end
 from tests.wandb_files import has_ended, history
 
-ROOT = Path(__file__).resolve().parents[2]
 RUN = dict(id="0123abcd", name="arrow-plstm-s43", group="arrow", job_type="train", tags=["small"])
 
 
@@ -72,22 +71,15 @@ def test_full_disk_names_the_path(tmp_path):
         MetricsWriter(path).write(1, 0.1, "train", {"loss": 1.0})
 
 
-def run_script(folder: Path, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    """Runs `script` as a process of its own, with the function `start` of a mode, which makes a tracker."""
+def run_script(folder: Path, script: str, *arguments: str, **environment: str) -> tuple[str, str]:
+    """What `script` writes, a process of its own with the function `start` of a mode, which makes a tracker."""
     lines = [
         "from plstm.training import tracking",
         f"folder, RUN = {str(folder)!r}, {RUN!r}",
         'start = lambda mode: tracking.Tracker(mode, dir=folder, config={"optim": {"peak_lr": 0.00123}}, **RUN)',
         textwrap.dedent(script),
     ]
-    return subprocess.run(
-        [sys.executable, "-c", "\n".join(lines), *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return end(begin("-c", "\n".join(lines), *arguments, environment=os.environ | environment))
 
 
 def test_offline_run_holds_what_was_logged_and_no_secret(tmp_path):
@@ -106,10 +98,10 @@ def test_offline_run_holds_what_was_logged_and_no_secret(tmp_path):
         tracker.finish()
     """
     secrets = {"PLANTED_TOKEN": "planted-environment", "WANDB_API_KEY": "planted-key-" + "0" * 40}
-    process = run_script(folder, script, "--password=planted-argument", **secrets)
-    assert process.returncode == 0 and process.stdout == "console line\n"
+    output, errors = run_script(folder, script, "--password=planted-argument", **secrets)
+    assert output == "console line\n"
     said = f"W&B: offline; upload with: wandb sync '{folder}/wandb/offline-run-'*-0123abcd"
-    assert process.stderr.splitlines() == [said]
+    assert errors.splitlines() == [said]
     assert subprocess.run(["bash", "-c", f"ls -d {said.split('sync ')[1]}"], capture_output=True).returncode == 0
     rows = history(folder)
     assert [row["_step"] for row in rows] == [1, 2] and has_ended(folder)
@@ -136,9 +128,9 @@ def test_without_a_server_one_line_ends_the_tracking_not_the_run(tmp_path):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))  # and does not listen
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
-        process = run_script(tmp_path, script, WANDB_BASE_URL=address, WANDB_API_KEY="0" * 40)
-    assert process.returncode == 0 and process.stdout == "trained\n"
-    (line,) = process.stderr.splitlines()
+        output, errors = run_script(tmp_path, script, WANDB_BASE_URL=address, WANDB_API_KEY="0" * 40)
+    assert output == "trained\n"
+    (line,) = errors.splitlines()
     assert line.startswith("W&B: could not start (CommError: ") and line.endswith("; training continues")
 
 
