@@ -91,20 +91,17 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     # ------------------------------------------------------------ devices
     environment = describe_environment(ROOT)
     layout = Layout(make_mesh(batch_size, config.mesh.fsdp))
-    votes = Votes(layout)
 
     # ------------------------------------------------------------ data
     task = TASKS[config.task](config)
     splits = {name: task.split(name) for name in dict.fromkeys([*loop.eval_splits, *loop.final_splits])}
-    source = task.batches(layout)
-    plan = Plan.of(config, task)
+    source, plan = task.batches(layout), Plan.of(config, task)
     probe = splits[loop.eval_splits[0]].first(PROBE * jax.process_count())
 
     # ------------------------------------------------------------ model and optimizer
     programs = compile_programs(shared_config(config), plan.steps, plan.steps_per_epoch, plan.warmup_steps)
     init_key, _, step_key = (jax.random.fold_in(jax.random.key(config.seed), n) for n in range(3))
-    _, state = init_state(task.build_model(init_key), programs.optimizer)
-    state = layout.place_state(state)
+    state = layout.place_state(init_state(task.build_model(init_key), programs.optimizer)[1])
 
     # ------------------------------------------------------------ restore: the first of these that is there
     # 1. the last undamaged checkpoint of this run, 2. the weights of the run to fine-tune, 3. the state just drawn
@@ -129,7 +126,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     console, name = Console(quiet=not is_main()), run_name(config)
     banner(name, describe_run(task, plan, layout.mesh, state, folder, origin), console)
     progress = Progress(plan.steps, step, name, task.unit, console)
-    tracker = start_tracker(config, folder)
+    tracker, votes = start_tracker(config, folder), Votes(layout)
 
     # ------------------------------------------------------------ what the loop does at some steps
     def stop_if_asked() -> None:
@@ -229,8 +226,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         tracker.finish()
         curve = curve_points(metrics.lines())
         record = finished_record(config, overrides, task, plan, info, count_parameters(state), curve)
-        kept = [point for point in curve if task.keeps_curve(point.split, point.metric)]
-        path = write_record(record, kept, config.paths.results)
+        path = write_record(record, [p for p in curve if task.keeps_curve(p.split, p.metric)], config.paths.results)
         print(f"{name}: finished; record in {path}", flush=True)
         return record
     finally:

@@ -1,7 +1,5 @@
 """Starts the project's programs as a user does, and reads what they leave."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -8,8 +8,6 @@ time that a checkpoint was about to be written. EVENTS has the names. {"not_fini
 gradient of step 6 not a number.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """docs/add-your-own.md as it stands: its files are added to a copy of the project, whose entries then take them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Bad input to train.py and eval.py: one clear line that names the key or path, status 2, and nothing written."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

@@ -1,7 +1,5 @@
 """What goes wrong around a run: damaged checkpoints, disks, W&B, numbers, memory. One line, and the last good state."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource
@@ -16,21 +14,8 @@ import psutil
 import pytest
 
 from plstm.training.tracking import read_metrics
-from tests.commands import (
-    SMALLEST,
-    assert_same,
-    assert_same_numbers,
-    begin,
-    biggest,
-    call,
-    end,
-    flip,
-    numbers,
-    one_error,
-    paths,
-    run_folder,
-    steps_of,
-)
+from tests import commands
+from tests.commands import SMALLEST, assert_same, begin, biggest, call, end, flip, one_error, paths, run_folder
 from tests.fork_server import wait_for
 
 pytestmark = pytest.mark.slow
@@ -54,7 +39,7 @@ DAMAGES = {
 def test_a_damaged_checkpoint_is_set_aside_and_the_run_ends_as_if_undisturbed(undisturbed, start, tmp_path, damage):
     """It resumes from the checkpoint before, or starts anew where there is none."""
     checkpoints = killed(start, tmp_path)
-    *before, last = steps_of(checkpoints)
+    *before, last = commands.steps_of(checkpoints)
     if damage == "one bit of each":
         for step in before:
             flip(biggest(checkpoints / str(step)))
@@ -175,7 +160,7 @@ def test_a_client_that_dies_changes_nothing(undisturbed, start, tmp_path):
     assert status == 0 and "<evaluate>" in output, output
     said = [line for line in output.splitlines() if line.startswith("W&B: ")]
     assert len(said) == 2 and said[-1].endswith("; training continues") and "Traceback" not in output
-    assert_same_numbers(tmp_path, undisturbed)
+    commands.assert_same_numbers(tmp_path, undisturbed)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, None], ids=str)
@@ -216,4 +201,4 @@ def test_a_server_that_accepts_and_never_answers_holds_up_the_start_alone(undist
         process = begin("train.py", *SMALLEST, "logger.mode=online", *paths(tmp_path), environment=environment)
         _, errors = end(process, seconds=300)
     assert "W&B: could not start (" in errors and "Traceback" not in errors
-    assert numbers(tmp_path) == numbers(undisturbed)
+    assert commands.numbers(tmp_path) == commands.numbers(undisturbed)

@@ -1,7 +1,5 @@
 """Pre-training and fine-tuning as a user starts them, on pictures drawn in memory. Real processes on tiny models."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Imports go one way: a room may import from those below it, and from nothing else of the project."""
 
-from __future__ import annotations
-
 import ast
 from graphlib import TopologicalSorter
 

@@ -1,7 +1,5 @@
 """Runs of train.py in two processes, as on two hosts: real processes that find each other over loopback."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What a fresh machine depends on: the lock, the declared dependencies, the make targets, light imports."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """Whole runs as a user starts them: train, evaluate, stop, kill, resume. Real processes on tiny models."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

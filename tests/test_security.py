@@ -1,7 +1,5 @@
 """Files from elsewhere run nothing, take nothing from this machine, and write nothing outside their folder."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json

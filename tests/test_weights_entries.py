@@ -1,7 +1,5 @@
 """export.py, classify.py and eval.py on weights in a file, as a user calls them."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

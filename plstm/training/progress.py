@@ -31,12 +31,11 @@ class Progress(Bar):
     def show(self, step: int, values: Mapping[str, float]) -> None:
         """Shows that `step` steps are done, and any values, "epoch" and "examples_per_second" among them."""
         (task,) = self.tasks
-        shown = {
-            name: f"{name} {value:.2f}" if name == "epoch" else f"{name} {value:.4g}" for name, value in values.items()
-        }
-        if "examples_per_second" in values:
-            shown["examples_per_second"] = f"{values['examples_per_second']:,.0f} {self._unit}/s"
-        text = "  ".join([f"step {step:,}/{task.total:,}", *shown.values()])
+        shown = [f"step {step:,}/{task.total:,}"]
+        for name, value in values.items():
+            is_speed, digits = name == "examples_per_second", ".2f" if name == "epoch" else ".4g"
+            shown.append(f"{value:,.0f} {self._unit}/s" if is_speed else f"{name} {value:{digits}}")
+        text = "  ".join(shown)
         self.update(task.id, completed=step, text=text)
         if self.disable and (self.get_time() >= self._next_line or step >= task.total):
             self._next_line = self.get_time() + EVERY_SECONDS

@@ -61,11 +61,11 @@ class MetricsWriter:
 
         `evaluated`, at most `step`, is the last step whose evaluation the checkpoint knows; a later one is repeated.
         """
-        lasts = [step if line["split"] == "train" and "count" not in line else evaluated for line in self.lines()]
-        kept = [line for line, last in zip(self.lines(), lasts, strict=True) if line["step"] <= last]
+        last = lambda line: step if line["split"] == "train" and "count" not in line else evaluated  # noqa: E731
+        kept = [json.dumps(line) + "\n" for line in self.lines() if line["step"] <= last(line)]
         if self._enabled and self.path.exists():
             with self._errors():
-                write_file(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+                write_file(self.path, "".join(kept).encode())
 
 
 def read_metrics(path: str | Path) -> list[dict]:
@@ -108,8 +108,13 @@ class Tracker:
         self._run = self._try("start", lambda: _start_client(mode, **arguments))
 
     def log(self, line: Mapping) -> None:
-        """Logs a line of `metrics.jsonl`; steps must not decrease, the client drops those that do."""
-        self._try("log", lambda: self._run.log(row_of(line), step=line["step"]))
+        """Logs a line of `metrics.jsonl`, as {"train/loss": 0.61, ..., "epoch": 0.26}, without null values.
+
+        Steps must not decrease, the client drops those that do.
+        """
+        values = {name: line[name] for name in line if name not in ("step", "epoch", "split", "count")}
+        row = {f"{line['split']}/{name}": value for name, value in values.items() if value is not None}
+        self._try("log", lambda: self._run.log(row | {"epoch": line["epoch"]}, step=line["step"]))
 
     def image(self, name: str, path: str | Path, step: int) -> None:
         """Logs a picture."""
@@ -134,13 +139,6 @@ class Tracker:
             _say(f"could not {action} ({type(error).__name__}: {first_line(error)}); training continues")
             with contextlib.suppress(Exception):
                 _client().teardown()  # a client left half alive complains when the process ends
-
-
-def row_of(line: Mapping) -> dict[str, float]:
-    """A line of `metrics.jsonl` as W&B gets it: {"train/loss": 0.61, ..., "epoch": 0.26}, without null values."""
-    values = {name: line[name] for name in line if name not in ("step", "epoch", "split", "count")}
-    named = {f"{line['split']}/{name}": value for name, value in values.items() if value is not None}
-    return named | {"epoch": line["epoch"]}
 
 
 def _is_logged_in() -> bool:
