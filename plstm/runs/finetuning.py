@@ -11,8 +11,7 @@ from jax.sharding import Sharding
 from plstm.config import Config, run_id
 from plstm.errors import UserError
 from plstm.runs.folders import find_run, load_config
-from plstm.runs.weights import restore_state
-from plstm.training.checkpoints import Checkpoints
+from plstm.runs.weights import open_checkpoint, restore_state
 from plstm.training.steps import named_leaves
 
 # Keys of `model` in which the two models may differ: they do not change the parameters' meaning.
@@ -45,16 +44,10 @@ def initial_weights(run: str, config: Config, params: Any, sharding: Sharding) -
         if key not in MAY_DIFFER and theirs.get(key) != ours.get(key):
             has = f"the run {folder} has {theirs.get(key)}; fine-tune with the same model"
             raise UserError(f"model.{key}={ours.get(key)}: {has}")
-    checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
+    checkpoints, step = open_checkpoint(folder, trained, config.init_checkpoint, "init_checkpoint")
     last = checkpoints.last_step()
-    if last is None or checkpoints.info(last)["final"] is None:
-        stopped = f"stopped at step {last:,}" if last else "has no checkpoint"
-        raise UserError(f"init_from={folder}: this run has not finished ({stopped}); finish it first")
-    if config.init_checkpoint == "best" and not trained.loop.keeps_best:
-        raise UserError(f"init_checkpoint=best: {folder} kept none ({trained.loop.why_no_best})")
-    step = last if config.init_checkpoint == "last" else checkpoints.best_step()
-    if step is None:
-        raise UserError(f"init_checkpoint=best: {folder} has lost it; take init_checkpoint=last")
+    if checkpoints.info(last)["final"] is None:
+        raise UserError(f"init_from={folder}: this run has not finished (stopped at step {last:,}); finish it first")
     _, state, _ = restore_state(checkpoints, step, trained, sharding)
     params, changes = adapt(state.params, params)
     return params, "; ".join([f"the weights of {folder}, step {step:,}", *changes])

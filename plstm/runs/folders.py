@@ -18,10 +18,7 @@ MAX_NAME = 255  # letters of a file name that every file system takes
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Holds a run's folder, made where missing, for this process.
-
-    Raises UserError where another process holds it, or it cannot be written.
-    """
+    """Holds a run's folder, made where missing. Raises UserError where another process does, or it is read-only."""
     with write_errors(folder, "choose another paths.runs"):
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "w")  # noqa: SIM115 (held until the end of the with block below)
@@ -35,10 +32,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def find_run(run: str, runs: Path, key: str = "run") -> Path:
-    """The folder of a run given by its folder or its id (or the first digits of it).
-
-    Raises UserError, naming the config's `key`, where there is none, or several.
-    """
+    """The folder of a run given by its folder or the first digits of its id. Raises UserError naming the `key`."""
     if len(run) > MAX_NAME or not run.isprintable():
         raise UserError(f"{key}={run[:40]!r}...: no such run in {runs}; name its folder or id")
     if (Path(run) / ".hydra").is_dir():

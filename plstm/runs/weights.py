@@ -42,29 +42,21 @@ SAVED = nnx.Any(nnx.Param, nnx.BatchStat)
 
 @dataclass(frozen=True)
 class Info:
-    """Where a model's weights come from, and what it needs to be used.
+    """Where a model's weights come from, and what it needs to be used."""
 
-    run, step: the run's id, and the steps it had taken. class_names: the meaning of the logits, in order.
-    preprocessing: from a picture to what the model takes. sizes: see `plstm.models.Family`. config: the run's;
-    config.model is the architecture.
-    """
-
-    run: str
-    step: int
-    class_names: tuple[str, ...]
-    preprocessing: Preprocessing | None
-    sizes: Mapping[str, int] = field(hash=False)  # nnx.jit needs the rest to be hashable
-    config: Config = field(compare=False, repr=False)
+    run: str  # its id
+    step: int  # how many it had taken
+    class_names: tuple[str, ...]  # the meaning of the logits, in order
+    preprocessing: Preprocessing | None  # from a picture to what the model takes
+    sizes: Mapping[str, int] = field(hash=False)  # see `plstm.models.Family`; nnx.jit needs the rest to be hashable
+    config: Config = field(compare=False, repr=False)  # config.model is the architecture
 
 
 def from_checkpoint(source: str | os.PathLike, *, runs: str | os.PathLike = "runs", checkpoint: str = "last") -> Any:
     """The model with trained weights, deterministic unless called with a key; its `info` is an `Info`.
 
-    Args:
-        source: a .safetensors file, or a run: its folder, its id or the first digits of it.
-        runs: the folder of runs that ids are looked up in. checkpoint: "last" or "best" of a run.
-
-    Raises UserError where there is no such file or run, or it is damaged.
+    source: a .safetensors file, or a run: its folder, its id or the first digits of it, in the folder `runs`.
+    checkpoint: "last" or "best" of a run. Raises UserError where there is no such file or run, or it is damaged.
     """
     if _is_file(source):
         graphdef, weights, info = _from_file(Path(source))
@@ -119,15 +111,21 @@ def restore_state(
     return graphdef, checkpoints.restore(step, like)[0], info
 
 
+def open_checkpoint(folder: Path, config: Config, which: str, key: str = "checkpoint") -> tuple[Checkpoints, int]:
+    """The checkpoints of a run, and the step of its "last" or "best". Raises UserError where there is none."""
+    if which == "best" and not config.loop.keeps_best:
+        raise UserError(f"{key}=best: {folder} kept none ({config.loop.why_no_best}); take {key}=last")
+    checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
+    step = checkpoints.last_step() if which == "last" else checkpoints.best_step()
+    if step is None:
+        other = f", or take {key}=last" if checkpoints.last_step() else ""
+        raise UserError(f"{key}={which}: {folder} has none; train the run until its first evaluation{other}")
+    return checkpoints, step
+
+
 def _from_run(folder: Path, checkpoint: str) -> tuple[nnx.GraphDef, nnx.State, Info]:
     config = load_config(folder)
-    if checkpoint == "best" and not config.loop.keeps_best:
-        raise UserError(f"{folder}: kept no best checkpoint ({config.loop.why_no_best}); take the last one")
-    checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
-    step = checkpoints.last_step() if checkpoint == "last" else checkpoints.best_step()
-    if step is None:
-        other = "; or take the last one" if checkpoints.last_step() else ""
-        raise UserError(f"{folder}: no {checkpoint} checkpoint; train the run until its first evaluation{other}")
+    checkpoints, step = open_checkpoint(folder, config, checkpoint)
     graphdef, state, info = restore_state(checkpoints, step, _usable_here(config))
     preprocessing, names = TASKS[config.task](config).preprocessing, tuple(info["class_names"])
     return graphdef, state.weights, Info(run_id(config), step, names, preprocessing, info["sizes"], config)

@@ -87,10 +87,7 @@ class Checkpoints:
                 say(f"the checkpoint of step {int(path.name):,} is damaged: {damage}; set aside as {aside}")
 
     def save(self, step: int, state: Any, info: Mapping[str, Any], score: float) -> None:
-        """Starts to save `state` (a tree of arrays) and `info` (JSON) as the checkpoint of `step`.
-
-        It replaces one of the same step. Raises UserError if an earlier checkpoint could not be written.
-        """
+        """Starts to save a tree of arrays and JSON; UserError says that an earlier checkpoint could not be written."""
         self.wait()
         with self._writing():
             if step in self._manager.all_steps():
@@ -109,10 +106,7 @@ class Checkpoints:
         return None if step is None or self._manager.metrics(step)["score"] == NO_SCORE else step
 
     def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        """The state, restored onto the arrays or jax.ShapeDtypeStruct of the tree `like`, and info of a checkpoint.
-
-        Raises UserError if the checkpoint is damaged or of another model.
-        """
+        """The state, placed as the arrays or shapes of `like`, and info; UserError if damaged or of another model."""
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         args = ocp.args.Composite(state=ocp.args.StandardRestore(target), info=ocp.args.JsonRestore())
         with self._reading(step) as path:

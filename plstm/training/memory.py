@@ -34,8 +34,8 @@ def keep_freed_memory() -> bool:
 def forget_programs_near_limit() -> bool:
     """Drops all compiled programs if the process has nearly as many mappings as Linux allows; returns whether it did.
 
-    XLA maps every kernel of a CPU program separately, and the process aborts beyond vm.max_map_count (65,530), which
-    batches of dozens of sizes come near. What is needed again is read from the compilation cache.
+    XLA maps every kernel of a CPU program; beyond vm.max_map_count (65,530) the process aborts, and batches of dozens
+    of sizes come near. What is needed again is read from the compilation cache.
     """
     if not (MAPPINGS.exists() and MOST_MAPPINGS.exists()):  # another system
         return False

@@ -35,21 +35,13 @@ def make_mesh(batch_size: int, fsdp: int = 1, devices: Sequence[jax.Device] | No
     return Mesh(np.reshape(devices, (-1, fsdp)), ("data", "fsdp"))
 
 
-@dataclass(frozen=True)
 class Layout:
     """Where the arrays of a run lie on its devices. All of its processes call each method, with arrays of one shape."""
 
-    mesh: Mesh
-
-    @property
-    def copies(self) -> NamedSharding:
-        """A whole copy on each device."""
-        return NamedSharding(self.mesh, PartitionSpec())
-
-    @property
-    def rows(self) -> NamedSharding:
-        """A batch: axis 0 split between the devices."""
-        return NamedSharding(self.mesh, PartitionSpec(("data", "fsdp")))
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self.copies = NamedSharding(mesh, PartitionSpec())  # a whole copy on each device
+        self.rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))  # a batch: axis 0 split between the devices
 
     def state(self, tree: Any) -> Any:
         """The sharding of each tensor of a training state: the largest axis that "fsdp" divides is split."""

@@ -12,10 +12,7 @@ EVERY_SECONDS = 30.0  # a plain line comes at most so often, but for the last st
 
 
 class Progress(Bar):
-    """Shows the steps, the latest values and the time left, in a live bar or in plain lines; a context manager.
-
-    `unit` is the plural name of an example.
-    """
+    """Shows steps, values and the time left, live or in plain lines; `unit` is the plural name of an example."""
 
     def __init__(
         self, total: int, start: int, name: str, unit: str, console: Console, clock: Callable = time.monotonic

@@ -69,10 +69,7 @@ class MetricsWriter:
 
 
 def read_metrics(path: str | Path) -> list[dict]:
-    """The lines of a `metrics.jsonl` in order, without a last line that a crash cut short.
-
-    Raises UserError if there is no such file, or a line before the last is damaged.
-    """
+    """The lines of a `metrics.jsonl`, without a last one that was cut short. UserError for no file, a damaged line."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -108,10 +105,7 @@ class Tracker:
         self._run = self._try("start", lambda: _start_client(mode, **arguments))
 
     def log(self, line: Mapping) -> None:
-        """Logs a line of `metrics.jsonl`, as {"train/loss": 0.61, ..., "epoch": 0.26}, without null values.
-
-        Steps must not decrease, the client drops those that do.
-        """
+        """Logs a line of `metrics.jsonl`, as {"train/loss": 0.61, ..., "epoch": 0.26}; steps must not decrease."""
         values = {name: line[name] for name in line if name not in ("step", "epoch", "split", "count")}
         row = {f"{line['split']}/{name}": value for name, value in values.items() if value is not None}
         self._try("log", lambda: self._run.log(row | {"epoch": line["epoch"]}, step=line["step"]))

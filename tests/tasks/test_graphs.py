@@ -128,7 +128,7 @@ def test_weights_hold_the_running_statistics_and_need_no_data(run, tmp_path, mon
     for each in (model, other):
         assert each.info.class_names == ("-1", "1") and each.info.sizes["classes"] == 2
         assert each.encoder.kernel.shape == (each.info.sizes["features"], 8)
-    with pytest.raises(UserError, match=rf"{run}: kept no best checkpoint \(loop.save_every is 2\)"):
+    with pytest.raises(UserError, match=rf"checkpoint=best: {run} kept none \(loop.save_every is 2\)"):
         from_checkpoint(run, checkpoint="best")
 
 
