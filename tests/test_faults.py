@@ -30,7 +30,11 @@ def killed(start, folder: Path) -> Path:
 
 DAMAGES = {
     "one bit": lambda step: flip(biggest(step)),
+    "cut": lambda step: os.truncate(biggest(step), biggest(step).stat().st_size // 2),
+    "cut to nothing": lambda step: os.truncate(biggest(step), 0),
+    "a file missing": lambda step: (step / "state" / "_METADATA").unlink(),
     "the score": lambda step: os.truncate(step / "metrics" / "metrics", 5),
+    "the info": lambda step: os.truncate(step / "info" / "metadata", 5),
     "half of it missing": lambda step: [shutil.rmtree(step / "state"), (step / "SHA256SUMS").unlink()],
 }
 

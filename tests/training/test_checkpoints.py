@@ -8,32 +8,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from plstm.errors import UserError
+from plstm.models import build_model
 from plstm.training.checkpoints import NO_SCORE, WITHOUT_CHECKSUM, Checkpoints, _damage
 from plstm.training.optimizers import OptimConfig, build_optimizer
 from plstm.training.steps import TrainState, init_state
 from tests.commands import biggest, flip
+from tests.models.vision_models import MODELS, tiny
 
 SCORES = {10: 0.9, 20: 0.5, 30: 0.6, 40: 0.7}
 
 
-@pytest.fixture(scope="module")
-def draw_state(tiny_config, filled):
-    """Function of (seed, kind, model changes): the state of a tiny model with every number drawn."""
-
-    def draw(seed=0, kind="pLSTM", **changes) -> TrainState:
-        model = filled(tiny_config(kind, **changes), seed)
-        state = jax.device_get(init_state(model, build_optimizer(OptimConfig(), lambda step: 0.1))[1])
-        rng = np.random.default_rng(seed)
-        drawn = lambda leaf: np.asarray(rng.normal(size=leaf.shape) * 10, leaf.dtype)  # noqa: E731
-        return jax.tree.map(jnp.asarray, jax.tree.map(drawn, state))
-
-    return draw
+def draw_state(seed=0, kind="pLSTM", **changes) -> TrainState:
+    """The state of a tiny model with every number drawn."""
+    model = nnx.eval_shape(lambda: build_model(tiny(**MODELS[kind] | changes), 0))
+    state = nnx.eval_shape(lambda: init_state(model, build_optimizer(OptimConfig(), lambda step: 0.1))[1])
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 10, leaf.dtype), state)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, draw_state):
+def folder(tmp_path_factory):
     """The checkpoints of a run of 40 steps; step n holds the state drawn from seed n."""
     folder = tmp_path_factory.mktemp("run") / "checkpoints"
     checkpoints = Checkpoints(folder)
@@ -49,7 +46,7 @@ def assert_equal(actual, expected):
 
 
 @pytest.mark.parametrize("step", [10, 40])
-def test_the_last_two_and_the_best_are_kept_and_come_back_bit_for_bit(folder, draw_state, step):
+def test_the_last_two_and_the_best_are_kept_and_come_back_bit_for_bit(folder, step):
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {"10", "30", "40"}
     checkpoints, like = Checkpoints(folder, read_only=True), draw_state(1)
     assert (checkpoints.last_step(), checkpoints.best_step()) == (40, 10)
@@ -60,7 +57,7 @@ def test_the_last_two_and_the_best_are_kept_and_come_back_bit_for_bit(folder, dr
     assert_equal(Checkpoints(folder, read_only=True).restore(step, shapes)[0], state)
 
 
-def test_a_run_goes_on_saving_into_its_folder(folder, draw_state, tmp_path):
+def test_a_run_goes_on_saving_into_its_folder(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "checkpoints")
     checkpoints = Checkpoints(copy)
     state, _ = checkpoints.restore(checkpoints.last_step(), draw_state(1))
@@ -75,7 +72,7 @@ def test_a_run_goes_on_saving_into_its_folder(folder, draw_state, tmp_path):
     assert {path.name for path in copy.iterdir() if path.is_dir()} == {"40", "50"}
 
 
-def test_one_too_many_after_a_kill_is_removed(folder, draw_state, tmp_path):
+def test_one_too_many_after_a_kill_is_removed(folder, tmp_path):
     """Orbax removes an old checkpoint after the new one is complete; the run may have ended with that one."""
     copy = shutil.copytree(folder, tmp_path / "checkpoints")
     checkpoints = Checkpoints(copy)
@@ -98,7 +95,7 @@ def test_one_too_many_after_a_kill_is_removed(folder, draw_state, tmp_path):
         ("ViT", {}, r"params\.\S+ is missing there and"),
     ],
 )
-def test_another_model_s_checkpoint_is_refused_by_a_parameter_s_name(folder, draw_state, kind, changes, name):
+def test_another_model_s_checkpoint_is_refused_by_a_parameter_s_name(folder, kind, changes, name):
     with pytest.raises(UserError, match=rf"checkpoints/40: a checkpoint of another model .*\({name}") as caught:
         Checkpoints(folder, read_only=True).restore(40, draw_state(1, kind, **changes))
     assert "\n" not in str(caught.value)
@@ -117,7 +114,7 @@ def test_folders_without_checkpoints(tmp_path):
         Checkpoints(tmp_path / "file" / "checkpoints")
 
 
-def test_one_bit_in_any_file_is_found_and_whichever_file_is_cut_it_is_whole_or_refused(folder, draw_state, tmp_path):
+def test_one_bit_in_any_file_is_found_and_whichever_file_is_cut_it_is_whole_or_refused(folder, tmp_path):
     """Of the arrays, Orbax itself would restore a changed one without an error. Which file holds what is up to it."""
     names = [line.split("  ")[1] for line in (folder / "40" / "SHA256SUMS").read_text().splitlines()]
     step = shutil.copytree(folder / "40", tmp_path / "checkpoints" / "40")
@@ -159,7 +156,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_refused_and_a_run_falls_back_to_the_one_before(folder, draw_state, tmp_path, damage):
+def test_a_damaged_checkpoint_is_refused_and_a_run_falls_back_to_the_one_before(folder, tmp_path, damage):
     copy, said = shutil.copytree(folder, tmp_path / "checkpoints"), []
     DAMAGES[damage](copy / "40")
     with pytest.raises(UserError, match=f"{copy}/40: .*; move it away") as caught:

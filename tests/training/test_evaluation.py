@@ -6,13 +6,14 @@ import pytest
 
 from data.loading import unpack
 from plstm.training.evaluation import describe, evaluate, make_ready
-from tests.training.classifying import expected_metrics, logits, measure, metrics_of
+from tests.models.vision_models import MODELS, filled, tiny
+from tests.training.classifying import draw_split, expected_metrics, logits, measure, metrics_of
 
 COUNT = 10
 
 
 @pytest.fixture(scope="module")
-def split(draw_split):
+def split():
     return draw_split(COUNT, seed=3)
 
 
@@ -37,8 +38,8 @@ def test_every_example_counts_once(split, batch_size):
     np.testing.assert_array_equal(np.concatenate(seen)[:COUNT], split.bits)
 
 
-def test_the_numbers_of_a_model_are_the_direct_mean(split, tiny_config, filled):
-    model = filled(tiny_config("ViT"))
+def test_the_numbers_of_a_model_are_the_direct_mean(split):
+    model = filled(tiny(classes=2, **MODELS["ViT"]))
     ready, weights, place = make_ready(model, measure, 4)
     found = logits(model, {"image": split.bits})
     assert evaluate(ready, weights, split, 4, place) == pytest.approx(expected_metrics(found, split.labels), rel=1e-5)

@@ -26,14 +26,6 @@ def both():
     return np.asarray(_maps(jax.random.split(jax.random.key(0), MAPS), 0.5, 0.8, 1.0))
 
 
-@pytest.fixture(scope="module")
-def erased():
-    """The result of erasing, zero where pixels were left alone."""
-    images = np.random.default_rng(1).uniform(50, 60, (4000, 20, 28, 2)).astype(np.float32)
-    result = np.asarray(jax.jit(random_erasing, static_argnums=2)(images, jax.random.key(1), 0.25))
-    return np.where(result == images, 0, result)
-
-
 def cutmix_oracle(draws: int, alpha: float) -> np.ndarray:
     """Maps of the weight kept, one draw at a time."""
     rng, maps = np.random.default_rng(3), np.ones((draws, HEIGHT, WIDTH), np.float32)
@@ -89,21 +81,15 @@ def test_which_kinds_the_alphas_mean(monkeypatch, mixup, cutmix, probability):
     assert drawn == [(4, 6, probability, mixup, cutmix)]
 
 
-@pytest.fixture(scope="module")
-def mixed():
-    """Results of mixing a batch in which image n is 1 in channel n, so that channels are the weights of the images."""
-    batch = 6
-    images = jnp.broadcast_to(jnp.eye(batch)[:, None, None], (batch, 16, 20, batch))
+def test_one_draw_a_batch_partners_a_permutation_and_targets_the_share_of_the_pixels():
+    """Image n is 1 in channel n, so that channels are the weights of the images."""
+    batch, partners = 6, []
+    start = jnp.broadcast_to(jnp.eye(batch)[:, None, None], (batch, 16, 20, batch))
     run = jax.jit(mix, static_argnums=(3, 4))
-    return [[np.asarray(a) for a in run(images, jnp.eye(batch), jax.random.key(n), 0.8, 1.0)] for n in range(120)]
-
-
-def test_one_draw_a_batch_partners_a_permutation_and_targets_the_share_of_the_pixels(mixed):
-    partners = []
-    for images, targets in mixed:
+    for n in range(120):
+        images, targets = map(np.asarray, run(start, jnp.eye(batch), jax.random.key(n), 0.8, 1.0))
         np.testing.assert_allclose(targets, images.mean(axis=(1, 2)), atol=1e-5)
         np.testing.assert_allclose(targets.sum(axis=1), 1, atol=1e-6)
-        batch = len(images)
         own = images[np.arange(batch), :, :, np.arange(batch)]
         others = images.mean(axis=(1, 2)) * (1 - np.eye(batch))
         partner = np.where(others.max(axis=1) > 0, others.argmax(axis=1), np.arange(batch))
@@ -153,7 +139,10 @@ def erasing_oracle(height: int, width: int, draws: int) -> np.ndarray:
     return np.array(found)
 
 
-def test_erased_boxes_have_the_oracle_s_distribution_and_independent_normal_noise(erased):
+def test_erased_boxes_have_the_oracle_s_distribution_and_independent_normal_noise():
+    images = np.random.default_rng(1).uniform(50, 60, (4000, 20, 28, 2)).astype(np.float32)
+    result = np.asarray(jax.jit(random_erasing, static_argnums=2)(images, jax.random.key(1), 0.25))
+    erased = np.where(result == images, 0, result)  # zero where pixels were left alone
     boxes, oracle = boxes_of(erased), erasing_oracle(*erased.shape[1:3], 20_000)
     assert stats.binomtest(len(boxes), len(erased), 0.25).pvalue > 1e-3
     assert boxes[:, 0].min() == 0 and (boxes[:, 0] + boxes[:, 2]).max() == erased.shape[1]

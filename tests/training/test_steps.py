@@ -9,6 +9,7 @@ from flax import nnx
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import OptimConfig, build_optimizer
 from plstm.training.steps import init_state, make_predict, make_train_step, named_leaves
+from tests.models.vision_models import MODELS, filled, tiny
 from tests.training import classifying
 
 LR = 1e-2
@@ -35,15 +36,15 @@ def put(state):
 
 
 @pytest.fixture(scope="module")
-def batch(draw_split):
-    split = draw_split(8)
+def batch():
+    split = classifying.draw_split(8)
     return put({"image": split.bits, "label": split.labels.astype(np.int32)})
 
 
 @pytest.fixture(scope="module", params=["pLSTM", "ViT"])
-def trained(request, tiny_config, filled, batch):
+def trained(request, batch):
     """One compiled step, its states 0 and 1, the metrics of the first step, and the logits before it."""
-    model = filled(tiny_config(request.param), scale=0.2)
+    model = filled(tiny(classes=2, **MODELS[request.param]))
     state, step = make_step(model)
     after, metrics = jax.device_get(step(put(state), batch))
     logits = make_predict(nnx.split(model)[0], classifying.logits)(state.params, batch)
