@@ -43,10 +43,7 @@ def register() -> None:
 
 @contextlib.contextmanager
 def hydra_task(entry: type) -> Iterator[None]:
-    """Around all that Hydra runs: bad input or an unwritable file ends it with one line and status 2.
-
-    entry: the schema, `Config` or `EvalConfig`.
-    """
+    """Around what Hydra runs with schema `entry`: bad input or an unwritable file ends it, one line and status 2."""
     if jax.config.jax_compilation_cache_dir is None:  # so that a resumed or repeated run compiles nothing again
         jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/plstm/jax").expanduser()))
     keep_freed_memory()

@@ -20,10 +20,7 @@ POSITION, HEAD = "position", "head."
 
 
 def initial_id(init_from: str, runs: Path) -> str:
-    """The id of the run that `init_from` names, 12 hexadecimal digits, whether as an id or as a folder.
-
-    So a fine-tuned run's own id follows from what it starts from, and not from where that lies. Raises UserError.
-    """
+    """The id of the run that `init_from` names by id or folder: a new run's id must not follow from where it lies."""
     if not init_from:  # as experiments that fine-tune have it
         raise UserError("init_from: name the run to fine-tune, init_from=<its id or folder>")
     if re.fullmatch(r"[0-9a-f]{12}", init_from):

@@ -62,10 +62,7 @@ class Programs(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def compile_programs(config_json: str, steps: int, steps_per_epoch: int, warmup_steps: int) -> Programs:
-    """What a run compiles, from its `shared_config` and the steps of its plan that the learning rate follows.
-
-    Runs that follow each other in one process, such as folds, share it if these are the same.
-    """
+    """What a run compiles, from its `shared_config` and some of its plan; runs in turn, such as folds, share it."""
     config = from_plain(json.loads(config_json))
     task = TASKS[config.task](config)
     schedule = learning_rate_schedule(config.optim, steps, warmup_steps)

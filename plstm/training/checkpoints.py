@@ -43,10 +43,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | Path, *, read_only: bool = False, say: Callable[[str], None] = print):
-        """Opens the folder; unless `read_only`, moves damaged checkpoints to `damaged/` and says so in a line each.
-
-        Raises UserError if it cannot be made, or, with `read_only`, does not exist, or a score is damaged.
-        """
+        """Opens the folder, or raises UserError; unless `read_only`, sets damaged checkpoints aside, a line each."""
         self.folder, self._read_only = Path(folder).absolute(), read_only
         if read_only and not self.folder.is_dir():
             raise UserError(f"{self.folder}: no checkpoints there; train the run first")
