@@ -26,11 +26,15 @@ ROOT = Path(__file__).resolve().parent
 
 
 @hydra.main(config_path=str(ROOT / "configs"), config_name="eval", version_base="1.3")
-@hydra_task(EvalConfig)
 def main(node: DictConfig) -> None:
     """Prints the metrics of each split."""
     logging.set_verbosity(logging.ERROR)
-    options = to_eval_config(node)
+    with hydra_task(EvalConfig):
+        print_metrics(to_eval_config(node))
+
+
+def print_metrics(options: EvalConfig) -> None:
+    """Evaluates what `options` ask for, a line a split."""
     source = choose_source(options)
     config = config_of(source, options.paths.runs)
     if not any(override.startswith("data.root=") for override in HydraConfig.get().overrides.task):

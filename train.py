@@ -22,7 +22,7 @@ from plstm.errors import ReadError
 from plstm.results.finished import finished_record
 from plstm.results.records import Record, curve_points, find_record, record_path, write_record
 from plstm.runs.cli import hydra_task, run_entry
-from plstm.runs.finetuning import Initial, initial_id
+from plstm.runs.finetuning import initial_id, initial_weights
 from plstm.runs.folders import lock_folder, write_config
 from plstm.runs.programs import Plan, compile_programs
 from plstm.runs.status import check_finite, count_parameters, describe_run, is_best, new_info, start_tracker
@@ -35,7 +35,7 @@ from plstm.training.interrupt import Interrupt
 from plstm.training.memory import forget_programs_near_limit, memory_errors
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.processes import Votes, check_agreement, from_main, is_main, say, start_processes
-from plstm.training.progress import Progress, banner
+from plstm.training.progress import Progress, banner, print_plain
 from plstm.training.steps import init_state
 from plstm.training.tracking import MetricsWriter
 
@@ -48,14 +48,14 @@ class Stopped(Exception):
 
 
 @hydra.main(config_path=str(ROOT / "configs"), config_name="train", version_base="1.3")
-@hydra_task(Config)
 def main(node: DictConfig) -> Record | None:
     """Trains one run to its end, or until SIGTERM or SIGINT; returns its record (in process 0)."""
     logging.set_verbosity(logging.ERROR)
-    config = to_config(node)
     try:
-        with Interrupt() as interrupt, memory_errors(config.optim.batch_size):
-            return start(config, list(HydraConfig.get().overrides.task), interrupt)
+        with hydra_task(Config):
+            config = to_config(node)
+            with Interrupt() as interrupt, memory_errors(config.optim.batch_size):
+                return start(config, list(HydraConfig.get().overrides.task), interrupt)
     except Stopped as stopped:
         (number,) = stopped.args
         if number == signal.SIGUSR2:
@@ -91,20 +91,17 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     # ------------------------------------------------------------ devices
     environment = describe_environment(ROOT)
     layout = Layout(make_mesh(batch_size, config.mesh.fsdp))
-    votes = Votes(layout)
 
     # ------------------------------------------------------------ data
     task = TASKS[config.task](config)
     splits = {name: task.split(name) for name in dict.fromkeys([*loop.eval_splits, *loop.final_splits])}
-    source = task.batches(layout)
-    plan = Plan.of(config, task)
+    source, plan = task.batches(layout), Plan.of(config, task)
     probe = splits[loop.eval_splits[0]].first(PROBE * jax.process_count())
 
     # ------------------------------------------------------------ model and optimizer
     programs = compile_programs(shared_config(config), plan.steps, plan.steps_per_epoch, plan.warmup_steps)
     init_key, _, step_key = (jax.random.fold_in(jax.random.key(config.seed), n) for n in range(3))
-    _, state = init_state(task.build_model(init_key), programs.optimizer)
-    state = layout.place_state(state)
+    state = layout.place_state(init_state(task.build_model(init_key), programs.optimizer)[1])
 
     # ------------------------------------------------------------ restore: the first of these that is there
     # 1. the last undamaged checkpoint of this run, 2. the weights of the run to fine-tune, 3. the state just drawn
@@ -118,7 +115,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
             info["earlier"].append({"until": last, **info["environment"]})
             info["environment"] = environment
     elif base is not None:
-        params, origin = Initial(base, config).load(state.params, layout.copies)
+        params, origin = initial_weights(base, config, state.params, layout.copies)
         state = state._replace(params=layout.place_state(params))
     seconds_before, step = info["wall_seconds"], int(state.step)
     averager = MetricAverager(info["averager"])
@@ -129,7 +126,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     console, name = Console(quiet=not is_main()), run_name(config)
     banner(name, describe_run(task, plan, layout.mesh, state, folder, origin), console)
     progress = Progress(plan.steps, step, name, task.unit, console)
-    tracker = start_tracker(config, folder)
+    tracker, votes = start_tracker(config, folder), Votes(layout)
 
     # ------------------------------------------------------------ what the loop does at some steps
     def stop_if_asked() -> None:
@@ -145,7 +142,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         values = averager.close(plan.examples_per_step)
         write("train", values)
         shown = {name: value for name, value in values.items() if name not in step_metrics.latest}
-        progress.update(step, {"epoch": step / plan.steps_per_epoch, **shown})
+        progress.show(step, {"epoch": step / plan.steps_per_epoch, **shown})
 
     def evaluate_splits(names: list[str], shown: bool = True) -> dict[str, dict[str, float]]:
         """Evaluates whole splits, logs the metrics and remembers the best step."""
@@ -155,7 +152,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         for split, values in found.items():
             write(split, values)
             if shown:
-                progress.message(f"step {step:,}  {describe(split, values, task.unit)}")
+                print_plain(console, f"step {step:,}  {describe(split, values, task.unit)}")
         if inside := jax.device_get(programs.inspect(layout.local(weights), probe)):
             write("model", inside)
         if is_best(found, info["best"], loop, task.primary_metric):
@@ -229,8 +226,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         tracker.finish()
         curve = curve_points(metrics.lines())
         record = finished_record(config, overrides, task, plan, info, count_parameters(state), curve)
-        kept = [point for point in curve if task.keeps_curve(point.split, point.metric)]
-        path = write_record(record, kept, config.paths.results)
+        path = write_record(record, [p for p in curve if task.keeps_curve(p.split, p.metric)], config.paths.results)
         print(f"{name}: finished; record in {path}", flush=True)
         return record
     finally:

@@ -20,7 +20,7 @@ from plstm.results.documents import document_paths, fill_document
 from plstm.results.figures import draw_table
 from plstm.results.records import read_records
 from plstm.results.tables import render_table
-from plstm.runs.cost import experiment_cost
+from plstm.runs.programs import experiment_cost
 from scripts.common import Parser
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -28,7 +28,7 @@ from plstm.results.execution import execute
 from plstm.results.figures import draw_table
 from plstm.results.records import Hardware, read_records
 from plstm.results.tables import render_table
-from plstm.runs.cost import experiment_cost
+from plstm.runs.programs import experiment_cost
 from scripts.common import Parser, positive
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,9 +1,8 @@
 """Starts the project's programs as a user does, and reads what they leave."""
 
-from __future__ import annotations
-
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -58,6 +57,13 @@ def one_error(output: str) -> str:
     return line
 
 
+def free_port() -> int:
+    """One that nobody listens to."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 def run_folder(folder: Path) -> Path:
     """That of the only run."""
     (run,) = (folder / "runs").iterdir()
@@ -101,8 +107,8 @@ def state_of(run: Path) -> dict[str, bytes]:
 def logged(folder: Path) -> list[dict]:
     """W&B's history without what it measured of time, and without names of files."""
     kinds = ("_step", "train", "val", "test", "epoch")
-    rows = [{name: value for name, value in row.items() if name not in SPEED} for row in history(run_folder(folder))]
-    return [{name: value for name, value in row.items() if name.split("/")[0] in kinds} for row in rows]
+    rows = [row.items() for row in history(run_folder(folder))]
+    return [{name: value for name, value in row if name.split("/")[0] in kinds and name not in SPEED} for row in rows]
 
 
 def files(folder: Path) -> set[str]:

@@ -1,7 +1,5 @@
 """Settings every test shares: the CPU unless accelerators were asked for, nothing sent anywhere, little noise."""
 
-from __future__ import annotations
-
 import os
 import platform
 import signal

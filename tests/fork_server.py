@@ -8,8 +8,6 @@ time that a checkpoint was about to be written. EVENTS has the names. {"not_fini
 gradient of step 6 not a number.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -23,22 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED = 43  # the default
-EVENTS = (
-    "start",  # the child is there
-    "build",  # the run's parts are put together
-    "loop",  # training begins
-    "evaluate",  # an evaluation begins
-    "save",  # a checkpoint is handed to Orbax
-    "checksums",  # its files are written, its checksums are not
-    "complete",  # it has just got its name
-    "line",  # half a line of metrics.jsonl is written
-    "finish",  # the last checkpoint is on disk
-    "draw",  # pictures are drawn
-    "tracker",  # W&B is closed
-    "file",  # the record is about to be written
-    "half",  # it is written under another name, and not yet renamed
-    "written",  # it has just been written
-)
+EVENTS = ("start", "build", "loop", "evaluate", "save", "checksums", "complete", "line", "finish", "draw", "tracker")
+EVENTS += ("file", "half", "written")
 
 
 class ForkServer:
@@ -68,8 +52,7 @@ class ForkServer:
     def run(self, arguments: list[str], output: Path, plan: dict | None = None) -> tuple[int, str]:
         """Starts it and waits for its end; returns the exit status and what it printed."""
         self.start(arguments, output, plan)
-        status = self.wait()
-        return status, output.read_text()
+        return self.wait(), output.read_text()
 
     def close(self) -> None:
         self._process.stdin.close()
@@ -100,20 +83,11 @@ class Plan:
         print(f"<{self.event}>", flush=True)
         targets = [os.getpid()]
         if self.to_client:
-            wait_for(lambda: list(Path(_option("paths.runs")).glob("*/wandb/offline-run-*/*.wandb")))
-            targets = [
-                int(child) for children in Path("/proc/self/task").glob("*/children") for child in _read(children)
-            ]
+            (runs,) = [Path(word.partition("=")[2]) for word in sys.argv if word.startswith("paths.runs=")]
+            wait_for(lambda: list(runs.glob("*/wandb/offline-run-*/*.wandb")))
+            targets = " ".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()
         for target in targets:
-            os.kill(target, self.signal)
-
-
-def _option(key: str) -> str:
-    return next(argument.partition("=")[2] for argument in sys.argv if argument.startswith(f"{key}="))
-
-
-def _read(children: Path) -> list[str]:
-    return children.read_text().split()
+            os.kill(int(target), self.signal)
 
 
 def _watch(plan: Plan) -> None:
@@ -122,14 +96,14 @@ def _watch(plan: Plan) -> None:
     from plstm.results import records
     from plstm.training import checkpoints, tracking
 
-    def wrap(owner, name: str, before: str | None = None, after: str | None = None, when=lambda *arguments: True):
+    def wrap(owner, name: str, before: str, after: str | None = None, when=lambda *arguments: True):
         function = getattr(owner, name)
 
         def wrapped(*arguments, **named):
-            if before and when(*arguments):
+            if when(*arguments):
                 plan.happens(before)
             result = function(*arguments, **named)
-            if after and when(*arguments):
+            if after:
                 plan.happens(after)
             return result
 
@@ -138,22 +112,23 @@ def _watch(plan: Plan) -> None:
     wrap(train, "train", "build")
     wrap(train.Progress, "__enter__", "loop")
     wrap(train, "evaluate", "evaluate")
-    wrap(train.Interrupt, "leave_at_once", "finish")
+    wrap(train.Interrupt, "leave_at_once", "finish")  # the last checkpoint is on disk
     wrap(train.TASKS["arrow"], "draw", "draw")
     wrap(checkpoints.Checkpoints, "save", "save")
-    wrap(checkpoints, "_write_checksums", "checksums")
+    wrap(checkpoints, "_write_checksums", "checksums")  # a checkpoint's files are written, its checksums are not
     wrap(tracking.Tracker, "finish", "tracker")
     wrap(records, "write_file", "file", "written")
+    # The record is written under another name, and not yet renamed.
     wrap(os, "replace", "half", when=lambda source, target: Path(target).parent.parent.name == "results")
     finalize, write = checkpoints._ChecksummedPath.finalize, tracking.MetricsWriter.write
 
     async def watched_finalize(self):
         await finalize(self)
-        if self.get_final().name.isdigit():
+        if self.get_final().name.isdigit():  # a checkpoint has just got its name
             plan.happens("complete")
 
     def watched_write(self, step, epoch, split, values):
-        if plan.event == "line" and plan.count == 1:
+        if plan.event == "line" and plan.count == 1:  # half a line
             with open(self.path, "a") as file:
                 file.write(f'{{"step": {step}, "epo')
         plan.happens("line")
@@ -191,10 +166,9 @@ def _inject(metric: str, step: int) -> None:
 
 
 def _child(arguments: list[str], output: str, plan: dict | None) -> None:
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for descriptor, target in ((written, 1), (written, 2), (os.open(os.devnull, os.O_RDONLY), 0)):
+        os.dup2(descriptor, target)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     import train
     from plstm.config import Config
@@ -226,11 +200,10 @@ def main() -> None:
 
 
 def wait_for(condition, seconds: float = 120) -> None:
-    """Until it is true. Raises TimeoutError."""
+    """Until it is true."""
     end = time.monotonic() + seconds
     while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError
+        assert time.monotonic() < end, "it never came"
         time.sleep(0.01)
 
 

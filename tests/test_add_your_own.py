@@ -1,7 +1,5 @@
 """docs/add-your-own.md as it stands: its files are added to a copy of the project, whose entries then take them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -35,15 +33,12 @@ def project(tmp_path_factory):
         if registry:
             source = target.read_text()
             line = next(line for line in source.splitlines() if line.startswith(f"{registry}: "))
-            text = source.replace(line, f"{line}\n    {text.strip()}" if line.endswith("{") else _inserted(line, text))
+            inside = line.removesuffix("}") + ", " + text.strip().removesuffix(",") + "}"
+            text = source.replace(line, f"{line}\n    {text.strip()}" if line.endswith("{") else inside)
             text = text.replace("from plstm", IMPORTS[path] + "from plstm", 1)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
     return folder
-
-
-def _inserted(line: str, entry: str) -> str:
-    return line.removesuffix("}") + ", " + entry.strip().removesuffix(",") + "}"
 
 
 def run(project: Path, *arguments: str) -> str:

@@ -1,14 +1,12 @@
 """What goes wrong around a run: damaged checkpoints, disks, W&B, numbers, memory. One line, and the last good state."""
 
-from __future__ import annotations
-
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,22 +14,8 @@ import psutil
 import pytest
 
 from plstm.training.tracking import read_metrics
-from tests.commands import (
-    ROOT,
-    SMALLEST,
-    assert_same,
-    assert_same_numbers,
-    begin,
-    biggest,
-    call,
-    end,
-    flip,
-    numbers,
-    one_error,
-    paths,
-    run_folder,
-    steps_of,
-)
+from tests import commands
+from tests.commands import SMALLEST, assert_same, begin, biggest, call, end, flip, one_error, paths, run_folder
 from tests.fork_server import wait_for
 
 pytestmark = pytest.mark.slow
@@ -59,7 +43,7 @@ DAMAGES = {
 def test_a_damaged_checkpoint_is_set_aside_and_the_run_ends_as_if_undisturbed(undisturbed, start, tmp_path, damage):
     """It resumes from the checkpoint before, or starts anew where there is none."""
     checkpoints = killed(start, tmp_path)
-    *before, last = steps_of(checkpoints)
+    *before, last = commands.steps_of(checkpoints)
     if damage == "one bit of each":
         for step in before:
             flip(biggest(checkpoints / str(step)))
@@ -108,11 +92,9 @@ def test_a_host_or_device_without_memory_names_the_batch_size(tmp_path):
     """A real failure of XLA, on the CPU: the step wants 150 GB, the process may have 10."""
     command = ["train.py", "debug=smoke", "experiment=arrow/vit", "model.dim=384", "model.heads=2", *paths(tmp_path)]
     command += ["model.patch_size=2", "data.train_images=2048", "optim.batch_size=2048", "loop.eval_splits=[val]"]
-    limited = ["bash", "-c", f'ulimit -v {10 * 1024**2}; exec "$@"', "bash", sys.executable, *command]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    ended = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert ended.returncode == 2
-    line = one_error(ended.stderr)
+    memory = 10 * 2**30
+    options = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_AS, (memory, memory))}
+    line = one_error(end(begin(*command, environment=os.environ | {"JAX_PLATFORMS": "cpu"}, **options), 2)[1])
     assert line.startswith("error: optim.batch_size=2048: a device ran out of memory, at 2,048 examples a device")
     assert "RESOURCE_EXHAUSTED" in line and "a smaller optim.batch_size" in line and "mesh.fsdp" in line
 
@@ -177,17 +159,12 @@ def test_a_folder_that_can_only_be_read_is_named(undisturbed, small_disk):
         assert str(folder) in line and "Read-only file system" in line and "paths.runs" in line
 
 
-def children(process: int, word: str) -> list[psutil.Process]:
-    found = psutil.Process(process).children(recursive=True)
-    return [child for child in found if word in " ".join(child.cmdline())]
-
-
 def test_a_client_that_dies_changes_nothing(undisturbed, start, tmp_path):
     status, output = start(tmp_path, {"event": "evaluate", "count": 2, "to_client": True})
     assert status == 0 and "<evaluate>" in output, output
     said = [line for line in output.splitlines() if line.startswith("W&B: ")]
     assert len(said) == 2 and said[-1].endswith("; training continues") and "Traceback" not in output
-    assert_same_numbers(tmp_path, undisturbed)
+    commands.assert_same_numbers(tmp_path, undisturbed)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, None], ids=str)
@@ -196,7 +173,8 @@ def test_where_the_reading_processes_end_first_the_run_saves(tmp_path, number):
     command = ["train.py", *SMALLEST, *paths(tmp_path), "optim.epochs=1000", "logger.mode=disabled"]
     process = begin(*command, "data.placement=stream", "data.workers=1", start_new_session=True)
     wait_for(lambda: list(tmp_path.glob("runs/*/checkpoints/8")))
-    readers = children(process.pid, "spawn_main")
+    children = psutil.Process(process.pid).children(recursive=True)
+    readers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
     for reader in readers:
         reader.send_signal(signal.SIGSTOP)
     steps = [-1, 0]
@@ -227,4 +205,4 @@ def test_a_server_that_accepts_and_never_answers_holds_up_the_start_alone(undist
         process = begin("train.py", *SMALLEST, "logger.mode=online", *paths(tmp_path), environment=environment)
         _, errors = end(process, seconds=300)
     assert "W&B: could not start (" in errors and "Traceback" not in errors
-    assert numbers(tmp_path) == numbers(undisturbed)
+    assert commands.numbers(tmp_path) == commands.numbers(undisturbed)

@@ -3,8 +3,6 @@
 Three moments in the default tests; at least sixty, most of them at random, in the slow one, which prints its count.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -14,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import SMALLEST, assert_same, logged, numbers, paths, run_folder, saved_run, state_of, steps_of
-from tests.fork_server import EVENTS, ForkServer, wait_for
+from tests import commands
+from tests.commands import SMALLEST, assert_same, call, paths, run_folder, steps_of
+from tests.fork_server import EVENTS, wait_for
 
 KILLS = 60  # of the slow test
 EXACT = [{"event": event, "count": {"line": 7, "evaluate": 2}.get(event, 1)} for event in EVENTS]
@@ -34,10 +33,10 @@ def random_plan(chance: random.Random) -> dict:
 def test_the_checks_of_this_file_see_a_difference(undisturbed, start, tmp_path):
     status, _ = start(tmp_path, None, "optim.peak_lr=2e-4")
     assert status == 0
-    for check in (numbers, saved_run, logged):
+    for check in (commands.numbers, commands.saved_run, commands.logged):
         assert check(tmp_path) != check(undisturbed), check.__name__
-    assert state_of(run_folder(tmp_path)) != state_of(run_folder(undisturbed))
-    assert [row["_step"] for row in logged(undisturbed)] == list(range(1, 25))
+    assert commands.state_of(run_folder(tmp_path)) != commands.state_of(run_folder(undisturbed))
+    assert [row["_step"] for row in commands.logged(undisturbed)] == list(range(1, 25))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +123,6 @@ def test_a_signal_is_answered_in_time(undisturbed, fork_server, start, tmp_path,
 
 @pytest.mark.slow
 def test_of_two_starts_at_once_the_second_refuses(undisturbed, fork_server, tmp_path):
-    other = ForkServer({"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"})
     command, said = [*SMALLEST, *paths(tmp_path)], tmp_path / "first"
     plan = {"event": "evaluate", "signal": int(signal.SIGSTOP)}  # stands still in its first evaluation
     first = fork_server.start(command, said, plan)
@@ -132,13 +130,10 @@ def test_of_two_starts_at_once_the_second_refuses(undisturbed, fork_server, tmp_
         wait_for(lambda: said.exists() and "<evaluate>" in said.read_text())
         run = run_folder(tmp_path)
         before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if not {".lock", "wandb"} & {*path.parts}}
-        status, output = other.run(command, tmp_path / "second")
-        assert status == 2
         told = f"error: {run}: this run is being trained by another process; wait for it or stop it"
-        assert output.splitlines() == [told]
+        assert call("train.py", *command, status=2).splitlines() == [told]
         assert all(path.stat().st_mtime_ns == then for path, then in before.items())
     finally:
         os.kill(first, signal.SIGCONT)
-        other.close()
     assert fork_server.wait() == 0
     assert_same(tmp_path, undisturbed)

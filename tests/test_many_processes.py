@@ -1,16 +1,13 @@
 """Runs of train.py in two processes, as on two hosts: real processes that find each other over loopback."""
 
-from __future__ import annotations
-
 import os
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.commands import begin, biggest, end, flip, numbers, paths, record_of, run_folder, steps_of
+from tests.commands import begin, biggest, end, flip, free_port, numbers, paths, record_of, run_folder, steps_of
 from tests.fork_server import wait_for
 
 TINY = ["debug=smoke", "experiment=arrow/vit", "model.dim=64", "model.heads=2", "optim.epochs=2"]
@@ -19,44 +16,26 @@ TINY += ["loop.eval_splits=[val]", "loop.eval_every=4", "loop.log_every=1"]
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 def by_variables(number: int, count: int, port: int) -> dict[str, str]:
     return {"COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "NUM_PROCESSES": str(count), "PROCESS_ID": str(number)}
 
 
 def as_slurm_step(number: int, count: int, port: int) -> dict[str, str]:
     """What srun sets for a step of one task a node; two nodes of one name."""
-    return {
-        "SLURM_JOB_ID": str(port),
-        "SLURM_STEP_NODELIST": "localhost,localhost",
-        "SLURM_STEP_NUM_NODES": str(count),
-        "SLURM_NTASKS": str(count),
-        "SLURM_PROCID": str(number),
-        "SLURM_LOCALID": "0",
-        "JAX_COORDINATOR_PORT": str(port),
-    }
+    step = {"STEP_NODELIST": "localhost,localhost", "STEP_NUM_NODES": count, "NTASKS": count, "PROCID": number}
+    step |= {"JOB_ID": port, "LOCALID": 0}
+    return {f"SLURM_{name}": str(value) for name, value in step.items()} | {"JAX_COORDINATOR_PORT": str(port)}
 
 
 def start_one(folder: Path, *overrides: str, **variables: str) -> subprocess.Popen:
-    return begin(
-        "train.py", *TINY, *overrides, *paths(folder), environment={**os.environ, "JAX_PLATFORMS": "cpu", **variables}
-    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
+    return begin("train.py", *TINY, *overrides, *paths(folder), environment=environment)
 
 
 def start_two(folder: Path, *overrides: str, variables=by_variables) -> list[subprocess.Popen]:
     """The processes of one run; `variables` are the environment of each."""
     port = free_port()
     return [start_one(folder, *overrides, **variables(number, 2, port)) for number in range(2)]
-
-
-def end_two(processes: list[subprocess.Popen], status: int = 0) -> list[str]:
-    """What each printed."""
-    return [end(process, status)[0] for process in processes]
 
 
 def wait_for_checkpoint(folder: Path, step: int, processes: list[subprocess.Popen]) -> None:
@@ -91,13 +70,13 @@ def alone(tmp_path_factory) -> Path:
     [(by_variables, []), (by_variables, ["mesh.fsdp=2", "data.placement=stream"]), (as_slurm_step, ["mesh.fsdp=2"])],
 )
 def test_two_processes_train_to_the_numbers_of_one(alone, tmp_path, variables, overrides):
-    first, second = end_two(start_two(tmp_path, *overrides, variables=variables))
+    first, second = (end(each)[0] for each in start_two(tmp_path, *overrides, variables=variables))
     assert "2 processes" in first and "finished; record in" in first
     assert "step " not in second and "finished" not in second
     assert run_folder(tmp_path).name == run_folder(alone).name
     assert_close(tmp_path, alone)
     assert {path.suffix for path in (run_folder(tmp_path) / "figures").iterdir()} == {".png", ".svg"}
-    first, second = end_two(start_two(tmp_path, *overrides, variables=variables))
+    first, second = (end(each)[0] for each in start_two(tmp_path, *overrides, variables=variables))
     assert "has finished" in first and "has finished" not in second
 
 
@@ -105,7 +84,7 @@ def test_a_signal_to_one_stops_both_and_another_layout_resumes(alone, tmp_path):
     processes = start_two(tmp_path, "mesh.fsdp=2")
     wait_for_checkpoint(tmp_path, 4, processes)
     processes[1].send_signal(signal.SIGTERM)
-    first, _ = end_two(processes, 128 + signal.SIGTERM)
+    first, _ = (end(each, 128 + signal.SIGTERM)[0] for each in processes)
     assert "stopped by signal 15 at step" in first
     assert "resumed at step" in end(start_one(tmp_path))[0]
     assert_close(tmp_path, alone)
@@ -120,7 +99,7 @@ def test_all_processes_leave_a_damaged_checkpoint(alone, tmp_path):
     checkpoints = run_folder(tmp_path) / "checkpoints"
     last = steps_of(checkpoints)[-1]
     flip(biggest(checkpoints / str(last)))
-    first, second = end_two(start_two(tmp_path, "mesh.fsdp=2"))
+    first, second = (end(each)[0] for each in start_two(tmp_path, "mesh.fsdp=2"))
     assert first.count(f"the checkpoint of step {last} is damaged: ") == 1
     assert "damaged" not in second
     assert f"resumed at step {last - 4}" in first

@@ -1,7 +1,5 @@
 """What a fresh machine depends on: the lock, the declared dependencies, the make targets, light imports."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re
@@ -10,13 +8,13 @@ import subprocess
 import sys
 import tomllib
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.commands import ROOT, call
+from tests.test_layers import imports
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PARTS = ("plstm", "data", "scripts")
@@ -58,20 +56,10 @@ def test_every_import_is_declared():
     distributions = metadata.packages_distributions()
     local = {*PARTS, *(path.stem for path in SOURCES if path.parent in (ROOT, ROOT / "scripts"))}
     for path in SOURCES:
-        for module in imported_modules(path) - local - sys.stdlib_module_names:
+        modules = {module.split(".")[0] for _, module in imports(ast.parse(path.read_text()))}
+        for module in modules - local - sys.stdlib_module_names:
             providers = {canonicalize_name(name) for name in distributions.get(module, [module])}
             assert providers & names, f"{path.relative_to(ROOT)} imports {module}: declare it in pyproject.toml"
-
-
-def imported_modules(path: Path) -> set[str]:
-    """The top-level names of everything a file imports, inside functions too."""
-    modules = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            modules.add(node.module.split(".")[0])
-    return modules
 
 
 def test_importing_all_of_plstm_loads_nothing_heavy():
@@ -105,14 +93,10 @@ def test_make_alone_lists_every_target():
 @needs_make
 @pytest.mark.parametrize("target", ["demo", "test", "lint", "tables-check"])
 def test_one_command_sets_up_and_runs_unless_an_environment_is_named(target):
-    # -W: as if the lock were new, which is the state of a fresh clone.
-    fresh = make("-n", "-W", "requirements.lock", target)
+    as_in_a_fresh_clone = ("-n", "-W", "requirements.lock")  # -W: as if the lock were new
+    fresh = make(*as_in_a_fresh_clone, target)
     assert "pip install" in fresh and fresh.rstrip().splitlines()[-1].startswith(".venv/bin/python ")
-    named = make("-n", "-W", "requirements.lock", target, "PY=some-python")
+    named = make(*as_in_a_fresh_clone, target, "PY=some-python")
     assert "pip install" not in named and named.startswith("some-python ")
-
-
-@needs_make
-def test_extras_are_installed_under_the_lock():
-    installed = make("-n", "-W", "requirements.lock", "setup", "EXTRA=cuda,slurm")
+    installed = make(*as_in_a_fresh_clone, "setup", "EXTRA=cuda,slurm")
     assert '--constraint requirements.lock --editable ".[test,cuda,slurm]"' in installed

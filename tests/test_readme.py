@@ -1,7 +1,5 @@
 """The Python of the README's section on the operator, run as it stands there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

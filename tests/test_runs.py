@@ -1,11 +1,8 @@
 """Whole runs as a user starts them: train, evaluate, stop, kill, resume. Real processes on tiny models."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,6 @@ import pytest
 from plstm.results.records import read_curve, read_records
 from plstm.results.verify import record_problems
 from tests.commands import assert_same_numbers, begin, call, end, numbers, one_error, paths, record_of, run_folder
-from tests.fork_server import wait_for
 
 TINY = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.epochs=2", "loop.eval_splits=[val]", "loop.eval_every=4"]
 PLSTM = [*TINY, "experiment=arrow/plstm"]
@@ -40,10 +36,6 @@ def finished(train, tmp_path_factory) -> Path:
     return folder
 
 
-def last_metrics(folder: Path) -> dict:
-    return record_of(folder).metrics["last"]
-
-
 def test_a_run_leaves_its_record_curve_and_pictures(finished):
     record, results = record_of(finished), finished / "results"
     assert (record.experiment, record.steps, record.epochs) == ("arrow/plstm", 16, 2)
@@ -67,7 +59,7 @@ def test_eval_prints_the_digits_of_the_end_of_training(finished):
     assert len(lines) == 4
     for line in lines:
         split, _, loss, _, accuracy, *_ = line.split()
-        values = last_metrics(finished)[split]
+        values = record_of(finished).metrics["last"][split]
         assert (loss, accuracy) == (f"{values['loss']:.6f}", f"{values['accuracy']:.6f}")
 
 
@@ -81,23 +73,20 @@ def test_eval_of_one_split_and_the_best_checkpoint(finished):
 
 def test_probes_of_the_run_start_from_its_test_accuracy(finished):
     out = finished / "probe.json"
-    call(
-        "scripts/probe_arrow.py", run_folder(finished).name[:6], f"--runs={finished}/runs", "--count=64", f"--out={out}"
-    )
+    run = run_folder(finished).name[:6]
+    call("scripts/probe_arrow.py", run, f"--runs={finished}/runs", "--count=64", f"--out={out}")
     rows = json.loads(out.read_text())["rows"]
     assert [(row["canvas_pixels"], row["probe"]) for row in rows[::5]] == [(48, "as given"), (96, "as given")]
     for row, split in zip(rows[::5], ("test", "test_ext"), strict=True):  # which have 64 images in this run
-        assert row["accuracy"] == last_metrics(finished)[split]["accuracy"]
+        assert row["accuracy"] == record_of(finished).metrics["last"][split]["accuracy"]
         assert sum(part["images"] for part in row["by_distance"]) == row["images"] == 64
 
 
 def test_the_same_command_again_says_that_the_run_has_finished_and_changes_nothing(finished, train):
-    def changes() -> dict:
-        return {path: path.stat().st_mtime_ns for part in ("runs", "results") for path in (finished / part).rglob("*")}
-
-    before = changes()
+    written = [path for part in ("runs", "results") for path in (finished / part).rglob("*")]
+    before = [path.stat().st_mtime_ns for path in written]
     assert "has finished; its record is" in train(finished, *PLSTM, "data.placement=stream")
-    assert changes() == before
+    assert [path.stat().st_mtime_ns for path in written] == before
 
 
 def test_a_checkpoint_of_another_model_is_refused(finished, train, tmp_path):
@@ -109,34 +98,16 @@ def test_a_checkpoint_of_another_model_is_refused(finished, train, tmp_path):
     assert "another model" in line and str(checkpoints) in line
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "kill"),
-    [(4, signal.SIGKILL), (8, signal.SIGKILL), (12, signal.SIGKILL), (4, signal.SIGINT), (8, signal.SIGTERM)],
-)
-@pytest.mark.slow  # tests/test_kills.py has some of these in the default tests, with a smaller model
-def test_a_killed_run_resumes_to_the_same_numbers(finished, train, tmp_path, checkpoint, kill):
-    """Ended once it has the checkpoint of that step."""
-    process = begin("train.py", *PLSTM, *paths(tmp_path))
-    wait_for(lambda: list(tmp_path.glob(f"runs/*/checkpoints/{checkpoint}")) or process.poll() is not None)
-    process.send_signal(kill)
-    end(process, -kill if kill == signal.SIGKILL else 128 + kill)
-    assert "resumed at step" in train(tmp_path, *PLSTM)
-    assert run_folder(tmp_path).name == run_folder(finished).name
-    assert_same_numbers(tmp_path, finished)
-    assert last_metrics(tmp_path) == last_metrics(finished)
-
-
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     wild = ["experiment=arrow/vit", "optim.peak_lr=1e30", "optim.warmup_epochs=0", "loop.log_every=1"]
     line = one_error(call("train.py", *TINY, *wild, *paths(tmp_path), status=2))
-    assert line.startswith("error: step ") and "not finite" in line
-    assert not (tmp_path / "results").exists()
+    assert line.startswith("error: step ") and "not finite" in line and not (tmp_path / "results").exists()
 
 
 def test_streaming_trains_to_the_same_numbers_as_the_device(finished, train, tmp_path):
     train(tmp_path, *PLSTM, "data.placement=stream")
     assert run_folder(tmp_path).name == run_folder(finished).name
-    assert last_metrics(tmp_path) == last_metrics(finished)
+    assert record_of(tmp_path).metrics == record_of(finished).metrics
 
 
 @pytest.mark.slow
@@ -152,9 +123,9 @@ def test_seeds_change_the_numbers_and_the_same_seed_does_not(finished, train, tm
     for name, seed in (("same", 43), ("other", 44)):
         train(tmp_path / name, *PLSTM, f"seed={seed}")
     assert_same_numbers(tmp_path / "same", finished)
-    assert last_metrics(tmp_path / "same") == last_metrics(finished)
+    assert record_of(tmp_path / "same").metrics == record_of(finished).metrics
     assert numbers(tmp_path / "other") != numbers(finished)
-    assert last_metrics(tmp_path / "other") != last_metrics(finished)
+    assert record_of(tmp_path / "other").metrics["last"] != record_of(finished).metrics["last"]
 
 
 def test_wandb_gets_the_run_offline_and_nothing_gets_a_secret(tmp_path):

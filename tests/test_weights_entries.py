@@ -1,7 +1,5 @@
 """export.py, classify.py and eval.py on weights in a file, as a user calls them."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -20,18 +18,13 @@ TINY += ["loop.eval_splits=[val]", "loop.final_splits=[val,test]"]
 pytestmark = pytest.mark.slow
 
 
-def lines(*arguments: object) -> list[str]:
-    """What a program prints."""
-    return call(*arguments).splitlines()
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """A folder with a tiny run of arrow pointing in runs/, its weights in model.safetensors, and val in pictures/."""
     folder = tmp_path_factory.mktemp("trained")
     call("train.py", *TINY, *paths(folder))
     run = run_folder(folder).name[:6]
-    (line,) = lines("scripts/export.py", run, folder / "model.safetensors", "--runs", folder / "runs")
+    (line,) = call("scripts/export.py", run, folder / "model.safetensors", "--runs", folder / "runs").splitlines()
     assert line.startswith(f"{folder}/model.safetensors: arrow-plstm-s43, step 8, ")
     source = data_source(ArrowVariant(43, 48, 0.25, 256, 64), "val")
     for index in range(len(source)):
@@ -42,18 +35,18 @@ def trained(tmp_path_factory) -> Path:
 
 
 def test_eval_of_a_file_prints_what_eval_of_its_run_prints(trained):
-    header, *numbers = lines("eval.py", f"weights={trained}/model.safetensors")
+    header, *numbers = call("eval.py", f"weights={trained}/model.safetensors").splitlines()
     assert header == f"arrow-plstm-s43 ({trained}/model.safetensors), step 8"
-    assert numbers == lines("eval.py", f"run={run_folder(trained)}")[1:]
+    assert numbers == call("eval.py", f"run={run_folder(trained)}").splitlines()[1:]
     assert len(numbers) == 2
-    assert lines("eval.py", f"weights={trained}/model.safetensors", "data.split=test")[1:] == numbers[1:]
+    assert call("eval.py", f"weights={trained}/model.safetensors", "data.split=test").splitlines()[1:] == numbers[1:]
 
 
 def test_eval_of_a_folder_of_the_same_images_gives_the_same_accuracy(trained, tmp_path):
     """Or names a damaged image, which counts as an error where data.max_corrupt allows it."""
     weights = f"weights={trained}/model.safetensors"
-    (_, line) = lines("eval.py", weights, f"data.folder={trained}/pictures", "data.workers=1")
-    (_, expected) = lines("eval.py", weights, "data.split=val")
+    (_, line) = call("eval.py", weights, f"data.folder={trained}/pictures", "data.workers=1").splitlines()
+    (_, expected) = call("eval.py", weights, "data.split=val").splitlines()
     assert line.split()[0] == "folder" and "(64 images)" in line
     assert line.split()[4] == expected.split()[4]
     assert float(line.split()[2]) == pytest.approx(float(expected.split()[2]), abs=2e-6)
@@ -61,12 +54,12 @@ def test_eval_of_a_folder_of_the_same_images_gives_the_same_accuracy(trained, tm
     (tmp_path / "pictures" / "at" / "bad.png").write_text("no picture")
     command = ["eval.py", weights, f"data.folder={tmp_path}/pictures"]
     assert "bad.png: more than data.max_corrupt=0.001 of them" in call(*command, status=2)
-    assert "(65 images)" in lines(*command, "data.max_corrupt=0.1")[-1]
+    assert "(65 images)" in call(*command, "data.max_corrupt=0.1").splitlines()[-1]
 
 
 def test_classify_prints_the_likeliest_classes(trained):
     picture = next((trained / "pictures" / "at").iterdir())
-    header, path, *rest = lines("scripts/classify.py", picture, "--weights", trained / "model.safetensors")
+    header, path, *rest = call("scripts/classify.py", picture, "--weights", trained / "model.safetensors").splitlines()
     assert header == f"arrow-plstm-s43, step 8 ({trained}/model.safetensors)" and path == str(picture)
     shares = {name: share for share, name in (line.split() for line in rest)}
     model = from_checkpoint(trained / "model.safetensors")
@@ -74,7 +67,7 @@ def test_classify_prints_the_likeliest_classes(trained):
     expected = np.exp(logits) / np.exp(logits).sum()
     assert shares == {name: f"{share:.1%}" for name, share in zip(("away", "at"), expected, strict=True)}
     assert list(shares) == [("away", "at")[n] for n in np.argsort(-expected)]
-    newest = lines("scripts/classify.py", picture, "--runs", trained / "runs")
+    newest = call("scripts/classify.py", picture, "--runs", trained / "runs").splitlines()
     assert newest[1:] == [path, *rest]
 
 
@@ -85,8 +78,6 @@ def test_bad_input_is_named(trained, tmp_path):
         (["eval.py", f"weights={tmp_path}/none.safetensors"], "no such file"),
         (["eval.py", f"weights={weights}", f"data.folder={tmp_path}/none"], "no such folder"),
         (["eval.py", f"weights={weights}", f"data.folder={trained}/runs"], "the model has no such class"),
-        (["eval.py", f"weights={weights}", "data.folder=x", "data.split=val"], "data.folder: takes the place"),
-        (["eval.py", f"weights={weights}", "run=abc"], "and not both"),
         (["scripts/classify.py", tmp_path / "text.jpg", "--weights", weights], "text.jpg: not a picture"),
         (["scripts/classify.py", tmp_path / "none.jpg", "--weights", weights], "none.jpg: No such file"),
         (["scripts/classify.py", __file__, "--runs", tmp_path], "not a picture"),

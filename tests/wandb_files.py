@@ -1,7 +1,5 @@
 """Reads what the W&B client wrote offline: LevelDB's log format, with its protocol buffers in it."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

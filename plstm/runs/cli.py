@@ -2,7 +2,7 @@
 
 import contextlib
 import difflib
-import functools
+import inspect
 import os
 import re
 import sys
@@ -41,47 +41,12 @@ def register() -> None:
         store.store(group="schema/model", name=name, node=family.config)
 
 
-def hydra_task(entry: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[DictConfig], Any]]:
-    """Decorates the function that Hydra runs: bad input or an unwritable file ends it with one line and status 2.
-
-    entry: the schema, `Config` or `EvalConfig`.
-    """
-
-    def decorate(function: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
-        @functools.wraps(function)
-        def run(node: DictConfig) -> Any:
-            if jax.config.jax_compilation_cache_dir is None:  # so that a resumed or repeated run compiles nothing again
-                jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/plstm/jax").expanduser()))
-            keep_freed_memory()
-            with _one_line_errors(entry):
-                return function(node)
-
-        return run
-
-    return decorate
-
-
-def run_entry(main: Callable[[], Any], entry: type) -> None:
-    """Runs a Hydra main function; a config that cannot be composed ends it with one line and exit status 2."""
-    register()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would print its own words and exit
-    with _one_line_errors(entry):
-        if any(word.startswith("--experimental-rerun") for word in sys.argv[1:]):
-            raise UserError("--experimental-rerun: reads a pickle, which can run anything; repeat the command instead")
-        check_local(CONFIGS / "local" / "default.yaml")
-        sys.argv[1:] = [quote_ids(word) for word in sys.argv[1:]]
-        check_overrides([word for word in sys.argv[1:] if "=" in word or word.startswith("~")])
-        try:
-            main()
-        except (AssertionError, AttributeError, TypeError, ValueError) as error:
-            frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-            if any(code.co_filename == __file__ and code.co_name == "run" for code in frames):
-                raise  # by a run, and not by Hydra before it
-            raise UserError(uncomposable(error, sys.argv[1:])) from error
-
-
 @contextlib.contextmanager
-def _one_line_errors(entry: type) -> Iterator[None]:
+def hydra_task(entry: type) -> Iterator[None]:
+    """Around what Hydra runs with schema `entry`: bad input or an unwritable file ends it, one line and status 2."""
+    if jax.config.jax_compilation_cache_dir is None:  # so that a resumed or repeated run compiles nothing again
+        jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/plstm/jax").expanduser()))
+    keep_freed_memory()
     try:
         yield
     except UserError as error:
@@ -92,6 +57,24 @@ def _one_line_errors(entry: type) -> Iterator[None]:
         if not error.filename:
             raise
         _fail(f"{error.filename}: {error.strerror}")
+
+
+def run_entry(main: Callable[[], Any], entry: type) -> None:
+    """Runs a Hydra main function; a config that cannot be composed ends it with one line and exit status 2."""
+    register()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would print its own words and exit
+    with hydra_task(entry):
+        if any(word.startswith("--experimental-rerun") for word in sys.argv[1:]):
+            raise UserError("--experimental-rerun: reads a pickle, which can run anything; repeat the command instead")
+        check_local(CONFIGS / "local" / "default.yaml")
+        sys.argv[1:] = [quote_ids(word) for word in sys.argv[1:]]
+        check_overrides([word for word in sys.argv[1:] if "=" in word or word.startswith("~")])
+        try:
+            main()
+        except (AssertionError, AttributeError, TypeError, ValueError) as error:
+            if inspect.unwrap(main).__code__ in [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]:
+                raise  # by a run, and not by Hydra before it
+            raise UserError(uncomposable(error, sys.argv[1:])) from error
 
 
 def uncomposable(error: Exception, words: list[str]) -> str:
@@ -127,9 +110,9 @@ def check_overrides(overrides: list[str]) -> None:
         key, value = override.key_or_group, None if override.is_delete() else override.value()
         if override.is_delete() and not key.startswith("hydra"):
             raise UserError(f"{word}: nothing can be taken away; set {key} to the value that it should have")
-        named = value if isinstance(value, list) else [value]
-        good = (isinstance(name, str | Sweep) or (name is None and value is None) for name in named)
-        if key and (CONFIGS / key).is_dir() and ("${" in word or not all(good)):
+        names = value if isinstance(value, list) else [] if value is None else [value]
+        good = all(isinstance(name, str | Sweep) for name in names)
+        if key and (CONFIGS / key).is_dir() and ("${" in word or not good):
             raise UserError(f"{_printable(word)}: there is no such choice{_listed(key)}")
 
 
@@ -139,8 +122,10 @@ def _choices(group: str) -> list[str]:
 
 
 def _listed(group: str) -> str:
-    few = len(_choices(group)) <= 20
-    return f"; there are {', '.join(_choices(group)) or 'none'}" if few else f"; they are the files of configs/{group}"
+    names = _choices(group)
+    return (
+        f"; they are the files of configs/{group}" if len(names) > 20 else f"; there are {', '.join(names) or 'none'}"
+    )
 
 
 def _printable(word: str) -> str:
@@ -157,11 +142,10 @@ def _fail(message: str) -> NoReturn:
 
 def explain(error: Exception, entry: type) -> str:
     """One line on what Hydra or OmegaConf found wrong with a config; `entry` is its schema."""
-    chain = []
-    while error is not None:
-        chain.append(error)
-        error = error.__cause__
-    text = "\n".join(str(link) for link in chain)
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    text = "\n".join(map(str, chain))
     if unknown := re.search(r"[Kk]ey '([^']+)' (?:is not in struct|not in '\w+')(?:[\s\S]*?full_key: (\S+))?", text):
         key = unknown[2] or unknown[1]
         if (whole := re.search(r"Could not override '([^']+)'", text)) and whole[1].startswith(f"{key}."):
@@ -174,14 +158,14 @@ def explain(error: Exception, entry: type) -> str:
         if option[1].startswith("hydra/launcher/submitit"):
             return "hydra/launcher: this one needs the Slurm plugin; install it: make setup EXTRA=slurm"
         group, _, name = option[1].partition("/")
-        said = f"{group}={_printable(name)}: there is no such choice"
-        return f"{said}{_nearest(name, _choices(group))}{_listed(group)}"
+        nearest = _nearest(name, _choices(group))
+        return f"{group}={_printable(name)}: there is no such choice{nearest}{_listed(group)}"
     if group := re.search(r"Merge error: (\w+) is not a subclass of (\w+)", text):
         key = _groups(entry).get(group[2], group[2])
         return f"{key}: is a group of keys and cannot be a value ({group[1]}); set its keys, {key}.<key>=..."
     if value := re.search(r"([^\n]+)\n\s*full_key: (\S+)", text):
         return f"{value[2]}: {value[1].strip()}"
-    return " ".join(str(chain[0]).split())
+    return " ".join(str(error).split())
 
 
 def _nearest(word: str, choices: list[str]) -> str:

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import glob
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from data.files import write_file
+from data.files import write_errors, write_file
 from plstm.config import Config, from_file, plain_config
 from plstm.errors import UserError
 
@@ -19,43 +18,31 @@ MAX_NAME = 255  # letters of a file name that every file system takes
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Holds a run's folder, made where missing, for this process.
-
-    Raises UserError where another process holds it, or it cannot be written.
-    """
-    try:
+    """Holds a run's folder, made where missing. Raises UserError where another process does, or it is read-only."""
+    with write_errors(folder, "choose another paths.runs"):
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "w")  # noqa: SIM115 (held until the end of the with block below)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot write there ({error.strerror}); choose another paths.runs") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(
-                f"{folder}: this run is being trained by another process; wait for it or stop it"
-            ) from error
+        except OSError:
+            told = f"{folder}: this run is being trained by another process; wait for it or stop it"
+            raise UserError(told) from None
         yield
 
 
 def find_run(run: str, runs: Path, key: str = "run") -> Path:
-    """The folder of a run given by its folder or its id (or the first digits of it).
-
-    Raises UserError, naming the config's `key`, where there is none, or several.
-    """
+    """The folder of a run given by its folder or the first digits of its id. Raises UserError naming the `key`."""
     if len(run) > MAX_NAME or not run.isprintable():
         raise UserError(f"{key}={run[:40]!r}...: no such run in {runs}; name its folder or id")
     if (Path(run) / ".hydra").is_dir():
         return Path(run)
-    name = glob.escape(run) if "/" not in run else ""
-    found = sorted(path for path in runs.glob(f"{name}*") if (path / ".hydra").is_dir()) if name else []
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UserError(
-            f"{key}={run}: {len(found)} runs in {runs} begin so: {', '.join(path.name for path in found[:5])}"
-        )
     known = sorted(path.name for path in runs.glob("*") if (path / ".hydra").is_dir())
+    found = [name for name in known if run and name.startswith(run)]
+    if len(found) == 1:
+        return runs / found[0]
+    if found:
+        raise UserError(f"{key}={run}: {len(found)} runs in {runs} begin so: {', '.join(found[:5])}")
     listed = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
     raise UserError(f"{key}={run}: no such run in {runs}; " + (f"there are {listed}" if known else "train one first"))
 

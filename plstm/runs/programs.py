@@ -1,15 +1,18 @@
-"""What a run computes: how many steps, and the jitted functions."""
+"""What a run computes, and how much of it: how many steps, the jitted functions, parameters and operations."""
 
 import functools
 import json
 from collections.abc import Callable
 from typing import NamedTuple, Self
 
+import jax
 import optax
 from flax import nnx
+from hydra import compose, initialize_config_dir
 
-from plstm.config import Config, from_plain
+from plstm.config import Config, from_plain, to_config
 from plstm.errors import UserError
+from plstm.runs.cli import CONFIGS, register
 from plstm.tasks import TASKS, Task
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer, epoch_schedule, learning_rate_schedule
@@ -33,9 +36,8 @@ class Plan(NamedTuple):
         optim, loop, per_epoch = config.optim, config.loop, task.steps_per_epoch
         unit = per_epoch if loop.unit == "epochs" else 1
         if not per_epoch:
-            raise UserError(
-                f"optim.batch_size={optim.batch_size}: more than the {task.train_examples:,} training {task.unit}"
-            )
+            have = f"{task.train_examples:,} training {task.unit}"
+            raise UserError(f"optim.batch_size={optim.batch_size}: more than the {have}")
         return cls(
             max(round(optim.epochs * per_epoch), 1),
             per_epoch,
@@ -60,10 +62,7 @@ class Programs(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def compile_programs(config_json: str, steps: int, steps_per_epoch: int, warmup_steps: int) -> Programs:
-    """What a run compiles, from its `shared_config` and the steps of its plan that the learning rate follows.
-
-    Runs that follow each other in one process, such as folds, share it if these are the same.
-    """
+    """What a run compiles, from its `shared_config` and some of its plan; runs in turn, such as folds, share it."""
     config = from_plain(json.loads(config_json))
     task = TASKS[config.task](config)
     schedule = learning_rate_schedule(config.optim, steps, warmup_steps)
@@ -75,3 +74,34 @@ def compile_programs(config_json: str, steps: int, steps_per_epoch: int, warmup_
     step = make_train_step(graphdef, optimizer, schedule, task.loss, layout=layout)
     functions = (task.metrics, task.logits, task.statistics)
     return Programs(graphdef, optimizer, step, *(make_predict(graphdef, function) for function in functions))
+
+
+class Cost(NamedTuple):
+    """pixels: a side of the training images. flops: of one image's forward pass, as `plstm.models.flops` counts."""
+
+    pixels: int
+    epochs: float
+    steps: int
+    parameters: int
+    flops: int
+
+
+def compose_experiment(experiment: str, *overrides: str) -> Config:
+    """The checked config of `python train.py experiment=...`; a run to fine-tune need not exist. Errors: Hydra's."""
+    register()
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        node = compose("train", overrides=[f"experiment={experiment}", "init_from=null", *overrides])
+    return to_config(node)
+
+
+@functools.lru_cache
+def experiment_cost(experiment: str) -> Cost:
+    """The cost of one run of an experiment. Raises UserError where nobody counts its model's operations."""
+    config = compose_experiment(experiment)
+    task = TASKS[config.task](config)
+    if (flops := task.flops()) is None:
+        raise UserError(f"experiment={experiment}: no count of operations for family {config.model.family}")
+    params = nnx.state(nnx.eval_shape(lambda: task.build_model(0)), nnx.Param)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    steps = Plan.of(config, task).steps
+    return Cost(config.data.size, config.optim.epochs, steps, parameters, flops)

@@ -17,8 +17,6 @@ from plstm.training.processes import is_main
 from plstm.training.steps import GUARDED, TrainState
 from plstm.training.tracking import Tracker
 
-Rows = list[tuple[str, str]]
-
 
 def new_info(environment: dict[str, Any], task: Task) -> dict[str, Any]:
     """What a checkpoint holds beside the state, at step 0."""
@@ -49,12 +47,10 @@ def check_finite(state: TrainState, averager: MetricAverager, checkpoints: Check
     if (bad_step := int(state.bad_step)) >= 0:
         metric = averager.first_not_finite(GUARDED) or "loss"
         checkpoints.wait()
-        last = checkpoints.last_step()
-        kept = f"the checkpoint of step {last:,} is good" if last else "no checkpoint was kept before"
-        raise UserError(
-            f"step {bad_step:,}: {metric} is not finite; {kept} ({checkpoints.folder}). "
-            "Lower optim.peak_lr, or set model.dtype=float32, and start anew"
-        )
+        last, where = checkpoints.last_step(), f"({checkpoints.folder})"
+        kept = f"the checkpoint of step {last:,} is good {where}" if last else f"no checkpoint was kept before {where}"
+        remedy = "Lower optim.peak_lr, or set model.dtype=float32, and start anew"
+        raise UserError(f"step {bad_step:,}: {metric} is not finite; {kept}. {remedy}")
 
 
 def count_parameters(state: TrainState) -> int:
@@ -62,7 +58,9 @@ def count_parameters(state: TrainState) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 
-def describe_run(task: Task, plan: Plan, mesh: Mesh, state: TrainState, folder: Path, origin: str | None) -> Rows:
+def describe_run(
+    task: Task, plan: Plan, mesh: Mesh, state: TrainState, folder: Path, origin: str | None
+) -> list[tuple[str, str]]:
     """The rows of the banner; origin: what fine-tuning starts from, None otherwise."""
     config, step, flops = task.config, int(state.step), task.flops()
     batch, devices = config.optim.batch_size, mesh.size

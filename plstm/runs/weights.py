@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from plstm.config import Config, from_file, portable_config, run_id
-from plstm.errors import UserError
+from plstm.errors import UserError, first_line
 from plstm.models import build_model
 from plstm.runs.folders import find_run, load_config
 from plstm.tasks import TASKS
@@ -42,69 +42,61 @@ SAVED = nnx.Any(nnx.Param, nnx.BatchStat)
 
 @dataclass(frozen=True)
 class Info:
-    """Where a model's weights come from, and what it needs to be used.
+    """Where a model's weights come from, and what it needs to be used."""
 
-    run, step: the run's id, and the steps it had taken. class_names: the meaning of the logits, in order.
-    preprocessing: from a picture to what the model takes. sizes: see `plstm.models.Family`. config: the run's;
-    config.model is the architecture.
-    """
-
-    run: str
-    step: int
-    class_names: tuple[str, ...]
-    preprocessing: Preprocessing | None
-    sizes: Mapping[str, int] = field(hash=False)  # nnx.jit needs the rest to be hashable
-    config: Config = field(compare=False, repr=False)
+    run: str  # its id
+    step: int  # how many it had taken
+    class_names: tuple[str, ...]  # the meaning of the logits, in order
+    preprocessing: Preprocessing | None  # from a picture to what the model takes
+    sizes: Mapping[str, int] = field(hash=False)  # see `plstm.models.Family`; nnx.jit needs the rest to be hashable
+    config: Config = field(compare=False, repr=False)  # config.model is the architecture
 
 
 def from_checkpoint(source: str | os.PathLike, *, runs: str | os.PathLike = "runs", checkpoint: str = "last") -> Any:
     """The model with trained weights, deterministic unless called with a key; its `info` is an `Info`.
 
-    Args:
-        source: a .safetensors file, or a run: its folder, its id or the first digits of it.
-        runs: the folder of runs that ids are looked up in. checkpoint: "last" or "best" of a run.
-
-    Raises UserError where there is no such file or run, or it is damaged.
+    source: a .safetensors file, or a run: its folder, its id or the first digits of it, in the folder `runs`.
+    checkpoint: "last" or "best" of a run. Raises UserError where there is no such file or run, or it is damaged.
     """
-    if is_file(source):
-        return _from_file(Path(source))
-    return _from_run(str(source), Path(runs), checkpoint)
+    if _is_file(source):
+        graphdef, weights, info = _from_file(Path(source))
+    else:
+        graphdef, weights, info = _from_run(find_run(str(source), Path(runs)), checkpoint)
+    model = nnx.merge(graphdef, weights)
+    model.info = info
+    return model
 
 
 def config_of(source: str | os.PathLike, runs: str | os.PathLike = "runs") -> Config:
     """The config that the weights were trained with, without reading them; arguments as for `from_checkpoint`."""
-    if is_file(source):
+    if _is_file(source):
         return _info(Path(source), _open(Path(source)).metadata()).config
     return load_config(find_run(str(source), Path(runs)))
 
 
-def is_file(source: str | os.PathLike) -> bool:
-    """Whether `source` names a file and not a run."""
+def _is_file(source: str | os.PathLike) -> bool:
     return str(source).endswith(".safetensors") or Path(source).is_file()
 
 
 def save_safetensors(model: Any, path: str | os.PathLike) -> None:
     """Writes a model of `from_checkpoint`, whole or not at all. Raises UserError where it cannot be written."""
-    info, path = model.info, Path(path)
-    config = portable_config(info.config)
-    if config["init_from"] is not None:
-        config["init_from"] = Path(config["init_from"]).name  # the run's id, and not where it lay
+    info = model.info
     metadata = {
         "format": FORMAT,
         "format_version": VERSION,
         "run": info.run,
         "step": str(info.step),
-        "config": json.dumps(config),
+        "config": json.dumps(portable_config(info.config)),
         "sizes": json.dumps(dict(info.sizes)),
         "class_names": json.dumps(info.class_names),
         "preprocessing": json.dumps(info.preprocessing and asdict(info.preprocessing)),
     }
-    weights = nnx.state(model, SAVED)
-    tensors = {name: np.ascontiguousarray(leaf[...], np.float32) for name, leaf in _named(weights).items()}
+    named = _named(nnx.state(model, SAVED))
+    tensors = {name: np.ascontiguousarray(leaf[...], np.float32) for name, leaf in named.items()}
     try:
         save_file(tensors, path, metadata)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be written ({_first_line(error)})") from error
+        raise UserError(f"{path}: cannot be written ({first_line(error)})") from error
 
 
 def restore_state(
@@ -119,25 +111,27 @@ def restore_state(
     return graphdef, checkpoints.restore(step, like)[0], info
 
 
-def _from_run(run: str, runs: Path, checkpoint: str) -> Any:
-    folder = find_run(run, runs)
-    config = load_config(folder)
-    if checkpoint == "best" and not config.loop.keeps_best:
-        raise UserError(f"{folder}: kept no best checkpoint ({config.loop.why_no_best}); take the last one")
+def open_checkpoint(folder: Path, config: Config, which: str, key: str = "checkpoint") -> tuple[Checkpoints, int]:
+    """The checkpoints of a run, and the step of its "last" or "best". Raises UserError where there is none."""
+    if which == "best" and not config.loop.keeps_best:
+        raise UserError(f"{key}=best: {folder} kept none ({config.loop.why_no_best}); take {key}=last")
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
-    step = checkpoints.last_step() if checkpoint == "last" else checkpoints.best_step()
+    step = checkpoints.last_step() if which == "last" else checkpoints.best_step()
     if step is None:
-        other = "; or take the last one" if checkpoints.last_step() else ""
-        raise UserError(f"{folder}: no {checkpoint} checkpoint; train the run until its first evaluation{other}")
+        other = f", or take {key}=last" if checkpoints.last_step() else ""
+        raise UserError(f"{key}={which}: {folder} has none; train the run until its first evaluation{other}")
+    return checkpoints, step
+
+
+def _from_run(folder: Path, checkpoint: str) -> tuple[nnx.GraphDef, nnx.State, Info]:
+    config = load_config(folder)
+    checkpoints, step = open_checkpoint(folder, config, checkpoint)
     graphdef, state, info = restore_state(checkpoints, step, _usable_here(config))
-    model = nnx.merge(graphdef, state.weights)
-    preprocessing = TASKS[config.task](config).preprocessing
-    names = tuple(info["class_names"])
-    model.info = Info(run_id(config), step, names, preprocessing, info["sizes"], config)
-    return model
+    preprocessing, names = TASKS[config.task](config).preprocessing, tuple(info["class_names"])
+    return graphdef, state.weights, Info(run_id(config), step, names, preprocessing, info["sizes"], config)
 
 
-def _from_file(path: Path) -> Any:
+def _from_file(path: Path) -> tuple[nnx.GraphDef, nnx.State, Info]:
     with _open(path) as file:
         info = _info(path, file.metadata())
         try:
@@ -145,13 +139,19 @@ def _from_file(path: Path) -> Any:
         except KeyError as error:
             raise UserError(f"{path}: its metadata lack the size {error}; export it again") from error
         graphdef, weights = nnx.split(model, SAVED)
-        wanted = _named(weights)
-        _refuse_other_tensors(path, file, wanted)
+        wanted, found = _named(weights), set(file.keys())
+        if extra := sorted(found - wanted.keys()):
+            raise UserError(f"{path}: not of this model: it has a tensor {extra[0]}, which the model does not")
         for name, leaf in wanted.items():
+            if name not in found:
+                raise UserError(f"{path}: not of this model: it has no tensor {name}")
+            tensor = file.get_slice(name)
+            there = (tensor.get_dtype(), tuple(tensor.get_shape()))
+            if there != ("F32", leaf.shape):
+                both = "{} {} there and F32 {} here".format(*there, leaf.shape)
+                raise UserError(f"{path}: not of this model: tensor {name} is {both}")
             leaf.set_value(jnp.asarray(file.get_tensor(name)))
-    model = nnx.merge(graphdef, weights)
-    model.info = info
-    return model
+    return graphdef, weights, info
 
 
 def _usable_here(config: Config) -> Config:
@@ -167,15 +167,14 @@ def _open(path: Path) -> Any:
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: not a whole safetensors file ({_first_line(error)})") from error
+        raise UserError(f"{path}: not a whole safetensors file ({first_line(error)})") from error
 
 
 def _info(path: Path, metadata: Mapping[str, str] | None) -> Info:
     metadata = metadata or {}
     if metadata.get("format") != FORMAT:
         raise UserError(f"{path}: made by another program; write one with scripts/export.py")
-    if metadata.get("format_version") != VERSION:
-        version = metadata.get("format_version")
+    if (version := metadata.get("format_version")) != VERSION:
         raise UserError(f"{path}: has format version {version}, and this code reads {VERSION}; export it again")
     try:
         keys = ("config", "sizes", "class_names", "preprocessing")
@@ -188,25 +187,8 @@ def _info(path: Path, metadata: Mapping[str, str] | None) -> Info:
             preprocessing = Preprocessing(**values)
         return Info(metadata["run"], int(metadata["step"]), tuple(names), preprocessing, dict(sizes), config)
     except (KeyError, TypeError, ValueError, UserError, OmegaConfBaseException) as error:
-        raise UserError(f"{path}: its metadata are damaged or of other code ({_first_line(error)})") from error
-
-
-def _refuse_other_tensors(path: Path, file: Any, wanted: Mapping[str, Any]) -> None:
-    found = set(file.keys())
-    for name in [*wanted, *sorted(found)]:
-        if name not in found:
-            raise UserError(f"{path}: not of this model: it has no tensor {name}")
-        if name not in wanted:
-            raise UserError(f"{path}: not of this model: it has a tensor {name}, which the model does not")
-        tensor, shape = file.get_slice(name), wanted[name].shape
-        if (tensor.get_dtype(), tuple(tensor.get_shape())) != ("F32", shape):
-            there = f"{tensor.get_dtype()} {tuple(tensor.get_shape())}"
-            raise UserError(f"{path}: not of this model: tensor {name} is {there} there and F32 {shape} here")
+        raise UserError(f"{path}: its metadata are damaged or of other code ({first_line(error)})") from error
 
 
 def _named(weights: nnx.State) -> dict[str, nnx.Variable]:
     return {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(weights)}
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

@@ -15,7 +15,7 @@ class MetricAverager:
     """Averages metrics over steps; with its `state`, JSON, a resumed run logs the same as one never stopped."""
 
     def __init__(self, state: dict[str, Any] | None = None):
-        self._sums = {name: list(pair) for name, pair in (state or {}).items()}  # name -> [sum, count]
+        self._sums = dict(state or {})  # name -> [sum, count]
         self._pending: list[StepMetrics] = []
         self._clock: float | None = None  # starts when the first step has finished, so it leaves out compilation
         self._timed_steps = 0
@@ -38,16 +38,13 @@ class MetricAverager:
     def state(self) -> dict[str, Any]:
         """The sums so far, as JSON."""
         self._drain()
-        return {name: list(pair) for name, pair in self._sums.items()}
+        return dict(self._sums)
 
     def first_not_finite(self, names: tuple[str, ...]) -> str | None:
         """The first of these metrics that was not finite, in the steps since the last `state` or `close`."""
-        for metrics in jax.device_get(self._pending):
-            values = {name: total for name, (total, _) in metrics.averaged.items()} | metrics.latest
-            for name in names:
-                if not math.isfinite(values[name]):
-                    return name
-        return None
+        steps = jax.device_get(self._pending)
+        values = [{name: total for name, (total, _) in step.averaged.items()} | step.latest for step in steps]
+        return next((name for step in values for name in names if not math.isfinite(step[name])), None)
 
     def close(self, examples_per_step: float) -> dict[str, float]:
         """Returns the metrics of the steps since the last call, and "examples_per_second" where it is known."""
@@ -63,7 +60,7 @@ class MetricAverager:
         """Adds the pending steps to the sums; returns the latest values."""
         steps, self._pending = jax.device_get(self._pending), []
         for step in steps:
-            for name, (total, count) in step.averaged.items():
-                before = self._sums.get(name, [0.0, 0.0])
-                self._sums[name] = [before[0] + float(total), before[1] + float(count)]
+            for name, pair in step.averaged.items():
+                before = self._sums.get(name, (0.0, 0.0))
+                self._sums[name] = [old + float(new) for old, new in zip(before, pair, strict=True)]
         return {name: float(value) for name, value in steps[-1].latest.items()} if steps else {}

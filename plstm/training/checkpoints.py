@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from orbax.checkpoint.path import atomicity
 
 from plstm.errors import UserError, first_line
 from plstm.training.processes import from_main, is_main
-from plstm.training.trees import named_leaves
+from plstm.training.steps import named_leaves
 
 CHECKSUMS = "SHA256SUMS"
 WITHOUT_CHECKSUM = (CHECKSUMS, "_CHECKPOINT_METADATA", "commit_success.txt")  # Orbax writes the last two at the rename
@@ -31,27 +32,26 @@ NEWEST = 2  # checkpoints that are kept, beside the best
 NO_SCORE = -1e30  # of a checkpoint that was not evaluated
 
 
+_score = itemgetter("score")
+
+
 class Checkpoints:
     """The folder `checkpoints/` of a run.
 
-    A checkpoint holds the training state and a small JSON dictionary. The newest two and the one with the highest
-    `score` are kept. A checkpoint is complete once it is renamed, so a killed process leaves whole ones only.
+    It keeps the newest two and the one with the highest `score`, each with the training state and a small JSON
+    dictionary. A checkpoint is complete once it is renamed, so a killed process leaves whole ones only.
     """
 
     def __init__(self, folder: str | Path, *, read_only: bool = False, say: Callable[[str], None] = print):
-        """Opens the folder; unless `read_only`, moves damaged checkpoints to `damaged/` and says so in a line each.
-
-        Raises UserError if the folder cannot be made, or, with `read_only`, does not exist, or a score is damaged.
-        """
+        """Opens the folder, or raises UserError; unless `read_only`, sets damaged checkpoints aside, a line each."""
         self.folder, self._read_only = Path(folder).absolute(), read_only
         if read_only and not self.folder.is_dir():
             raise UserError(f"{self.folder}: no checkpoints there; train the run first")
         sys.unraisablehook = _without_closed_loops
-        latest = checkpoint_managers.LatestN(NEWEST)
-        best = checkpoint_managers.BestN(get_metric_fn=lambda metrics: metrics["score"], n=1)
+        latest, best = checkpoint_managers.LatestN(NEWEST), checkpoint_managers.BestN(get_metric_fn=_score, n=1)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=checkpoint_managers.AnyPreservationPolicy([latest, best]),
-            best_fn=lambda metrics: metrics["score"],
+            best_fn=_score,
             create=not read_only,
             read_only=read_only,
             cleanup_tmp_directories=not read_only,
@@ -70,8 +70,8 @@ class Checkpoints:
             damaged = next((path for path in _steps(self.folder) if _damage(path)), self.folder)
             raise UserError(f"{damaged}: a damaged checkpoint ({first_line(error)}); move it away") from error
         # Orbax removes an old checkpoint after a new one is complete; a kill in between leaves one too many.
-        for step in sorted(self._manager.all_steps())[:-NEWEST]:
-            if not read_only and step != self._manager.best_step():
+        for step in sorted(self._manager.all_steps())[: 0 if read_only else -NEWEST]:
+            if step != self._manager.best_step():
                 self._manager.delete(step)
 
     def _set_damaged_aside(self, say: Callable[[str], None]) -> None:
@@ -84,12 +84,9 @@ class Checkpoints:
                 say(f"the checkpoint of step {int(path.name):,} is damaged: {damage}; set aside as {aside}")
 
     def save(self, step: int, state: Any, info: Mapping[str, Any], score: float) -> None:
-        """Starts to save `state` (a tree of arrays) and `info` (JSON) as the checkpoint of `step`.
-
-        It replaces one of the same step. Raises UserError if an earlier checkpoint could not be written.
-        """
+        """Starts to save a tree of arrays and JSON; UserError says that an earlier checkpoint could not be written."""
+        self.wait()
         with self._writing():
-            self._manager.wait_until_finished()
             if step in self._manager.all_steps():
                 self._manager.delete(step)
             self._empty_deleted()
@@ -106,15 +103,15 @@ class Checkpoints:
         return None if step is None or self._manager.metrics(step)["score"] == NO_SCORE else step
 
     def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        """The state, restored onto the arrays or jax.ShapeDtypeStruct of the tree `like`, and info of a checkpoint.
-
-        Raises UserError if the checkpoint is damaged or of another model.
-        """
+        """The state, placed as the arrays or shapes of `like`, and info; UserError if damaged or of another model."""
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         args = ocp.args.Composite(state=ocp.args.StandardRestore(target), info=ocp.args.JsonRestore())
         with self._reading(step) as path:
-            if difference := _difference(target, self._manager.item_metadata(step)["state"]):
-                raise UserError(f"{path}: a checkpoint of another model or optimizer ({difference})")
+            here, there = _shapes(target), _shapes(self._manager.item_metadata(step)["state"])
+            for name in here | there:
+                if here.get(name) != there.get(name):
+                    found = f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"
+                    raise UserError(f"{path}: a checkpoint of another model or optimizer ({found})")
             restored = self._manager.restore(step, args=args)
         return restored["state"], restored["info"]
 
@@ -188,8 +185,7 @@ def _digests(folder: Path) -> dict[str, str]:
     """SHA256 by name of all files that have a checksum; hidden ones are a file system's or a viewer's."""
     digests = {}
     for path in sorted(folder.rglob("[!.]*")):
-        name = str(path.relative_to(folder))
-        if path.is_file() and name not in WITHOUT_CHECKSUM:
+        if path.is_file() and (name := str(path.relative_to(folder))) not in WITHOUT_CHECKSUM:
             with open(path, "rb") as file:
                 digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return digests
@@ -204,12 +200,9 @@ def _damage(folder: Path) -> str | None:
     except (OSError, ValueError) as error:
         return f"{getattr(error, 'filename', None) or CHECKSUMS} cannot be read ({first_line(error)})"
     for name in wanted | found:
-        if name not in wanted:
-            return f"{CHECKSUMS} does not name {name}"
-        if name not in found:
-            return f"{name} is missing"
-        if wanted[name] != found[name]:
-            return f"{name} has changed since it was written"
+        if wanted.get(name) != found.get(name):
+            what = "has changed since it was written" if name in wanted else f"is not in {CHECKSUMS}"
+            return f"{name} {what}" if name in found else f"{name} is missing"
     return None if wanted else f"{CHECKSUMS} is empty"
 
 
@@ -219,13 +212,6 @@ def _without_closed_loops(unraisable) -> None:
         sys.__unraisablehook__(unraisable)
 
 
-def _difference(wanted: Any, found: Any) -> str | None:
-    """The first leaf whose shape differs between a tree and Orbax's description of one on disk."""
-    here, there = (
-        {name.removesuffix(".value"): tuple(leaf.shape) for name, leaf in named_leaves(tree).items()}
-        for tree in (wanted, found)
-    )
-    for name in here | there:
-        if here.get(name) != there.get(name):
-            return f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"
-    return None
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Of the leaves of a tree, or of Orbax's description of one on disk."""
+    return {name.removesuffix(".value"): tuple(leaf.shape) for name, leaf in named_leaves(tree).items()}

@@ -11,8 +11,6 @@ from flax import nnx
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.steps import Batch, Metrics, make_predict
 
-Measure = Callable[[Any, Batch], Metrics]  # of weights and a batch
-Place = Callable[[Batch], Batch]  # onto the devices
 BATCHES_IN_FLIGHT = 2  # how far the host may run ahead, as in training
 
 
@@ -28,7 +26,7 @@ class Split(Protocol):
         """The first of `batches`."""
 
 
-def make_ready(model: nnx.Module, function: Callable, batch_size: int) -> tuple[Measure, Any, Place]:
+def make_ready(model: nnx.Module, function: Callable, batch_size: int) -> tuple[Callable, Any, Callable]:
     """The arguments measure, weights and place of `evaluate` for a model and a task's function (model, batch)."""
     layout = Layout(make_mesh(batch_size))
     graphdef, weights = nnx.split(model)
@@ -36,22 +34,18 @@ def make_ready(model: nnx.Module, function: Callable, batch_size: int) -> tuple[
 
 
 def evaluate(
-    measure: Measure,
+    measure: Callable[[Any, Batch], Metrics],
     weights: Any,
     split: Split,
     batch_size: int,
-    place: Place = lambda batch: batch,
+    place: Callable[[Batch], Batch] = lambda batch: batch,
     each_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """The mean of each metric over every example of a split, each exactly once, and "count", the number of examples.
 
     The last batch is padded, so that one compiled program serves the whole split; the metrics leave out the padding.
-
-    Args:
-        measure: (weights, batch) -> {name: (sum, count)}, jitted.
-        batch_size: examples per batch; it fixes the order of the floating-point sums.
-        place: puts a batch on the devices, such as `plstm.training.meshes.Layout.place_rows`.
-        each_batch: called after each batch; what it raises ends the evaluation.
+    `batch_size` fixes the order of the floating-point sums. `place` puts a batch on the devices; `each_batch` is called
+    after each, and what it raises ends the evaluation.
     """
     found = []
     for batch in map(place, split.batches(batch_size)):

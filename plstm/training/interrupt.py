@@ -19,13 +19,13 @@ class Interrupt:
     def __init__(self):
         self.signal_number: int | None = None
         self._at_once, self._message = True, "nothing to save yet"
-        self._previous = {}
         self._leaving = threading.Lock()
 
     def __enter__(self) -> Self:
-        for number in (*STOPS, signal.SIGUSR2):
-            if number in STOPS or callable(signal.getsignal(number)):
-                self._previous[number] = signal.signal(number, self._request)
+        handlers = {number: signal.getsignal(number) for number in (*STOPS, signal.SIGUSR2)}
+        self._before = {n: handler for n, handler in handlers.items() if n in STOPS or callable(handler)}
+        for number in self._before:
+            signal.signal(number, self._request)
         # Python calls handlers only when the main thread returns from C++; a thread reads the signal's number at once.
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
@@ -36,7 +36,7 @@ class Interrupt:
     def __exit__(self, *exception) -> None:
         signal.set_wakeup_fd(self._wakeup_before)
         os.close(self._writer)  # which ends the thread
-        for number, handler in self._previous.items():
+        for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def wait_for_saving(self) -> None:
@@ -46,8 +46,7 @@ class Interrupt:
     def leave_at_once(self, message: str) -> None:
         """Everything is on disk: a signal, also one that came before, ends the process with a line on `message`."""
         self._at_once, self._message = True, message
-        if self.signal_number in STOPS:
-            self._leave(self.signal_number)
+        self._leave(self.signal_number)
 
     def _request(self, number: int, _frame) -> None:
         self.signal_number = number
@@ -55,11 +54,11 @@ class Interrupt:
 
     def _watch(self, reader: int) -> None:
         while number := os.read(reader, 1):
-            if self._at_once and number[0] in STOPS:
-                self._leave(number[0])
+            self._leave(number[0])
         os.close(reader)
 
-    def _leave(self, number: int) -> None:
-        self._leaving.acquire()  # one line, whichever thread comes first
-        print(f"stopped by signal {number}, {self._message}", flush=True)
-        os._exit(128 + number)  # the main thread may be busy, and the files are whole at any moment
+    def _leave(self, number: int | None) -> None:
+        if self._at_once and number in STOPS:
+            self._leaving.acquire()  # one line, whichever thread comes first
+            print(f"stopped by signal {number}, {self._message}", flush=True)
+            os._exit(128 + number)  # the main thread may be busy, and the files are whole at any moment

@@ -11,9 +11,9 @@ import jax
 
 from plstm.errors import UserError, first_line
 
-# From glibc's malloc.h: no allocation has its own mapping, all threads share one heap, which never shrinks and grows by
-# at least 64 MiB.
-MALLOC_OPTIONS = {"M_MMAP_MAX": (-4, 0), "M_ARENA_MAX": (-8, 1), "M_TRIM_THRESHOLD": (-1, -1), "M_TOP_PAD": (-2, 2**26)}
+# M_MMAP_MAX, M_ARENA_MAX, M_TRIM_THRESHOLD and M_TOP_PAD of glibc's malloc.h: no allocation has its own mapping, all
+# threads share one heap, which never shrinks and grows by at least 64 MiB.
+MALLOC_OPTIONS = ((-4, 0), (-8, 1), (-1, -1), (-2, 2**26))
 MAPPINGS, MOST_MAPPINGS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 FULL = 0.8  # of the mappings that Linux allows; what is compiled until the next check must fit into the rest
 
@@ -28,19 +28,18 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if is_set or mallopt is None or entry_points(group="jax_plugins"):
         return False
-    return all([mallopt(option, value) for option, value in MALLOC_OPTIONS.values()])
+    return all([mallopt(option, value) for option, value in MALLOC_OPTIONS])
 
 
 def forget_programs_near_limit() -> bool:
     """Drops all compiled programs if the process has nearly as many mappings as Linux allows; returns whether it did.
 
-    XLA maps every kernel of a CPU program separately, and the process aborts beyond vm.max_map_count (65,530), which
-    batches of dozens of sizes come near. What is needed again is read from the compilation cache.
+    XLA maps every kernel of a CPU program; beyond vm.max_map_count (65,530) the process aborts, and batches of dozens
+    of sizes come near. What is needed again is read from the compilation cache.
     """
     if not (MAPPINGS.exists() and MOST_MAPPINGS.exists()):  # another system
         return False
-    is_near = MAPPINGS.read_bytes().count(b"\n") >= FULL * int(MOST_MAPPINGS.read_text())
-    if is_near:
+    if is_near := MAPPINGS.read_bytes().count(b"\n") >= FULL * int(MOST_MAPPINGS.read_text()):
         jax.clear_caches()
     return is_near
 
@@ -51,10 +50,9 @@ def memory_errors(batch_size: int) -> Iterator[None]:
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        is_device = isinstance(error, jax.errors.JaxRuntimeError)
-        if is_device and "RESOURCE_EXHAUSTED" not in str(error):
+        where = "this machine" if isinstance(error, MemoryError) else "a device"
+        if where == "a device" and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        where = "a device" if is_device else "this machine"
         each = -(-batch_size // jax.device_count())
         raise UserError(
             f"optim.batch_size={batch_size}: {where} ran out of memory, at {each:,} examples a device "

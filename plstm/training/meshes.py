@@ -35,33 +35,28 @@ def make_mesh(batch_size: int, fsdp: int = 1, devices: Sequence[jax.Device] | No
     return Mesh(np.reshape(devices, (-1, fsdp)), ("data", "fsdp"))
 
 
-@dataclass(frozen=True)
 class Layout:
     """Where the arrays of a run lie on its devices. All of its processes call each method, with arrays of one shape."""
 
-    mesh: Mesh
-
-    @property
-    def copies(self) -> NamedSharding:
-        """A whole copy on each device."""
-        return NamedSharding(self.mesh, PartitionSpec())
-
-    @property
-    def rows(self) -> NamedSharding:
-        """A batch: axis 0 split between the devices."""
-        return NamedSharding(self.mesh, PartitionSpec(("data", "fsdp")))
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self.copies = NamedSharding(mesh, PartitionSpec())  # a whole copy on each device
+        self.rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))  # a batch: axis 0 split between the devices
 
     def state(self, tree: Any) -> Any:
         """The sharding of each tensor of a training state: the largest axis that "fsdp" divides is split."""
-        return jax.tree.map(lambda leaf: NamedSharding(self.mesh, self._spec(leaf.shape)), tree)
-
-    def _spec(self, shape: tuple[int, ...]) -> PartitionSpec:
         parts = self.mesh.shape["fsdp"]
-        divisible = [axis for axis, size in enumerate(shape) if size % parts == 0]
-        if parts == 1 or not divisible or np.prod(shape) < MIN_SPLIT:
-            return PartitionSpec()
-        largest = max(divisible, key=lambda axis: shape[axis])
-        return PartitionSpec(*("fsdp" if axis == largest else None for axis in range(len(shape))))
+
+        def sharding(leaf: Any) -> NamedSharding:
+            axes = [axis for axis, size in enumerate(leaf.shape) if size % parts == 0]
+            if parts == 1 or not axes or np.prod(leaf.shape) < MIN_SPLIT:
+                return self.copies
+            largest = max(axes, key=lambda axis: leaf.shape[axis])
+            return NamedSharding(
+                self.mesh, PartitionSpec(*("fsdp" if axis == largest else None for axis in range(leaf.ndim)))
+            )
+
+        return jax.tree.map(sharding, tree)
 
     def place_copies(self, tree: Any) -> Any:
         """Puts arrays that every process has whole onto every device."""

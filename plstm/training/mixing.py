@@ -13,9 +13,9 @@ TRIES = 10
 def random_erasing(images: jax.Array, key: jax.Array, probability: float) -> jax.Array:
     """Replaces a box of some images by normal noise (Zhong et al. 2020), independent in every pixel and channel.
 
-    images: float [batch, height, width, channels], normalised, so that the noise has their mean and deviation.
-    probability: of erasing an image, a Python number. The box's area is uniform in `ERASED_AREA`, its aspect
-    log-uniform in `ERASED_ASPECT`, its place uniform. An image stays whole if none of `TRIES` boxes fits.
+    images: float [batch, height, width, channels], normalised. probability: of erasing an image, a Python number. The
+    box's area is uniform in `ERASED_AREA`, its aspect log-uniform in `ERASED_ASPECT`, its place uniform. An image stays
+    whole if none of `TRIES` boxes fits.
     """
     if not probability:
         return images
@@ -51,9 +51,8 @@ def mix(
     weights_key, partner_key = jax.random.split(key)
     cutmix_probability = 0.5 if mixup_alpha and cutmix_alpha else float(cutmix_alpha > 0)
     kept = kept_weights(weights_key, *images.shape[1:3], cutmix_probability, mixup_alpha, cutmix_alpha)
-    share = kept.mean()
+    share, kept = kept.mean(), kept[..., None]
     partner = jax.random.permutation(partner_key, images.shape[0])
-    kept = kept[..., None]
     mixed = kept * images + (1 - kept) * images[partner]
     return mixed.astype(images.dtype), share * targets + (1 - share) * targets[partner]
 
@@ -72,10 +71,9 @@ def kept_weights(
     is_cutmix = choice < cutmix_probability
     alpha = jnp.where(is_cutmix, cutmix_alpha, mixup_alpha)
     share = jax.random.beta(beta_key, alpha, alpha)
-    side = jnp.sqrt(1 - share)
 
     def cut(size: int, centre: jax.Array) -> jax.Array:
-        half = (side * size).astype(jnp.int32) // 2
+        half = (jnp.sqrt(1 - share) * size).astype(jnp.int32) // 2
         return _within(size, _whole(centre, size) - half, 2 * half)
 
     box = cut(height, row)[:, None] & cut(width, column)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from plstm.training.trees import named_leaves
+from plstm.training.steps import named_leaves
 
 # Weight decay applies to linear layers and gates; not to biases, norms, scales, positions and the class token.
 DECAYED = {"kernel", "weight", "node_weight", "edge_weight"}
@@ -52,16 +52,13 @@ def learning_rate_schedule(config: OptimConfig, steps: int, warmup_steps: int) -
 
 
 def epoch_schedule(config: OptimConfig, steps_per_epoch: int) -> optax.Schedule:
-    """The same shape with one value per epoch: epoch n (from 1) of the warm-up has n / warmup_epochs of the peak.
-
-    The cosine starts at the peak in the warm-up's last epoch and reaches end_factor x peak in the last epoch.
-    """
+    """The same shape with one value per epoch, whose warm-up and cosine end in their last epochs, counted from 1."""
     of_epoch = learning_rate_schedule(config, math.ceil(config.epochs) + 1, round(config.warmup_epochs))
     return lambda step: of_epoch(step // steps_per_epoch + 1)
 
 
 def decay_mask(params: Any) -> Any:
-    """A tree like `params` of booleans: True where weight decay (and LAMB's trust ratio) applies."""
+    """A tree like `params`: True where weight decay (and LAMB's trust ratio) applies."""
     decays = [not DECAYED.isdisjoint(name.split(".")) for name in named_leaves(params)]
     return jax.tree.unflatten(jax.tree.structure(params), decays)
 
@@ -72,9 +69,8 @@ def build_optimizer(config: OptimConfig, schedule: optax.Schedule) -> optax.Grad
     LAMB: u = m_hat / (sqrt(v_hat) + eps), plus decay, times |w| / |u| per matrix (1 where either is 0); tensors outside
     the mask take plain Adam steps.
     """
-    adam = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
-    decay = optax.add_decayed_weights(config.weight_decay, mask=decay_mask)
-    parts = [optax.clip_by_global_norm(config.clip_norm), adam, decay]
+    parts = [optax.clip_by_global_norm(config.clip_norm), optax.scale_by_adam(config.b1, config.b2, config.eps)]
+    parts.append(optax.add_decayed_weights(config.weight_decay, mask=decay_mask))
     if config.name == "lamb":
         parts.append(optax.masked(optax.stateless_with_tree_map(_trust), decay_mask))
     return optax.chain(*parts, optax.scale_by_learning_rate(schedule))

@@ -21,21 +21,21 @@ VARIABLES = ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")  # each also 
 STEPS_LATE = 2  # a vote is counted this many steps later, when its result has arrived anyway
 
 
-def start_processes(timeout: float, environment: Mapping[str, str] = os.environ) -> None:
+def start_processes(timeout: float) -> None:
     """Connects this process with the others of its run, if there are others; call it before anything else of JAX.
 
     There are if `VARIABLES` are set, or in a Slurm step (srun) of several tasks. After `timeout` seconds without the
     others the program ends with one line and status 2. Raises UserError for variables that are missing or wrong.
     """
-    arguments = _from_variables(environment) or _from_slurm(environment)
+    arguments = _from_variables(os.environ) or _from_slurm(os.environ)
     if arguments is None or jax.distributed.is_initialized():
         return
-    number, processes = arguments["process_id"], arguments["num_processes"]
+    process = "process {process_id} of {num_processes}".format(**arguments)
     where = arguments.get("coordinator_address", "Slurm's first node")
-    print(f"process {number} of {processes}: waiting for the others at {where}", flush=True)
+    print(f"{process}: waiting for the others at {where}", flush=True)
 
     def give_up() -> None:  # JAX itself would abort the program with a stack trace
-        message = f"process {number} of {processes}: the others did not come to {where} in {timeout:g} seconds"
+        message = f"{process}: the others did not come to {where} in {timeout:g} seconds"
         print(f"error: {message}; start all of them, or raise mesh.timeout", file=sys.stderr, flush=True)
         os._exit(2)
 
@@ -62,10 +62,11 @@ def _from_variables(environment: Mapping[str, str]) -> dict[str, Any] | None:
 
 def _from_slurm(environment: Mapping[str, str]) -> dict[str, Any] | None:
     """JAX finds the address; but it would give each process one GPU even if a process has a node for itself."""
-    if "SLURM_STEP_NODELIST" not in environment or int(environment.get("SLURM_NTASKS", 1)) == 1:
+    tasks = int(environment.get("SLURM_NTASKS", 1))
+    if "SLURM_STEP_NODELIST" not in environment or tasks == 1:
         return None
-    arguments = dict(num_processes=int(environment["SLURM_NTASKS"]), process_id=int(environment["SLURM_PROCID"]))
-    is_alone = environment.get("SLURM_STEP_NUM_NODES") == environment["SLURM_NTASKS"]
+    arguments = dict(num_processes=tasks, process_id=int(environment["SLURM_PROCID"]))
+    is_alone = environment.get("SLURM_STEP_NUM_NODES") == str(tasks)
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
     if visible and (is_alone or "SLURM_GPUS_PER_TASK" in environment):
         arguments["local_device_ids"] = list(range(len(visible.split(","))))

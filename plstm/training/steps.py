@@ -1,6 +1,7 @@
 """The training step and what a training run carries from step to step."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,13 @@ Batch = dict[str, jax.Array]
 Metrics = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), float32 scalars
 
 GUARDED = ("loss", "gradient_norm", "parameter_norm")  # a run stops when one of these is not finite
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Name, such as blocks.0.mlp.up.kernel -> leaf, in the order of the leaves; without nnx's "value" at its end."""
+    leaves, value = jax.tree_util.tree_leaves_with_path(tree), jax.tree_util.GetAttrKey("value")
+    name = partial(jax.tree_util.keystr, simple=True, separator=".")
+    return {name([key for key in path if key != value]): leaf for path, leaf in leaves}
 
 
 class TrainState(NamedTuple):
@@ -61,17 +69,15 @@ def make_train_step(
     constrain = jax.lax.with_sharding_constraint
 
     def loss_fn(params, statistics, batch, key):
-        parts = (params,) if statistics is None else (params, statistics)
-        model = nnx.merge(graphdef, *parts, copy=True)  # a copy, because the model may write to its statistics
+        model = nnx.merge(graphdef, params, statistics or {}, copy=True)  # it may write to its statistics
         mean_loss, metrics = loss(model, batch, key)
-        return mean_loss, (metrics, None if statistics is None else nnx.state(model, nnx.BatchStat))
+        return mean_loss, (metrics, statistics and nnx.state(model, nnx.BatchStat))
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, StepMetrics]:
         batch = constrain(batch, layout.rows)
         params = constrain(state.params, layout.copies)  # gathered: each device runs the whole model on its rows
-        gradient = jax.value_and_grad(loss_fn, has_aux=True)
-        step_key = jax.random.fold_in(key, state.step)
-        (mean_loss, (averaged, statistics)), grads = gradient(params, state.statistics, batch, step_key)
+        gradient, key = jax.value_and_grad(loss_fn, has_aux=True), jax.random.fold_in(key, state.step)
+        (mean_loss, (averaged, statistics)), grads = gradient(params, state.statistics, batch, key)
         grads = constrain(grads, layout.state(grads))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)

@@ -7,13 +7,14 @@ import netrc
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from data.files import write_file
+from data.files import write_errors, write_file
 from plstm.errors import UserError, first_line
 
 MODES = ("auto", "online", "offline", "disabled")
@@ -38,15 +39,16 @@ class MetricsWriter:
     cannot be written.
     """
 
-    def __init__(self, path: str | Path, enabled: bool = True):
-        self.path, self._enabled = Path(path), enabled
+    def __init__(self, path: Path, enabled: bool = True):
+        self.path, self._enabled = path, enabled
+        self._errors = partial(write_errors, path, "free space there or choose another run folder")
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> dict:
         """Appends one line and returns it."""
         line = {"step": step, "epoch": epoch, "split": split}
         line |= {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
         if self._enabled:
-            with _disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+            with self._errors(), self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         return line
 
@@ -59,21 +61,15 @@ class MetricsWriter:
 
         `evaluated`, at most `step`, is the last step whose evaluation the checkpoint knows; a later one is repeated.
         """
-        kept = []
-        for line in self.lines():
-            is_training = line["split"] == "train" and "count" not in line
-            if line["step"] <= (step if is_training else evaluated):
-                kept.append(json.dumps(line) + "\n")
+        last = lambda line: step if line["split"] == "train" and "count" not in line else evaluated  # noqa: E731
+        kept = [json.dumps(line) + "\n" for line in self.lines() if line["step"] <= last(line)]
         if self._enabled and self.path.exists():
-            with _disk_errors(self.path):
+            with self._errors():
                 write_file(self.path, "".join(kept).encode())
 
 
 def read_metrics(path: str | Path) -> list[dict]:
-    """The lines of a `metrics.jsonl` in order, without a last line that a crash cut short.
-
-    Raises UserError if there is no such file, or a line before the last is damaged.
-    """
+    """The lines of a `metrics.jsonl`, without a last one that was cut short. UserError for no file, a damaged line."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -88,15 +84,6 @@ def read_metrics(path: str | Path) -> list[dict]:
     return records
 
 
-@contextlib.contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        why = f"cannot write {path}: {first_line(error)}"
-        raise UserError(f"{why}; free space there or choose another run folder") from error
-
-
 class Tracker:
     """One Weights & Biases run, or nothing at all. The first failure prints one line and ends the tracking.
 
@@ -107,63 +94,54 @@ class Tracker:
     def __init__(self, mode: str, **arguments: Any):
         """Starts a run, or continues the one of the same id. Raises UserError for an unknown mode.
 
-        mode: "auto" is what WANDB_MODE says, else "online" if this user is logged in, else "offline".
-        arguments: of `wandb.init`, with an "id", and the folder "dir", whose wandb/ holds the client's files.
+        mode: see `LoggerConfig`; WANDB_MODE goes before the login. arguments: of `wandb.init`, with "id", and the
+        folder "dir", whose wandb/ holds the client's files.
         """
-        self._run = None
         if mode == "auto":
             mode = os.environ.get("WANDB_MODE") or ("online" if _is_logged_in() else "offline")
         if mode not in MODES[1:]:
             raise UserError(f"logger.mode (or WANDB_MODE) is {mode!r}: choose one of {', '.join(MODES)}")
-        if mode != "disabled":
-            self._run = self._try("start", lambda: _start_client(mode, **arguments))
+        self._ended = mode == "disabled"
+        self._run = self._try("start", lambda: _start_client(mode, **arguments))
 
     def log(self, line: Mapping) -> None:
-        """Logs a line of `metrics.jsonl`; steps must not decrease, the client drops those that do."""
-        if self._run is not None:
-            self._try("log", lambda: self._run.log(row_of(line), step=line["step"]))
+        """Logs a line of `metrics.jsonl`, as {"train/loss": 0.61, ..., "epoch": 0.26}; steps must not decrease."""
+        values = {name: line[name] for name in line if name not in ("step", "epoch", "split", "count")}
+        row = {f"{line['split']}/{name}": value for name, value in values.items() if value is not None}
+        self._try("log", lambda: self._run.log(row | {"epoch": line["epoch"]}, step=line["step"]))
 
     def image(self, name: str, path: str | Path, step: int) -> None:
-        """Logs a picture, a file."""
-        if self._run is not None:
-            self._try("log", lambda: self._run.log({name: _client().Image(str(path))}, step=step))
+        """Logs a picture."""
+        self._try("log", lambda: self._run.log({name: _client().Image(str(path))}, step=step))
 
     def summary(self, values: Mapping[str, object]) -> None:
         """Sets values of the run as a whole, such as its final metrics."""
-        if self._run is not None:
-            self._try("log", lambda: self._run.summary.update(dict(values)))
+        self._try("log", lambda: self._run.summary.update(dict(values)))
 
     def finish(self) -> None:
         """Ends the run after its uploads, or after `FINISH_TIMEOUT` seconds; `wandb sync` does the rest."""
-        if self._run is not None:
-            self._try("finish", self._run.finish)
-        self._run = None
+        self._try("finish", lambda: self._run.finish())
+        self._ended = True
 
     def _try(self, action: str, function: Callable[[], Any]) -> Any:
+        if self._ended:
+            return None
         try:
             return function()
         except Exception as error:
-            self._run = None
+            self._ended = True
             _say(f"could not {action} ({type(error).__name__}: {first_line(error)}); training continues")
             with contextlib.suppress(Exception):
                 _client().teardown()  # a client left half alive complains when the process ends
 
 
-def row_of(line: Mapping) -> dict[str, float]:
-    """A line of `metrics.jsonl` as W&B gets it: {"train/loss": 0.61, ..., "epoch": 0.26}, without null values."""
-    names = [name for name in line if name not in ("step", "epoch", "split", "count")]
-    row = {f"{line['split']}/{name}": line[name] for name in names} | {"epoch": line["epoch"]}
-    return {name: value for name, value in row.items() if value is not None}
-
-
 def _is_logged_in() -> bool:
     """Whether W&B would find an API key without asking, in its environment variable or in netrc."""
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
-    try:
-        known = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
-    except (OSError, netrc.NetrcParseError):
-        known = None
-    return bool(os.environ.get("WANDB_API_KEY") or known)
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
+        if netrc.netrc(os.environ.get("NETRC")).authenticators(host):
+            return True
+    return bool(os.environ.get("WANDB_API_KEY"))
 
 
 def _client():
@@ -176,9 +154,9 @@ def _client():
 
 def _start_client(mode: str, **arguments):
     wandb = _client()
-    off = dict(silent=True, console="off", disable_code=True, disable_git=True)
-    off |= dict(x_disable_meta=True, x_save_requirements=False)
-    settings = wandb.Settings(init_timeout=INIT_TIMEOUT, finish_timeout=FINISH_TIMEOUT, **off)
+    off = dict(silent=True, console="off", disable_code=True, disable_git=True, x_disable_meta=True)
+    limits = dict(init_timeout=INIT_TIMEOUT, finish_timeout=FINISH_TIMEOUT)
+    settings = wandb.Settings(x_save_requirements=False, **off, **limits)
     folder = Path(arguments["dir"], "wandb")
     folder.mkdir(parents=True, exist_ok=True)  # without it, the client writes to the system's temporary folder
     wandb.setup(settings=settings)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from plstm.runs.cost import compose_experiment
+from plstm.runs.programs import compose_experiment
 from plstm.tasks import TASKS
 from plstm.training.evaluation import evaluate
 from plstm.training.steps import make_predict

@@ -12,7 +12,7 @@ from flax import nnx
 
 from plstm.errors import UserError
 from plstm.models import VisionConfig, build_model
-from plstm.training.trees import named_leaves
+from plstm.training.steps import named_leaves
 from tests.models.vision_models import MODELS, VIT, draw_images, filled, tiny
 
 

@@ -19,7 +19,7 @@ from plstm.results.definitions import load_table
 from plstm.results.records import Record, read_records, write_record
 from plstm.results.sweeps import planned_runs
 from plstm.results.tables import render_table
-from plstm.runs.cost import experiment_cost
+from plstm.runs.programs import experiment_cost
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "configs/tables"

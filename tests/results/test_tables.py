@@ -11,7 +11,7 @@ from plstm.results.definitions import Reference, load_table
 from plstm.results.intervals import t_interval
 from plstm.results.records import read_records, record_path
 from plstm.results.tables import DASH
-from plstm.runs.cost import experiment_cost
+from plstm.runs.programs import experiment_cost
 
 from .conftest import TABLES, edit_line, example_record, rendered, run_script
 

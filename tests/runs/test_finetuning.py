@@ -12,18 +12,13 @@ from plstm.config import Config, run_id, to_config, to_eval_config
 from plstm.errors import UserError
 from plstm.models import VisionConfig, build_model
 from plstm.runs.cli import quote_ids
-from plstm.runs.finetuning import Initial, adapt, initial_id
-from plstm.training.trees import named_leaves
+from plstm.runs.finetuning import adapt, initial_id, initial_weights
+from plstm.training.steps import named_leaves
 from tests.runs.test_weights import save_run
 from train import start
 
 SMALL = ["debug=smoke", "model.dim=16", "model.heads=2", "model.depth=1", "optim.name=adamw"]
 HERE = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs")
 
 
 @pytest.fixture(scope="module")
@@ -38,28 +33,28 @@ def weights(pretraining):
 
 
 @pytest.fixture(scope="module")
-def trained(pretraining, weights, runs):
+def trained(pretraining, weights, tmp_path_factory):
     """A finished pre-training with its best checkpoint before its last."""
-    folder, twice = runs / run_id(pretraining), jax.tree.map(lambda leaf: 2 * leaf, weights)
+    folder, twice = tmp_path_factory.mktemp("runs") / run_id(pretraining), jax.tree.map(lambda leaf: 2 * leaf, weights)
     save_run(folder, pretraining, {8: (weights, None, 0.9), 16: (twice, {"val": {"accuracy": 0.0}}, 0.1)})
     return folder
 
 
 @pytest.fixture(scope="module")
-def finetuning(composed, runs, trained):
+def finetuning(composed, trained):
     """Function of more arguments: the config of a fine-tuning run at 64 pixels."""
 
     def make(*arguments) -> Config:
-        start = [f"init_from={trained.name}", "data.size=64", f"paths.runs={runs}"]
+        start = [f"init_from={trained.name}", "data.size=64", f"paths.runs={trained.parent}"]
         return to_config(composed("experiment=reduced/imagenet_vit_finetune", *SMALL, *start, *arguments))
 
     return make
 
 
 def test_a_run_is_named_by_its_id_its_first_digits_or_its_folder_and_the_new_id_follows_it(
-    trained, runs, finetuning, tmp_path
+    trained, finetuning, tmp_path
 ):
-    elsewhere = shutil.copytree(trained, tmp_path / "my best run")
+    runs, elsewhere = trained.parent, shutil.copytree(trained, tmp_path / "my best run")
     for name in (trained.name, trained.name[:5], str(trained), str(elsewhere)):
         assert initial_id(name, runs) == trained.name
     other = "0123456789ab"
@@ -102,7 +97,7 @@ def test_ids_that_look_like_numbers_are_ids_and_only_these_are_quoted(composed):
 def test_a_larger_image_gives_what_the_trained_model_gives(finetuning, pretraining, weights):
     config = finetuning("init_checkpoint=best")
     fresh = build_model(config.model, 99)
-    params, line = Initial(config.init_from, config).load(nnx.state(fresh, nnx.Param), HERE)
+    params, line = initial_weights(config.init_from, config, nnx.state(fresh, nnx.Param), HERE)
     assert line.endswith("step 8; position embedding 3 x 3 -> 4 x 4")
     trained = build_model(pretraining.model, 0)
     images = jax.random.normal(jax.random.key(0), (2, 64, 64, 3))
@@ -116,7 +111,7 @@ def test_another_model_is_refused(finetuning):
     for change, theirs in (("model.norm=layernorm", "rmsnorm"), ("model.dim=32", "16"), ("model.patch_size=8", "16")):
         config = finetuning(change)
         with pytest.raises(UserError, match=f"{change}: the run .* has {theirs}"):
-            Initial(config.init_from, config)
+            initial_weights(config.init_from, config, None, HERE)
 
 
 @pytest.mark.parametrize(
@@ -126,12 +121,12 @@ def test_another_model_is_refused(finetuning):
         (["seed=45", "loop.best_split=null"], {}, "init_checkpoint=best"),
     ],
 )
-def test_a_run_without_the_checkpoint_is_refused(composed, runs, weights, finetuning, arguments, final, words):
+def test_a_run_without_the_checkpoint_is_refused(composed, trained, weights, finetuning, arguments, final, words):
     config = to_config(composed("experiment=reduced/imagenet_vit", *SMALL, *arguments))
-    folder = runs / run_id(config)
+    folder = trained.with_name(run_id(config))
     save_run(folder, config, {8: (weights, final, 0.9)})
     with pytest.raises(UserError, match=words):
-        Initial(folder.name, finetuning("init_checkpoint=best"))
+        initial_weights(folder.name, finetuning("init_checkpoint=best"), None, HERE)
 
 
 def shapes_of(**changes):

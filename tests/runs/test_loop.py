@@ -19,11 +19,12 @@ from plstm.training import memory
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.interrupt import Interrupt
 from plstm.training.tracking import read_metrics
+from tests.commands import paths
 
 
 @pytest.fixture
 def config(composed, tmp_path):
-    folders = [f"data.root={tmp_path}", f"paths.runs={tmp_path}/runs", f"paths.results={tmp_path}/results"]
+    folders = [f"data.root={tmp_path}", *paths(tmp_path)]
     tiny = ["debug=smoke", "model=vit_small", "model.dim=16", "model.heads=2", "logger.mode=disabled"]
     loop = ["optim.epochs=4", "loop.log_every=5", "loop.eval_every=1000", "loop.final_splits=[val]"]
     return to_config(composed("experiment=demo/vit", *tiny, *loop, *folders))
@@ -87,18 +88,16 @@ def test_the_host_reads_from_the_device_at_log_points_only(start, config, monkey
 def test_where_batches_cannot_be_read_the_run_saves_before_it_ends(start, monkeypatch, capsys):
     batches = TASKS["arrow"].batches
 
-    class Broken:
-        def __init__(self, *arguments):
-            self.whole = batches(*arguments)
+    def broken(whole, step):
+        yield from itertools.islice(whole.from_step(step), 7 - step)
+        raise ReadError("image 7 is gone")
 
-        def from_step(self, step):
-            yield from itertools.islice(self.whole.from_step(step), 7 - step)
-            raise ReadError("image 7 is gone")
+    def break_batches(*arguments):
+        return SimpleNamespace(from_step=lambda step: broken(batches(*arguments), step))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(TASKS["arrow"], "batches", lambda *arguments: Broken(*arguments))
-        with pytest.raises(ReadError, match="image 7 is gone"):
-            start()
+    with monkeypatch.context() as patch, pytest.raises(ReadError, match="image 7 is gone"):
+        patch.setattr(TASKS["arrow"], "batches", break_batches)
+        start()
     assert "saved at step 7; the same command resumes the run" in capsys.readouterr().out
     start()
     assert "resumed at step 7" in capsys.readouterr().out.replace("\n", " ")

@@ -10,8 +10,7 @@ from plstm.config import plain_config, shared_config, to_config
 from plstm.runs.programs import compile_programs
 from plstm.tasks import TASKS
 from plstm.training.meshes import Layout, make_mesh
-from plstm.training.steps import init_state
-from plstm.training.trees import named_leaves
+from plstm.training.steps import init_state, named_leaves
 from tests.config.test_experiments import EXPERIMENTS, start_of
 
 # Without weight decay, which moves parameters that have no gradient.

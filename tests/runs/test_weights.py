@@ -76,7 +76,7 @@ def test_a_run_and_its_file_are_the_model_that_was_trained(runs, exported):
 def test_the_best_checkpoint_is_one_with_a_score(runs, tmp_path):
     assert_same(from_checkpoint(ID, runs=runs, checkpoint="best"), 1)
     save_run(tmp_path / ID, CONFIG, {2: (drawn(2), None, NO_SCORE)})  # as of a run stopped before its first evaluation
-    with pytest.raises(UserError, match=f"{tmp_path / ID}: no best checkpoint; .*; or take the last"):
+    with pytest.raises(UserError, match=f"^checkpoint=best: {tmp_path / ID} has none; .*, or take checkpoint=last"):
         from_checkpoint(tmp_path / ID, checkpoint="best")
 
 
@@ -85,10 +85,8 @@ def test_the_file_says_all_that_is_needed_to_use_it(runs, exported):
         metadata, names = file.metadata(), set(file.keys())
     assert {"head.kernel", "embedding.project.bias", "groups.blocks.1.mlp.up.kernel"} <= names
     plain = {"format": "plstm", "format_version": "2", "sizes": "{}", "run": ID, "step": "2"}
-    assert {key: metadata[key] for key in plain} == plain
-    config = json.loads(metadata["config"])
-    assert config == portable_config(CONFIG)
-    assert json.loads(metadata["class_names"]) == ["away", "at"]
+    assert metadata.items() >= (plain | {"class_names": '["away", "at"]'}).items()
+    assert json.loads(metadata["config"]) == portable_config(CONFIG)
     channels = {"mean": [0.485, 0.456, 0.406], "deviation": [0.229, 0.224, 0.225]}
     assert json.loads(metadata["preprocessing"]) == {"size": 48, "crop_ratio": 1.0} | channels
     assert config_of(exported).data == config_of(ID, runs).data == CONFIG.data
@@ -124,21 +122,12 @@ def rewrite(source: Path, path: Path, tensors: dict | None = None, **metadata) -
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "words"),
-    [
-        ("norm.scale", None, "no tensor norm.scale"),
-        ("norm.shift", np.zeros(3, np.float32), "a tensor norm.shift, which the model does not"),
-        ("head.bias", np.zeros(10, np.float32), r"tensor head.bias is F32 \(10,\) there and F32 \(2,\) here"),
-        ("head.bias", np.zeros(2, np.float16), r"tensor head.bias is F16 \(2,\) there and F32 \(2,\) here"),
-    ],
-)
-def test_tensors_of_another_model_are_named(exported, tmp_path, name, tensor, words):
-    refused(exported, tmp_path / "other.safetensors", f"not of this model: .*{words}", {name: tensor})
-
-
-@pytest.mark.parametrize(
     ("key", "value", "words"),
     [
+        ("norm.scale", None, "not of this model: it has no tensor norm.scale"),
+        ("norm.shift", np.zeros(3, np.float32), "of this model: it has a tensor norm.shift, which the model does not"),
+        ("head.bias", np.zeros(10, np.float32), r"tensor head.bias is F32 \(10,\) there and F32 \(2,\) here"),
+        ("head.bias", np.zeros(2, np.float16), r"tensor head.bias is F16 \(2,\) there and F32 \(2,\) here"),
         ("format", None, "made by another program; .* scripts/export.py"),
         ("format_version", "1", "format version 1, and this code reads 2; export it again"),
         *(("config", text, "metadata are damaged") for text in (None, "[1", "[]")),
@@ -148,13 +137,9 @@ def test_tensors_of_another_model_are_named(exported, tmp_path, name, tensor, wo
         ("preprocessing", '{"side": 3}', "metadata are damaged .*side"),
     ],
 )
-def test_metadata_that_cannot_be_used(exported, tmp_path, key, value, words):
-    refused(exported, tmp_path / "other.safetensors", words, **{key: value})
-
-
-def refused(source: Path, path: Path, words: str, tensors: dict | None = None, **metadata) -> None:
-    """Asserts that a copy with these changes is refused in one line."""
-    rewrite(source, path, tensors, **metadata)
+def test_tensors_and_metadata_that_cannot_be_used_are_named_in_one_line(exported, tmp_path, key, value, words):
+    path = tmp_path / "other.safetensors"
+    rewrite(exported, path, **{"tensors" if "." in key else key: {key: value} if "." in key else value})
     with pytest.raises(UserError, match=f"{path}: .*{words}") as caught:
         from_checkpoint(path)
     assert "\n" not in str(caught.value)
@@ -162,11 +147,9 @@ def refused(source: Path, path: Path, words: str, tensors: dict | None = None, *
 
 def test_what_is_not_there_or_not_whole(runs, exported, tmp_path):
     (tmp_path / "cut.safetensors").write_bytes(exported.read_bytes()[:-8])
-    with pytest.raises(UserError, match="cut.safetensors: not a whole safetensors file"):
-        from_checkpoint(tmp_path / "cut.safetensors")
-    with pytest.raises(UserError, match="none.safetensors: no such file"):
-        from_checkpoint(tmp_path / "none.safetensors")
-    with pytest.raises(UserError, match="no such run"):
-        from_checkpoint("abc", runs=runs)
+    told = {tmp_path / "cut.safetensors": "cut.safetensors: not a whole safetensors file", "abc": "no such run"}
+    for source, words in (told | {tmp_path / "none.safetensors": "none.safetensors: no such file"}).items():
+        with pytest.raises(UserError, match=words):
+            from_checkpoint(source, runs=runs)
     with pytest.raises(UserError, match="cannot be written"):
         save_safetensors(from_checkpoint(exported), tmp_path / "none" / "model.safetensors")

@@ -20,8 +20,8 @@ from plstm.runs.weights import from_checkpoint, save_safetensors
 from plstm.tasks import TASKS, graphs
 from plstm.tasks.graphs import GraphBatches, GraphSplit, GraphTrainBatches
 from plstm.training.evaluation import evaluate, make_ready
+from plstm.training.steps import named_leaves
 from plstm.training.tracking import read_metrics
-from plstm.training.trees import named_leaves
 from tests.commands import SPEED, TIMES, paths, state_of, steps_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,7 +121,7 @@ def test_weights_hold_the_running_statistics_and_need_no_data(run, tmp_path, mon
     for each in (model, other):
         assert each.info.class_names == ("-1", "1") and each.info.sizes["classes"] == 2
         assert each.encoder.kernel.shape == (each.info.sizes["features"], 8)
-    with pytest.raises(UserError, match=rf"{run}: kept no best checkpoint \(loop.save_every is 2\)"):
+    with pytest.raises(UserError, match=rf"checkpoint=best: {run} kept none \(loop.save_every is 2\)"):
         from_checkpoint(run, checkpoint="best")
 
 

@@ -4,10 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from data.loading import unpack
+from data.loading import PackedSplit, pack, unpack
 from plstm.tasks.base import classification_metrics
 
 SIZE = 16  # pixels per side: a 4 x 4 grid of patches
+
+
+def draw_split(count: int, seed: int = 0) -> PackedSplit:
+    """Random black-and-white images with random labels."""
+    rng = np.random.default_rng(seed)
+    images = rng.choice(np.array([0, 255], np.uint8), (count, SIZE, SIZE))
+    return PackedSplit(pack(images), rng.integers(2, size=count, dtype=np.uint8), SIZE)
 
 
 def pixels(packed) -> jax.Array:
@@ -34,3 +41,10 @@ def loss(model, batch, key) -> tuple[jax.Array, dict]:
 
 def measure(model, batch) -> dict:
     return metrics_of(logits(model, batch), batch)
+
+
+def expected_metrics(logits, labels) -> dict[str, float]:
+    """What evaluating these logits is to give, computed in float64."""
+    logits = np.asarray(logits, np.float64)
+    losses = np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(labels)), labels]
+    return {"loss": losses.mean(), "accuracy": (logits.argmax(-1) == labels).mean(), "count": len(labels)}

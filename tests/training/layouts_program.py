@@ -4,8 +4,7 @@
 
 Trains a tiny MODEL, "pLSTM" or "MLP", which compiles fast, for two steps from one start in each layout, evaluates it,
 and saves it in FOLDER/LAYOUT; then restores each of these checkpoints in the layout named after it, the last one in the
-first. The operator works in chunks. Process 0 writes the states to FOLDER/LAYOUT.npy, and prints one JSON
-object.
+first. The operator works in chunks. Process 0 writes the states to FOLDER/LAYOUT.npy, and prints one JSON object.
 """
 
 import json
@@ -79,9 +78,7 @@ def main(model: str, folder: Path, names: list[str]) -> None:
         state, losses = layout.place_state(start), []
         for batch in list(split.batches(BATCH))[:2]:
             state, metrics = step(state, layout.place_rows({part: batch[part] for part in ("image", "label")}), key)
-            losses.append(
-                {"loss": float(metrics.averaged["loss"][0])} | {k: float(v) for k, v in metrics.latest.items()}
-            )
+            losses.append({k: float(v) for k, v in [("loss", metrics.averaged["loss"][0]), *metrics.latest.items()]})
         params = layout.gather(state.params)
         report[name] = {
             "steps": losses,

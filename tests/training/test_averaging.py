@@ -1,6 +1,7 @@
 """Means between log lines, across a stop and resume, and the speed that leaves pauses out."""
 
 import json
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,21 +12,6 @@ from plstm.training.averaging import MetricAverager
 from plstm.training.steps import StepMetrics
 
 BATCH = 32
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(averaging, "time", clock)
-    return clock
 
 
 def metrics(step, **latest):
@@ -50,30 +36,26 @@ def test_averages_over_examples_and_latest_of_the_rest():
         assert values["loss"] == pytest.approx(total / examples, rel=1e-6)
         assert values["error"] == pytest.approx(np.mean([0.1 * step / 3 for step in steps]), rel=1e-6)
         assert values["learning_rate"] == np.float32(1e-4 * steps[-1])
+    averager.add(StepMetrics({"loss": (jnp.float32(0), jnp.float32(0))}, {}))
+    assert np.isnan(averager.close(BATCH)["loss"]), "without examples"
 
 
 @pytest.mark.parametrize("stop", range(1, 7))
 def test_a_resumed_averager_closes_as_one_that_was_never_stopped(stop):
-    whole = closed(range(7))
-    first = MetricAverager()
+    whole, first = closed(range(7)), MetricAverager()
+    assert set(closed([0])) == {"loss", "error", "learning_rate"}, "one step has no speed"
     for step in range(stop):
         first.add(metrics(step))
-    resumed = closed(range(stop, 7), MetricAverager(json.loads(json.dumps(first.state()))))
-    for name in ("loss", "error", "learning_rate"):
-        assert resumed[name] == whole[name]
+    assert first.state() == first.state() and first.state()["loss"][1] == sum(range(stop + 1))
+    for averager in (MetricAverager(json.loads(json.dumps(first.state()))), first):
+        resumed = closed(range(stop, 7), averager)
+        for name in ("loss", "error", "learning_rate"):
+            assert resumed[name] == whole[name]
 
 
-def test_taking_the_state_changes_nothing():
-    averager = MetricAverager()
-    for step in range(7):
-        averager.add(metrics(step))
-        if step == 3:
-            assert averager.state() == averager.state() and averager.state()["loss"][1] == 1 + 2 + 3 + 4
-    assert averager.close(BATCH)["loss"] == closed(range(7))["loss"]
-
-
-def test_speed_starts_with_the_second_step_and_leaves_evaluations_out(clock):
-    averager = MetricAverager()
+def test_speed_starts_with_the_second_step_and_leaves_evaluations_out(monkeypatch):
+    clock, averager = SimpleNamespace(now=100.0), MetricAverager()
+    monkeypatch.setattr(averaging, "time", SimpleNamespace(monotonic=lambda: clock.now))
     clock.now += 60  # compilation
     averager.add(metrics(0))
     for seconds in (0.5, 0.25):
@@ -89,10 +71,6 @@ def test_speed_starts_with_the_second_step_and_leaves_evaluations_out(clock):
     assert averager.close(BATCH)["examples_per_second"] == pytest.approx(BATCH / 0.5)
 
 
-def test_one_step_has_no_speed():
-    assert set(closed([0])) == {"loss", "error", "learning_rate"}
-
-
 def test_the_first_metric_that_is_not_finite_is_named():
     averager = MetricAverager()
     for step, bad in enumerate([None, "gradient_norm", "loss"]):
@@ -104,12 +82,6 @@ def test_the_first_metric_that_is_not_finite_is_named():
     assert averager.first_not_finite(("learning_rate",)) is None
     averager.close(BATCH)
     assert averager.first_not_finite(("loss", "gradient_norm")) is None
-
-
-def test_a_metric_without_examples_is_no_number():
-    averager = MetricAverager()
-    averager.add(StepMetrics({"loss": (jnp.float32(0), jnp.float32(0))}, {}))
-    assert np.isnan(averager.close(BATCH)["loss"])
 
 
 def test_the_host_runs_at_most_two_steps_ahead(monkeypatch):

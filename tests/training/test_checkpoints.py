@@ -1,36 +1,36 @@
 """What is kept, that it comes back bit for bit, and one clear line where it cannot."""
 
+import os
 import shutil
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from plstm.errors import UserError
+from plstm.models import build_model
 from plstm.training.checkpoints import NO_SCORE, WITHOUT_CHECKSUM, Checkpoints, _damage
 from plstm.training.optimizers import OptimConfig, build_optimizer
 from plstm.training.steps import TrainState, init_state
+from tests.commands import biggest, flip
+from tests.models.vision_models import MODELS, tiny
 
 SCORES = {10: 0.9, 20: 0.5, 30: 0.6, 40: 0.7}
 
 
-@pytest.fixture(scope="module")
-def draw_state(tiny_config, filled):
-    """Function of (seed, kind, model changes): the state of a tiny model with every number drawn."""
-
-    def draw(seed=0, kind="pLSTM", **changes) -> TrainState:
-        model = filled(tiny_config(kind, **changes), seed)
-        state = jax.device_get(init_state(model, build_optimizer(OptimConfig(), lambda step: 0.1))[1])
-        rng = np.random.default_rng(seed)
-        drawn = lambda leaf: np.asarray(rng.normal(size=leaf.shape) * 10, leaf.dtype)  # noqa: E731
-        return jax.tree.map(jnp.asarray, jax.tree.map(drawn, state))
-
-    return draw
+def draw_state(seed=0, kind="pLSTM", **changes) -> TrainState:
+    """The state of a tiny model with every number drawn."""
+    model = nnx.eval_shape(lambda: build_model(tiny(**MODELS[kind] | changes), 0))
+    state = nnx.eval_shape(lambda: init_state(model, build_optimizer(OptimConfig(), lambda step: 0.1))[1])
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 10, leaf.dtype), state)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, draw_state):
+def folder(tmp_path_factory):
     """The checkpoints of a run of 40 steps; step n holds the state drawn from seed n."""
     folder = tmp_path_factory.mktemp("run") / "checkpoints"
     checkpoints = Checkpoints(folder)
@@ -42,27 +42,22 @@ def folder(tmp_path_factory, draw_state):
 
 def assert_equal(actual, expected):
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    jax.tree.map(np.testing.assert_array_equal, actual, expected)
-
-
-def test_the_last_two_and_the_best_are_kept(folder):
-    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"10", "30", "40"}
-    checkpoints = Checkpoints(folder, read_only=True)
-    assert (checkpoints.last_step(), checkpoints.best_step()) == (40, 10)
+    jax.tree.map(partial(np.testing.assert_array_equal, strict=True), actual, expected)
 
 
 @pytest.mark.parametrize("step", [10, 40])
-def test_states_come_back_bit_for_bit(folder, draw_state, step):
-    like = draw_state(1)
-    state, info = Checkpoints(folder, read_only=True).restore(step, like)
+def test_the_last_two_and_the_best_are_kept_and_come_back_bit_for_bit(folder, step):
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"10", "30", "40"}
+    checkpoints, like = Checkpoints(folder, read_only=True), draw_state(1)
+    assert (checkpoints.last_step(), checkpoints.best_step()) == (40, 10)
+    state, info = checkpoints.restore(step, like)
     assert_equal(state, draw_state(step))
-    assert all(a.dtype == b.dtype for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(like), strict=True))
     assert info == {"best": {"step": step}, "final": None, "seconds": step / 3}
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like)
     assert_equal(Checkpoints(folder, read_only=True).restore(step, shapes)[0], state)
 
 
-def test_a_run_goes_on_saving_into_its_folder(folder, draw_state, tmp_path):
+def test_a_run_goes_on_saving_into_its_folder(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "checkpoints")
     checkpoints = Checkpoints(copy)
     state, _ = checkpoints.restore(checkpoints.last_step(), draw_state(1))
@@ -77,7 +72,7 @@ def test_a_run_goes_on_saving_into_its_folder(folder, draw_state, tmp_path):
     assert {path.name for path in copy.iterdir() if path.is_dir()} == {"40", "50"}
 
 
-def test_one_too_many_after_a_kill_is_removed(folder, draw_state, tmp_path):
+def test_one_too_many_after_a_kill_is_removed(folder, tmp_path):
     """Orbax removes an old checkpoint after the new one is complete; the run may have ended with that one."""
     copy = shutil.copytree(folder, tmp_path / "checkpoints")
     checkpoints = Checkpoints(copy)
@@ -100,7 +95,7 @@ def test_one_too_many_after_a_kill_is_removed(folder, draw_state, tmp_path):
         ("ViT", {}, r"params\.\S+ is missing there and"),
     ],
 )
-def test_another_model_s_checkpoint_is_refused_by_a_parameter_s_name(folder, draw_state, kind, changes, name):
+def test_another_model_s_checkpoint_is_refused_by_a_parameter_s_name(folder, kind, changes, name):
     with pytest.raises(UserError, match=rf"checkpoints/40: a checkpoint of another model .*\({name}") as caught:
         Checkpoints(folder, read_only=True).restore(40, draw_state(1, kind, **changes))
     assert "\n" not in str(caught.value)
@@ -119,83 +114,54 @@ def test_folders_without_checkpoints(tmp_path):
         Checkpoints(tmp_path / "file" / "checkpoints")
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def flip(path):
-    """Changes one bit."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def copied(folder, tmp_path):
-    return shutil.copytree(folder / "40", tmp_path / "checkpoints" / "40")
-
-
-def assert_refused(step, call):
-    """`call` ends with one line that names the checkpoint."""
-    with pytest.raises(UserError, match=f"{step}: .*; move it away") as caught:
-        call()
-    assert "\n" not in str(caught.value)
-
-
-def test_one_bit_in_any_file_is_found(folder, tmp_path):
-    """Of the arrays, Orbax itself would restore a changed one without an error."""
+def test_one_bit_in_any_file_is_found_and_whichever_file_is_cut_it_is_whole_or_refused(folder, tmp_path):
+    """Of the arrays, Orbax itself would restore a changed one without an error. Which file holds what is up to it."""
     names = [line.split("  ")[1] for line in (folder / "40" / "SHA256SUMS").read_text().splitlines()]
-    step = copied(folder, tmp_path)
-    files = {str(path.relative_to(step)) for path in step.rglob("*") if path.is_file()}
-    assert files == {*names, *WITHOUT_CHECKSUM}
+    step = shutil.copytree(folder / "40", tmp_path / "checkpoints" / "40")
+    files = {str(path.relative_to(step)): path for path in step.rglob("*") if path.is_file()}
+    assert files.keys() == {*names, *WITHOUT_CHECKSUM}
     (step / "state" / ".DS_Store").write_bytes(b"")  # hidden files, of a file system or a viewer, do no harm
-    for name in names:
-        flip(step / name)
-        assert _damage(step) == f"{name} has changed since it was written"
-        flip(step / name)
-        assert _damage(step) is None
-
-
-def test_whichever_file_is_cut_a_checkpoint_is_whole_or_refused(folder, draw_state, tmp_path):
-    """Which file holds what is up to Orbax."""
     expected, refused = draw_state(40), 0
-    step = copied(folder, tmp_path)
-    for path in sorted(path for path in step.rglob("*") if path.is_file()):
+    for name, path in files.items():
         whole = path.read_bytes()
-        cut(path)
+        flip(path)
+        assert name not in names or _damage(step) == f"{name} has changed since it was written"
+        path.write_bytes(whole[: len(whole) // 2])
         try:
             state, info = Checkpoints(step.parent, read_only=True).restore(40, expected)
         except UserError as error:
-            assert str(step) in str(error) and "\n" not in str(error), path
+            assert str(step) in str(error) and "\n" not in str(error), name
             refused += 1
         else:
             assert_equal(state, expected)
-            assert info["best"] == {"step": 40}, path
+            assert info["best"] == {"step": 40}, name
         path.write_bytes(whole)
+        assert _damage(step) is None
     assert refused >= 5
 
 
-def drop_last_line(path):
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-
-
 DAMAGES = {
-    "a bit of the data": lambda step: flip(max(step.rglob("d/*"), key=lambda path: path.stat().st_size)),
+    "a bit of the data": lambda step: flip(biggest(step)),
     "no state": lambda step: shutil.rmtree(step / "state"),
     "no info": lambda step: shutil.rmtree(step / "info"),
-    "a cut score": lambda step: cut(step / "metrics" / "metrics"),
+    "a cut score": lambda step: os.truncate(step / "metrics" / "metrics", 5),
     "no sums": lambda step: (step / "SHA256SUMS").unlink(),
-    "cut sums": lambda step: cut(step / "SHA256SUMS"),
-    "sums cut at the end of a line": lambda step: drop_last_line(step / "SHA256SUMS"),
+    "cut sums": lambda step: os.truncate(step / "SHA256SUMS", 100),
+    "sums cut at the end of a line": lambda step: os.truncate(
+        step / "SHA256SUMS", (step / "SHA256SUMS").read_text()[:-1].rindex("\n") + 1
+    ),
     "empty sums": lambda step: (step / "SHA256SUMS").write_text(""),
     "an empty folder": lambda step: [shutil.rmtree(step), step.mkdir()],
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_refused_and_a_run_falls_back_to_the_one_before(folder, draw_state, tmp_path, damage):
+def test_a_damaged_checkpoint_is_refused_and_a_run_falls_back_to_the_one_before(folder, tmp_path, damage):
     copy, said = shutil.copytree(folder, tmp_path / "checkpoints"), []
     DAMAGES[damage](copy / "40")
-    assert_refused(copy / "40", lambda: Checkpoints(copy, read_only=True).restore(40, draw_state(1)))
+    with pytest.raises(UserError, match=f"{copy}/40: .*; move it away") as caught:
+        Checkpoints(copy, read_only=True).restore(40, draw_state(1))
+    assert "\n" not in str(caught.value)
     checkpoints = Checkpoints(copy, say=said.append)
     assert checkpoints.last_step() == 30
     assert_equal(checkpoints.restore(30, draw_state(1))[0], draw_state(30))
@@ -211,6 +177,7 @@ def test_a_step_damaged_again_replaces_the_one_set_aside(folder, tmp_path):
     for _ in range(2):
         shutil.copytree(folder / "40", copy / "40")
         flip(copy / "40" / "info" / "metadata")
-        assert_refused(copy / "40", lambda: Checkpoints(copy, read_only=True).info(40))
+        with pytest.raises(UserError, match=f"{copy}/40: .*; move it away"):
+            Checkpoints(copy, read_only=True).info(40)
         assert Checkpoints(copy, say=said.append).last_step() is None
     assert len(said) == 2 and [path.name for path in (copy / "damaged").iterdir()] == ["40"]

@@ -1,23 +1,22 @@
 """Signals are requests; afterwards they mean what they meant before."""
 
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
 from plstm.training.interrupt import Interrupt
+from tests.commands import begin, end
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_is_a_request(number):
+def test_the_first_signal_is_a_request_and_a_second_ctrl_c_ends_it(number):
     before = signal.getsignal(number)
-    with Interrupt() as interrupt:
-        assert interrupt.signal_number is None
+    with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
         interrupt.wait_for_saving()
+        assert interrupt.signal_number is None
         signal.raise_signal(number)
         assert interrupt.signal_number == number
+        signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(number) is before
 
 
@@ -38,28 +37,19 @@ with Interrupt() as interrupt:
 @pytest.mark.parametrize(("when", "said"), [("at the start", "nothing to save yet"), ("all saved", "saved")])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_with_nothing_to_lose_it_ends_the_process_at_once(when, said, number):
-    arguments = [sys.executable, "-c", NOTHING_TO_LOSE, when, str(int(number))]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    process = begin("-c", NOTHING_TO_LOSE, when, int(number))
     if when == "at the start":
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-    start = time.monotonic()
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
-    assert output == f"stopped by signal {int(number)}, {said}\n"
-    assert time.monotonic() - start < 30
+    assert end(process, 128 + number, seconds=30)[0] == f"stopped by signal {int(number)}, {said}\n"
 
 
-def test_a_second_ctrl_c_ends_it():
-    with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
-        interrupt.wait_for_saving()
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_the_signal_of_a_launcher_is_its_own_again_after_saving(monkeypatch):
+def test_the_signal_of_a_launcher_is_its_own_again_after_saving_and_without_one_left_alone():
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+    with Interrupt():
+        assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
     heard = []
-    previous = signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
+    signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
     try:
         with Interrupt() as interrupt:
             signal.raise_signal(signal.SIGUSR2)
@@ -67,10 +57,4 @@ def test_the_signal_of_a_launcher_is_its_own_again_after_saving(monkeypatch):
         signal.raise_signal(signal.SIGUSR2)
         assert heard == [signal.SIGUSR2]
     finally:
-        signal.signal(signal.SIGUSR2, previous)
-
-
-def test_without_a_launcher_that_signal_is_left_alone():
-    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
-    with Interrupt():
-        assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)

@@ -2,9 +2,6 @@
 
 import os
 import platform
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -12,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from plstm.training import memory
+from tests.commands import begin, end
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import resource, sys, threading
 import jax, jax.numpy as jnp
@@ -36,19 +33,16 @@ for thread in [threading.Thread(target=work) for _ in range(2)]:
     thread.join()
 print(kept, *counts)
 """
-glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc's options are glibc's")
 
 
-def count_faults(*arguments: str, **environment: str) -> tuple[str, list[int]]:
+def count_faults(*arguments: str) -> tuple[str, list[int]]:
     """What `keep_freed_memory` returned, and the page faults of eight arrays in each of two threads."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    command = [sys.executable, "-c", PROGRAM, *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=plain | environment, capture_output=True, text=True, check=True)
-    kept, *counts = done.stdout.split()
+    kept, *counts = end(begin("-c", PROGRAM, *arguments, environment=plain))[0].split()
     return kept, [int(count) for count in counts]
 
 
-@glibc
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc's options are glibc's")
 def test_freed_memory_is_used_again():
     given_back = count_faults()[1]
     kept, faults = count_faults("keep")

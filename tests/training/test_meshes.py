@@ -5,9 +5,6 @@
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -17,8 +14,8 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from plstm.errors import UserError
 from plstm.training.meshes import MIN_SPLIT, Layout, make_mesh
+from tests.commands import ROOT, begin, end, free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("layouts_program.py")
 LAYOUTS = ["1x1", "8x1", "8x8", "8x4"]  # one device; data parallel; fully sharded; two groups of four
 
@@ -52,27 +49,14 @@ def test_what_does_not_divide_is_named():
 def run_program(model: str, folder: Path, layouts: list[str], processes: int = 1, devices: int = 8) -> dict:
     """What `layouts_program.py` reports, with the state of each layout; `devices` are those of a process."""
     folder.mkdir(exist_ok=True)
-    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
-    environment = os.environ | flags | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    environment |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
     if processes > 1:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            environment |= {"COORDINATOR_ADDRESS": "127.0.0.1:{1}".format(*free.getsockname())}
-        environment |= {"NUM_PROCESSES": str(processes)}
-    command = [sys.executable, str(PROGRAM), model, str(folder), *layouts]
-    started = [
-        subprocess.Popen(
-            command,
-            env=environment | ({"PROCESS_ID": str(n)} if processes > 1 else {}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for n in range(processes)
-    ]
-    outputs = [process.communicate(timeout=600) for process in started]
-    assert [process.returncode for process in started] == [0] * processes, "\n".join(text for _, text in outputs)
-    report = json.loads(outputs[0][0].splitlines()[-1])
+        environment |= {"COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "NUM_PROCESSES": str(processes)}
+    numbered = [environment | {"PROCESS_ID": str(n)} for n in range(processes)]
+    started = [begin(PROGRAM, model, folder, *layouts, environment=each) for each in numbered]
+    outputs = [end(process)[0] for process in started]
+    report = json.loads(outputs[0].splitlines()[-1])
     for name in layouts:
         report[name]["state"] = np.load(folder / f"{name}.npy")
     return report

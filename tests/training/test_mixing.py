@@ -26,14 +26,6 @@ def both():
     return np.asarray(_maps(jax.random.split(jax.random.key(0), MAPS), 0.5, 0.8, 1.0))
 
 
-@pytest.fixture(scope="module")
-def erased():
-    """The result of erasing, zero where pixels were left alone."""
-    images = np.random.default_rng(1).uniform(50, 60, (4000, 20, 28, 2)).astype(np.float32)
-    result = np.asarray(jax.jit(random_erasing, static_argnums=2)(images, jax.random.key(1), 0.25))
-    return np.where(result == images, 0, result)
-
-
 def cutmix_oracle(draws: int, alpha: float) -> np.ndarray:
     """Maps of the weight kept, one draw at a time."""
     rng, maps = np.random.default_rng(3), np.ones((draws, HEIGHT, WIDTH), np.float32)
@@ -48,12 +40,16 @@ def is_cutmix(maps: np.ndarray) -> np.ndarray:
     return np.isin(maps, (0, 1)).all(axis=(1, 2))
 
 
+def assert_mixup(maps: np.ndarray, alpha: float) -> None:
+    """One weight a map, drawn from a Beta distribution."""
+    assert np.ptp(maps, axis=(1, 2)).max() == 0
+    assert stats.kstest(maps[:, 3, 5], stats.beta(alpha, alpha).cdf).pvalue > 1e-3
+
+
 def test_half_the_batches_get_mixup_with_its_beta(both):
     cut = is_cutmix(both)
     assert stats.binomtest(int(cut.sum()), MAPS).pvalue > 1e-3
-    mixup = both[~cut]
-    assert np.ptp(mixup, axis=(1, 2)).max() == 0
-    assert stats.kstest(mixup[:, 0, 0], stats.beta(0.8, 0.8).cdf).pvalue > 1e-3
+    assert_mixup(both[~cut], 0.8)
 
 
 def test_cutmix_boxes_have_the_oracle_s_distribution(both):
@@ -71,9 +67,7 @@ def test_cutmix_boxes_have_the_oracle_s_distribution(both):
 
 def test_mixup_alone_and_cutmix_alone():
     keys = jax.random.split(jax.random.key(2), MAPS)
-    mixup = np.asarray(_maps(keys, 0.0, 2.0, 0.0))
-    assert np.ptp(mixup, axis=(1, 2)).max() == 0
-    assert stats.kstest(mixup[:, 3, 5], stats.beta(2, 2).cdf).pvalue > 1e-3
+    assert_mixup(np.asarray(_maps(keys, 0.0, 2.0, 0.0)), 2.0)
     cutmix = np.asarray(_maps(keys, 1.0, 0.0, 3.0))
     assert is_cutmix(cutmix).all()
     assert stats.ks_2samp(cutmix.mean(axis=(1, 2)), cutmix_oracle(10_000, 3.0).mean(axis=(1, 2))).pvalue > 1e-3
@@ -87,25 +81,15 @@ def test_which_kinds_the_alphas_mean(monkeypatch, mixup, cutmix, probability):
     assert drawn == [(4, 6, probability, mixup, cutmix)]
 
 
-@pytest.fixture(scope="module")
-def mixed():
-    """Results of mixing a batch in which image n is 1 in channel n, so that channels are the weights of the images."""
-    batch = 6
-    images = jnp.broadcast_to(jnp.eye(batch)[:, None, None], (batch, 16, 20, batch))
+def test_one_draw_a_batch_partners_a_permutation_and_targets_the_share_of_the_pixels():
+    """Image n is 1 in channel n, so that channels are the weights of the images."""
+    batch, partners = 6, []
+    start = jnp.broadcast_to(jnp.eye(batch)[:, None, None], (batch, 16, 20, batch))
     run = jax.jit(mix, static_argnums=(3, 4))
-    return [[np.asarray(a) for a in run(images, jnp.eye(batch), jax.random.key(n), 0.8, 1.0)] for n in range(120)]
-
-
-def test_targets_have_the_share_of_the_pixels(mixed):
-    for images, targets in mixed:
+    for n in range(120):
+        images, targets = map(np.asarray, run(start, jnp.eye(batch), jax.random.key(n), 0.8, 1.0))
         np.testing.assert_allclose(targets, images.mean(axis=(1, 2)), atol=1e-5)
         np.testing.assert_allclose(targets.sum(axis=1), 1, atol=1e-6)
-
-
-def test_one_draw_a_batch_and_partners_a_permutation(mixed):
-    partners = []
-    for images, _ in mixed:
-        batch = len(images)
         own = images[np.arange(batch), :, :, np.arange(batch)]
         others = images.mean(axis=(1, 2)) * (1 - np.eye(batch))
         partner = np.where(others.max(axis=1) > 0, others.argmax(axis=1), np.arange(batch))
@@ -127,6 +111,8 @@ def test_neither_changes_nothing_and_the_type_stays():
     mixed = jax.eval_shape(lambda: mix(images, targets, key, 0.8, 1.0))
     assert [each.dtype for each in mixed] == [jnp.bfloat16, jnp.float32]
     assert jax.eval_shape(lambda: random_erasing(images, key, 1.0)).dtype == jnp.bfloat16
+    small = jnp.ones((20, 1, 1, 3))  # too small for a box
+    np.testing.assert_array_equal(random_erasing(small, key, 1.0), small)
 
 
 def boxes_of(noise: np.ndarray) -> np.ndarray:
@@ -153,22 +139,16 @@ def erasing_oracle(height: int, width: int, draws: int) -> np.ndarray:
     return np.array(found)
 
 
-def test_erased_boxes_have_the_oracle_s_distribution(erased):
+def test_erased_boxes_have_the_oracle_s_distribution_and_independent_normal_noise():
+    images = np.random.default_rng(1).uniform(50, 60, (4000, 20, 28, 2)).astype(np.float32)
+    result = np.asarray(jax.jit(random_erasing, static_argnums=2)(images, jax.random.key(1), 0.25))
+    erased = np.where(result == images, 0, result)  # zero where pixels were left alone
     boxes, oracle = boxes_of(erased), erasing_oracle(*erased.shape[1:3], 20_000)
     assert stats.binomtest(len(boxes), len(erased), 0.25).pvalue > 1e-3
     assert boxes[:, 0].min() == 0 and (boxes[:, 0] + boxes[:, 2]).max() == erased.shape[1]
     for part in (lambda b: b[:, 2] * b[:, 3], lambda b: b[:, 2] / b[:, 3], lambda b: b[:, 0], lambda b: b[:, 1]):
         assert stats.ks_2samp(part(boxes), part(oracle)).pvalue > 1e-3
-
-
-def test_erased_pixels_are_independent_normal_noise(erased):
     noise = erased[(erased != 0).any(axis=-1)]
     assert stats.kstest(noise.ravel()[:20_000], "norm").pvalue > 1e-3
     assert abs(np.corrcoef(noise.T)[0, 1]) < 0.01
     assert len(np.unique(noise)) > 0.95 * noise.size  # float32 has few values for so many draws
-
-
-def test_images_too_small_for_a_box_stay_whole():
-    images = jnp.ones((20, 1, 1, 3))
-    ours = jax.jit(random_erasing, static_argnums=2)(images, jax.random.key(5), 1.0)
-    np.testing.assert_array_equal(ours, images)

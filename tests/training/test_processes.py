@@ -1,17 +1,13 @@
 """Starting the processes of a run, and one clear line where they do not come together."""
 
 import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from plstm.errors import UserError
 from plstm.training.processes import _from_slurm, _from_variables
+from tests.commands import begin, end, free_port, one_error
 
-ROOT = Path(__file__).resolve().parents[2]
 TWO = {"COORDINATOR_ADDRESS": "10.0.0.1:1234", "NUM_PROCESSES": "2", "PROCESS_ID": "1"}
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
 
@@ -27,7 +23,7 @@ def test_variables():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"PROCESS_ID": None}, "PROCESS_ID=: set all three or none"),
+        ({"PROCESS_ID": ""}, "PROCESS_ID=: set all three or none"),
         ({"PROCESS_ID": "2"}, "NUM_PROCESSES=2, PROCESS_ID=2: .* the last smaller"),
         ({"NUM_PROCESSES": "two"}, "NUM_PROCESSES=two"),
         ({"COORDINATOR_ADDRESS": "10.0.0.1"}, "COORDINATOR_ADDRESS=10.0.0.1, .* host:port"),
@@ -36,7 +32,7 @@ def test_variables():
 )
 def test_variables_that_are_missing_or_wrong(changes, words):
     with pytest.raises(UserError, match=words):
-        _from_variables({name: value for name, value in (TWO | changes).items() if value is not None})
+        _from_variables(TWO | changes)
 
 
 def test_slurm():
@@ -53,19 +49,9 @@ def test_slurm():
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_process_without_the_others_gives_up_with_one_line(number):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = "127.0.0.1:{1}".format(*free.getsockname())
+    address = f"127.0.0.1:{free_port()}"
     program = "from plstm.training.processes import start_processes; start_processes(0.5)"
     variables = {"COORDINATOR_ADDRESS": address, "NUM_PROCESSES": "2", "PROCESS_ID": str(number)}
-    ended = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | variables | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 2
-    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    line = one_error(end(begin("-c", program, environment=os.environ | variables), 2, seconds=300)[1])
     assert f"process {number} of 2: the others did not come to {address} in 0.5 seconds" in line
     assert "mesh.timeout" in line
