@@ -1,0 +1,95 @@
+"""import_released.py: checkpoints in three formats, to weights that from_checkpoint takes, and back."""
+
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax.serialization import msgpack_serialize
+from flax.traverse_util import unflatten_dict
+
+from plstm.errors import UserError
+from plstm.models.released import from_released, to_released
+from plstm.runs.weights import from_checkpoint
+from scripts.import_released import main, read
+from tests.models.vision_models import VIT, draw_images, filled, tiny
+
+CONFIG = tiny(patch_size=8, image_size=40, classes=2)
+
+
+@pytest.fixture(scope="module")
+def tree() -> dict[str, np.ndarray]:
+    return to_released(filled(CONFIG), CONFIG)
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Function of arguments: runs the script."""
+
+    def run(*arguments: object) -> None:
+        monkeypatch.setattr(sys, "argv", ["import_released.py", *map(str, arguments)])
+        main()
+
+    return run
+
+
+def test_a_checkpoint_becomes_a_model_and_a_checkpoint_again(run, tree, tmp_path, capsys):
+    source, file, back = (tmp_path / name for name in ("released.npz", "model.safetensors", "back.npz"))
+    np.savez(source, **tree)
+    run(source, file, "experiment=demo/plstm", "model.dtype=float32")
+    assert capsys.readouterr().out.startswith(f"{file}: demo-plstm-s43, ")
+    model, images = from_checkpoint(file), draw_images(40, 40)
+    np.testing.assert_array_equal(model(images), from_released(tree, CONFIG)(images))
+    info = model.info
+    assert (info.run, info.step, info.class_names, info.preprocessing.size) == ("released", 0, ("away", "at"), 40)
+    assert (info.config.model.modes, info.config.model.dim, info.config.data.size) == (["P", "D"], 16, 40)
+    run("--export", file, back)
+    assert_same(read(back), tree)
+
+
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, leaf in expected.items():
+        np.testing.assert_array_equal(found[name], leaf, err_msg=name, strict=True)
+
+
+def test_all_formats_are_read_and_the_optimizer_is_left_out(tree, tmp_path):
+    whole = {"params": {"params": unflatten_dict(tree, sep="/")}, "opt_state": {"mu": np.ones(3)}, "step": 7}
+    (tmp_path / "released.msgpack").write_bytes(msgpack_serialize(whole))
+    whole["opt_state"] = [{"mu": jnp.ones(3)}]
+    ocp.PyTreeCheckpointer().save(tmp_path / "orbax", whole)
+    for name in ("released.msgpack", "orbax"):
+        assert_same(read(tmp_path / name), tree)
+
+
+def test_bad_input_is_one_line(run, tree, tmp_path):
+    (tmp_path / "empty").mkdir()
+    np.savez(tmp_path / "tree.npz", **tree)
+    vit = tiny(patch_size=8, image_size=40, classes=2, **VIT)
+    np.savez(tmp_path / "vit.npz", **to_released(filled(vit), vit))
+    np.savez(tmp_path / "less.npz", **{name: leaf for name, leaf in tree.items() if name != "head/bias"})
+    np.savez(tmp_path / "pickle.npz", head=np.array([object()]))
+    for name in ("cut.npz", "cut.msgpack"):
+        (tmp_path / name).write_bytes((tmp_path / "tree.npz").read_bytes()[:100])
+    experiment, file = "experiment=demo/plstm", tmp_path / "model.safetensors"
+    for source, words, *arguments in (
+        ("none.npz", "none.npz: not a checkpoint that can be read .No such file", file, experiment),
+        *((name, f"{name}: not a checkpoint", file, experiment) for name in ("cut.npz", "cut.msgpack", "empty")),
+        ("pickle.npz", "allow_pickle=False", file, experiment),
+        ("less.npz", "^head/bias: not in the checkpoint; expected floats of shape .2,", file, experiment),
+        ("tree.npz", "^experiment: name the one", file),
+        ("tree.npz", "experiment=none: there is no such choice", file, "experiment=none"),
+        ("tree.npz", "model.size: there is no such key", file, experiment, "model.size=3"),
+        ("tree.npz", "^patch_embed/proj/kernel: is float32", file, experiment, "model.dim=32"),
+        ("tree.npz", "model.pooling=class_token: .* no place on pLSTM's grid", file, "experiment=demo/vit"),
+        ("vit.npz", "^blocks_0/.*: not a parameter of this model; is it the experiment", file, experiment),
+        ("tree.npz", "ImageNet has 1,000 classes", file, "experiment=imagenet/plstm_t"),
+        ("tree.npz", "model.bin: name it", tmp_path / "model.bin", experiment),
+        ("none.safetensors", "takes no overrides", tmp_path / "back.npz", experiment, "--export"),
+        ("none.safetensors", "no such file", tmp_path / "back.npz", "--export"),
+    ):
+        with pytest.raises(UserError, match=words) as caught:
+            run(tmp_path / source, *arguments)
+        assert "\n" not in str(caught.value), caught.value
+    assert not file.exists()
