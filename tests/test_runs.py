@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plstm.results.records import read_curve, read_records
-from plstm.results.verify import record_problems
+from plstm.results.records import read_curve, read_records, record_problems
 from tests.commands import assert_same_numbers, begin, call, end, numbers, one_error, paths, record_of, run_folder
 from tests.fork_server import wait_for
 

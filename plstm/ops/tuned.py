@@ -5,6 +5,10 @@ d_k d_v), the number of nodes from which the chunkwise method is faster; None wh
 measured. `measured`: the times.
 """
 
-TABLE = {'cpu': {'chunkwise_from': {'general': {64: 1882}, 'no_ru': {64: None}, 'rank_one': {64: None}},
-         'forms': {'general': 'source_scan', 'no_ru': 'batch_minor', 'rank_one': 'batch_minor'},
-         'measured': 'results/benchmarks/tune-cpu.json'}}
+TABLE = {
+    "cpu": {
+        "chunkwise_from": {"general": {64: 1882}, "no_ru": {64: None}, "rank_one": {64: None}},
+        "forms": {"general": "source_scan", "no_ru": "batch_minor", "rank_one": "batch_minor"},
+        "measured": "results/benchmarks/tune-cpu.json",
+    }
+}

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from plstm.drawing import legend_below, new_figure, save, style
-from plstm.results.cells import Cell, find_groups
+from plstm.results.cells import Cell, find_groups, t_interval
 from plstm.results.definitions import TableDefinition, read_baselines
-from plstm.results.intervals import t_interval
 from plstm.results.records import Record, read_curve
 
 if TYPE_CHECKING:

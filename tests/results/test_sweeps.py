@@ -9,16 +9,13 @@ import pytest
 import yaml
 
 from plstm.errors import UserError
-from plstm.results import execution, sweeps
-from plstm.results.definitions import load_table, load_tables
+from plstm.results import sweeps
+from plstm.results.definitions import load_table
 from plstm.results.sweeps import planned_runs
 from plstm.training.environment import describe_environment
+from scripts import run_table
 
 from .conftest import HARDWARE, ROOT, TABLES, example_record, fold_records, folds_of, run_script
-
-
-def test_every_table_loads():
-    assert {"arrow", "arrow-demo", "arrow-reduced"} <= {table.name for table in load_tables(TABLES)}
 
 
 def test_arrow_has_the_figures_of_table_3(arrow):
@@ -284,7 +281,7 @@ def test_jobs_run_side_by_side_a_thread_each(graphs, tmp_path):
     (tmp_path / "train.py").write_text(WAIT_FOR_EACH_OTHER)
     runs = [run for name in ("gat", "gcn", "gin") for run in folds_of(graphs, f"graphs/{name}")[:2]]
     done = []
-    failures = execution.execute(sweeps.jobs(graphs, runs), lambda job: [], tmp_path, done.append, processes=2)
+    failures = run_table.execute(sweeps.jobs(graphs, runs), lambda job: [], tmp_path, done.append, processes=2)
     assert failures == ["experiment=graphs/gcn data.name=MUTAG seed=43 model.depth=4 data.fold=0,1: exit status 3"]
     assert sorted(job.runs[0].row.name for job in done) == ["GAT", "GIN"]
     assert (tmp_path / "graphs-gat").read_text() == "1"
@@ -295,6 +292,6 @@ def test_a_job_that_is_no_longer_needed_is_left_out(graphs, tmp_path, capsys):
     runs = [folds_of(graphs, f"graphs/{name}")[0] for name in ("gat", "gcn", "gin")]
     done = []
     overrides = lambda job: None if "gat" in str(done) and job.runs[0].row.name == "GCN" else ["x=1"]  # noqa: E731
-    assert execution.execute(sweeps.jobs(graphs, runs), overrides, tmp_path, done.append) == []
+    assert run_table.execute(sweeps.jobs(graphs, runs), overrides, tmp_path, done.append) == []
     assert (tmp_path / "started").read_text() == "experiment=graphs/gat experiment=graphs/gin "
     assert "run 2/3: no longer needed: python train.py experiment=graphs/gcn" in capsys.readouterr().out

@@ -6,9 +6,8 @@ import re
 import pytest
 
 from plstm.errors import UserError
-from plstm.results.cells import find_groups
+from plstm.results.cells import find_groups, t_interval
 from plstm.results.definitions import Reference, load_table
-from plstm.results.intervals import t_interval
 from plstm.results.records import read_records, record_path
 from plstm.results.tables import DASH
 from plstm.runs.cost import experiment_cost
@@ -56,8 +55,6 @@ def test_cells(arrow, add, tmp_path):
     assert dict(cells_of(text["md"], "ViT"))["Test acc."] == "0.920 ([n=1](../runs/arrow-vit.jsonl))"
     for target in re.findall(r"\]\((\.\./runs/[^)]+)\)", text["md"]):
         assert (tmp_path / "tables" / target).resolve().is_file()
-    tex = r"pLSTM (5 of 15 runs) & 0.0001 & 0.0001 & 0.974 $\pm$ 0.003 (n=5) & 0.972 $\pm$ 0.003 & $+0.002$"
-    assert tex in text["tex"]
     line = next(line for line in csv.DictReader(io.StringIO(text["csv"])) if line["model"] == "pLSTM")
     assert float(line["test"]) == pytest.approx(0.974, abs=1e-12) and (line["chosen"], line["n"]) == ("1", "5")
     assert float(line["test_interval"]) == pytest.approx(t_interval([0.970, 0.972, 0.974, 0.976, 0.978]).half_width)
@@ -162,8 +159,6 @@ def test_percentages_costs_and_the_epochs_of_both_stages(reduced, add, tmp_path)
     assert float(line["test"]) == pytest.approx(71.23) and float(line["test_difference"]) == pytest.approx(-3.97)
     assert int(line["multiply_adds"]) == cost.flops / 2 and line["init_from"] == pretraining.experiment
     assert float(lines["chance"]["test"]) == 10 and float(lines["DeiT & Co"]["test_paper"]) == 72.25
-    body = [line for line in text["tex"].splitlines() if line.endswith(r"\\")]
-    assert len({line.count(" & ") for line in body}) == 1 and r"DeiT \& Co" in text["tex"]
 
 
 @pytest.mark.parametrize("has_start", [False, True])
@@ -199,18 +194,11 @@ def test_columns_may_be_of_any_metric_at_the_last_or_the_best_step(arrow, add, t
     assert dict(cells_of(rendered(table, tmp_path)["md"], "pLSTM"))["Best"] == cells["Best"]
 
 
-def test_latex_is_escaped(tmp_path, arrow):
-    tex = rendered(arrow.model_copy(update={"caption": "50% of_it & {all} ± 1 #2 ~ ^ \\"}), tmp_path)["tex"]
-    assert r"50\% of\_it \& \{all\} $\pm$ 1 \#2 \textasciitilde{} \textasciicircum{} \textbackslash{}" in tex
-    columns = {line.count("&") + 1 for line in tex.splitlines() if line.endswith(r"\\")}
-    assert columns == {len(re.search(r"begin{tabular}{(\w+)}", tex)[1])}
-
-
 def test_same_records_same_bytes_in_any_order(arrow, add, tmp_path):
     for seed in (43, 44, 45):
         add(seed=seed, test=0.9 + 0.0123 * (seed - 43))
     first = rendered(arrow, tmp_path)
-    assert first == rendered(arrow, tmp_path, order=reversed) and first.keys() == {"md", "csv", "tex"}
+    assert first == rendered(arrow, tmp_path, order=reversed) and first.keys() == {"md", "csv"}
 
 
 def test_script_writes_what_check_accepts_and_reports_bad_input_in_one_line(add, tmp_path):
@@ -218,11 +206,11 @@ def test_script_writes_what_check_accepts_and_reports_bad_input_in_one_line(add,
     assert run_script("make_tables", "--results", tmp_path, "arrow", "arrow-demo").returncode == 0
     done = run_script("make_tables", "--results", tmp_path, "--check", "arrow", "arrow-demo")
     assert (done.returncode, "up to date" in done.stdout) == (0, True)
-    path, _, missing = (tmp_path / f"tables/arrow.{kind}" for kind in ("md", "csv", "tex"))
+    path, missing = (tmp_path / f"tables/arrow.{kind}" for kind in ("md", "csv"))
     path.write_text(path.read_text().replace("0.970 ([n=1]", "0.971 ([n=1]"))
     missing.unlink()
     done = run_script("make_tables", "--results", tmp_path, "--check", "arrow")
-    assert done.stdout.splitlines() == [f"stale: {path}", f"stale: {missing}", "run: make tables"]
+    assert done.stdout.splitlines() == [f"stale: {stale}; run: make tables" for stale in (path, missing)]
     assert done.returncode == 1 and not missing.exists()
     edit_line(record_path(record.experiment, tmp_path), lambda fields: fields.pop("id"))
     for arguments, words in ((["--results", tmp_path], "arrow-plstm.jsonl, line 1"), (["tabel"], "arrow-demo")):
