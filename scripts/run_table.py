@@ -146,20 +146,15 @@ def execute(
                         raise UserError(f"exit status {child.returncode}")
                     after_job(job)
     except KeyboardInterrupt:
-        _interrupt(list(running))
+        while running:  # SIGINT, and again where the user sends it again, until all have ended
+            for child in running:
+                child.send_signal(signal.SIGINT)
+            with contextlib.suppress(KeyboardInterrupt):
+                for child in list(running):
+                    child.wait()
+                    del running[child]
         raise
     return failures
-
-
-def _interrupt(children: list[subprocess.Popen]) -> None:
-    """Send SIGINT, and again where the user does, until all have ended."""
-    while children:
-        for child in children:
-            child.send_signal(signal.SIGINT)
-        with contextlib.suppress(KeyboardInterrupt):
-            while children:
-                children[0].wait()
-                children.pop(0)
 
 
 @contextlib.contextmanager

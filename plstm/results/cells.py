@@ -67,7 +67,6 @@ class Group:
 def find_groups(table: TableDefinition, records: Sequence[Record]) -> tuple[list[Group], list[str]]:
     """All cells by section and row, and the ids of other records of the rows' experiments, which are left out."""
     runs, (found, left_out) = planned_runs(table), match_records(table, records)
-    measures = {m.name: m for m in table.measures}
     lines = []
     for number, run in enumerate(runs):
         record = found.get(run.key)
@@ -75,13 +74,13 @@ def find_groups(table: TableDefinition, records: Sequence[Record]) -> tuple[list
         for name, key in (("section", table.sections), ("choice", table.chosen_key)):
             line[name] = table.sweep[key].index(run.values[key]) if key else 0
         line["seed"] = " ".join(str(run.values[key]) for key in table.seed_keys)
-        for name, m in measures.items():
+        for name, m in table.measures.items():
             line[name] = table.scale * record.metric(m.split, m.metric, m.at) if record else None
         lines.append(line)
     cells: dict[tuple, list[Cell]] = {}
     for (section, row, choice), part in pd.DataFrame(lines).groupby(["section", "row", "choice"]):
         whole = part[part.groupby("seed")["done"].transform("all")].sort_values(["seed", "number"])
-        seeds = whole.astype(dict.fromkeys(measures, float)).groupby("seed")[[*measures]]
+        seeds = whole.astype(dict.fromkeys(table.measures, float)).groupby("seed")[[*table.measures]]
         cell = Cell(
             row=table.rows[row],
             section=table.section_values[section],

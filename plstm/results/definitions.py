@@ -99,9 +99,9 @@ class TableDefinition(Strict):
     costs: bool = False  # shows what experiments say of themselves: pixels, epochs, parameters and multiply-adds
 
     @property
-    def measures(self) -> list[Measure]:
-        """All that a run must have to stand in the table."""
-        return [*self.columns, *([self.select] if self.select else [])]
+    def measures(self) -> dict[str, Measure]:
+        """All that a run must have to stand in the table, by name."""
+        return {measure.name: measure for measure in (self.select, *self.columns) if measure}
 
     @property
     def chosen_key(self) -> str | None:
@@ -205,7 +205,7 @@ def read_baselines(table: TableDefinition, results_dir: Path) -> list[dict[str, 
     if not path.is_file():
         return [*chance, {"name": f"baselines ({table.baselines}, not measured yet)"}]
     try:
-        return chance + [entry.model_dump() for entry in _Baselines.model_validate_json(path.read_bytes()).baselines]
+        return chance + _Baselines.model_validate_json(path.read_bytes()).model_dump()["baselines"]
     except ValidationError as error:
         raise UserError(f"{path}: {first_problem(error)}; make it again") from error
 

@@ -39,8 +39,8 @@ def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: P
     Returns `figures/<name>-curves` and `figures/<name>-dots` as .png and .svg; UserError for a run without its curve.
     """
     cells = [group.chosen for group in find_groups(table, records)[0] if group.chosen.runs]
-    paths = draw_curves(table, cells, results_dir) if cells and table.figure.panels else []
-    return paths + (draw_dots(table, cells, results_dir) if cells and table.figure.dots else [])
+    wanted = {draw_curves: table.figure.panels, draw_dots: table.figure.dots}
+    return [path for draw, asked in wanted.items() if cells and asked for path in draw(table, cells, results_dir)]
 
 
 def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:

@@ -69,9 +69,8 @@ def planned_runs(table: TableDefinition) -> list[PlannedRun]:
         first = table.sections is not None and not run.row.paper, place(table.sections), late
         return *first, place(*table.seed_keys), table.rows.index(run.row), place(chosen, *table.average_over)
 
-    sweeps = [(row, table.sweep | row.sweep) for row in table.rows]
-    grid = ((row, zip(sweep, values, strict=True)) for row, sweep in sweeps for values in product(*sweep.values()))
-    return sorted((PlannedRun(row, dict(values)) for row, values in grid), key=order)
+    grid = ((row, values) for row in table.rows for values in product(*(table.sweep | row.sweep).values()))
+    return sorted((PlannedRun(row, dict(zip(table.sweep, values, strict=True))) for row, values in grid), key=order)
 
 
 def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:
@@ -114,7 +113,7 @@ def _fits(table: TableDefinition, run: PlannedRun, record: Record, found: dict[t
     allowed = (*FREE, "experiment", "init_from", *table.sweep, *required)
     return (
         run.key not in found
-        and all(record.metric(m.split, m.metric, m.at) is not None for m in table.measures)
+        and all(record.metric(m.split, m.metric, m.at) is not None for m in table.measures.values())
         and all(value_at(record.config, key, "absent") == value for key, value in required.items())
         and all(is_part(override.partition("=")[0].lstrip("+"), allowed) for override in record.overrides)
         and (not run.initial_key or (start is not None and value_at(record.config, "init_from") == start.id))

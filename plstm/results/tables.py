@@ -81,14 +81,14 @@ def _cell_line(table: TableDefinition, group: Group, cell: Cell, cost: CostOf | 
         line["giga"] = f"{line['multiply_adds'] / 1e9:.3g}G"
     else:
         line |= {"epochs": cell.mean("epochs"), "parameters": cell.runs[0].parameters if cell.runs else None}
-    for measure in {m.name: m for m in (table.select, *table.columns) if m}.values():
-        name, (mean, half_width, _) = measure.name, cell.interval(measure)
+    for name, measure in table.measures.items():
+        mean, half_width, _ = cell.interval(measure)
         deviation = float(cell.deviations[name].mean()) if table.average_over and cell.runs else None
         line |= {name: mean, f"{name}_interval": half_width, f"{name}_deviation": deviation}
     line |= _paper_line(table, cell.row, cell.section)
     for name in (column.name for column in table.columns):
-        both = line[name], line[f"{name}_paper"]
-        line[f"{name}_difference"] = None if None in both else both[0] - both[1]
+        ours, paper = line[name], line[f"{name}_paper"]
+        line[f"{name}_difference"] = None if None in (ours, paper) else ours - paper
     line |= {field: cell.mean(field) for field in ("examples_per_second", "wall_seconds")}
     line["hours"] = line["wall_seconds"] and line["wall_seconds"] / 3600
     line |= {"seeds": " ".join(cell.means.index), "runs": " ".join(run.id for run in cell.runs)}

@@ -2,29 +2,23 @@
 
 import copy
 import re
+import shutil
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
+from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data.augment.recipes import AugmentConfig
-from plstm.config import (
-    Config,
-    check,
-    identity,
-    plain_config,
-    portable_overrides,
-    run_id,
-    run_name,
-    shared_config,
-    to_config,
-)
+from plstm import config as configs
+from plstm.config import Config, check, plain_config, run_id, shared_config, to_config, to_eval_config
 from plstm.errors import UserError
 from plstm.models import VisionConfig
-from plstm.runs.cli import explain
+from plstm.runs.cli import CONFIGS, explain, register
 from plstm.runs.folders import load_config, write_config
 from plstm.tasks.arrow import ArrowData
 
@@ -107,8 +101,8 @@ class WiderConfig(Config):
 
 
 def test_a_new_key_changes_no_id_until_its_value_does(arrow, monkeypatch):
-    assert {"name", "generate", "train_images"}.isdisjoint(identity(arrow)["data"])  # as the schema has them
-    assert identity(arrow)["model"]["heads"] == 6 and identity(arrow)["data"] == {"train_seed": 43}
+    assert {"name", "generate", "train_images"}.isdisjoint(configs.identity(arrow)["data"])  # as the schema has them
+    assert configs.identity(arrow)["model"]["heads"] == 6 and configs.identity(arrow)["data"] == {"train_seed": 43}
     wider = replace(arrow, data=WiderData(**asdict(arrow.data)))
     assert run_id(wider) == run_id(arrow) != run_id(with_value(wider, "data.shear", 0.1))
     monkeypatch.setattr("plstm.config.Config", WiderConfig)
@@ -134,15 +128,15 @@ def test_runs_that_compile_the_same_share_it(config_of, experiment, same, other)
 def test_values_that_follow_others(config_of):
     config = config_of("experiment=arrow/plstm", "seed=47", "data.size=96")
     assert (config.data.train_seed, config.model.image_size, config.model.classes) == (47, 96, 2)
-    assert run_name(config) == "arrow-plstm-s47"
-    assert run_name(config_of("experiment=graphs/gin", "data.fold=3")) == "graphs-gin-MUTAG-f3-s43"
+    assert configs.run_name(config) == "arrow-plstm-s47"
+    assert configs.run_name(config_of("experiment=graphs/gin", "data.fold=3")) == "graphs-gin-MUTAG-f3-s43"
 
 
 @pytest.mark.parametrize("mark", ["", "++"])
 def test_records_name_the_start_by_its_id_and_no_place(mark):
     overrides = ["experiment=x", f"{mark}init_from=/scratch/run", f"{mark}paths.runs=/scratch", "data.root=/x"]
-    assert portable_overrides(overrides, "12345e678901") == ["experiment=x", 'init_from="12345e678901"']
-    assert portable_overrides(overrides[:1]) == overrides[:1]
+    assert configs.portable_overrides(overrides, "12345e678901") == ["experiment=x", 'init_from="12345e678901"']
+    assert configs.portable_overrides(overrides[:1]) == overrides[:1]
 
 
 # ---------------------------------------------------------------------- files
@@ -179,8 +173,7 @@ def test_the_config_of_a_run_is_written_once_and_read_back(config_of, tmp_path):
         ("paths.runs", "", "given, or left out"),
         ("seed", 2**31, r"under 2\^31"),
         ("model.dim", 10**6, "at most 65536"),
-        *((f"optim.{key}", 1.0, r"in \[0, 1\)") for key in ("b1", "b2", "label_smoothing")),
-        *((f"optim.{key}", -0.1, r"in \[0, 1\)") for key in ("b1", "b2", "label_smoothing")),
+        *((f"optim.{key}", value, r"in \[0, 1\)") for key in ("b1", "b2", "label_smoothing") for value in (1.0, -0.1)),
         *(("optim.end_factor", value, r"in \[0, 1\]") for value in (1.1, -0.1)),
         ("optim.warmup_epochs", 50.0, "under optim.epochs"),
         ("data.name", "imagenet", "arrow_pointing"),
@@ -226,3 +219,32 @@ def test_a_model_of_another_family_is_refused_in_one_line(composed, arguments, l
         to_config(composed(*arguments))
     found = str(caught.value) if isinstance(caught.value, UserError) else explain(caught.value, Config)
     assert re.match(line, found) and "\n" not in found
+
+
+# ---------------------------------------------------------------------- settings of one's own machine
+def composed_from(configs: Path):
+    """Trainings by name, one with values of its own, and an evaluation."""
+    with initialize_config_dir(str(configs), version_base="1.3"):
+        trainings = {
+            name: to_config(compose("train", [f"experiment={name}"]))
+            for name in ("arrow/plstm", "graphs/gin", "imagenet/vit_s")
+        }
+        own = to_config(compose("train", ["paths.runs=here", "logger.mode=disabled", "data.root=there"]))
+        return trainings, own, to_eval_config(compose("eval", ["run=0123"]))
+
+
+def test_the_local_config_of_the_readme_is_taken_where_nothing_is_given(tmp_path):
+    register()
+    folder = tmp_path / "configs"
+    shutil.copytree(CONFIGS, folder, ignore=lambda path, names: ["default.yaml"] if path.endswith("local") else [])
+    without, *_ = composed_from(folder)
+    text = re.search("```yaml\n(.*)```", (CONFIGS / "local/README.md").read_text(), re.DOTALL)[1]
+    (folder / "local/default.yaml").write_text(text)
+    trainings, own, evaluation = composed_from(folder)
+    for config in (*trainings.values(), evaluation):
+        assert (config.data.root, config.paths.runs) == ("/scratch/data", "/scratch/runs")
+        mode = "disabled" if getattr(config, "task", None) == "graphs" else "online"  # graphs/plstm.yaml says so
+        assert (config.logger.mode, config.logger.entity) == (mode, "my-team")
+    assert (own.data.root, own.paths.runs, own.logger.mode) == ("there", "here", "disabled")
+    for name, config in trainings.items():
+        assert config != without[name] and run_id(config) == run_id(without[name])

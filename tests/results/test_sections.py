@@ -30,18 +30,6 @@ def test_interval_is_that_of_scipy(n, level):
     assert count == n and t_interval(values[:1]) == (0.972, None, 1) and t_interval([]) == (None, None, 0)
 
 
-def test_the_figures_of_table_1(graphs):
-    names = ("MUTAG", "NCI1", "PROTEINS", "PTC_FM")
-    assert {row.name: [row.paper[name][0] for name in names] for row in graphs.rows if row.paper} == {
-        "GAT": [0.7822, 0.7968, 0.7215, 0.6105],
-        "GCN": [0.7234, 0.7852, 0.7395, 0.6162],
-        "GIN": [0.8251, 0.8175, 0.7350, 0.6097],
-        "LSTM GNN": [0.7450, 0.7951, 0.7503, 0.6076],
-        "MPNN": [0.7450, 0.8012, 0.7350, 0.5786],
-        "pLSTM": [0.8512, 0.7324, 0.7502, 0.6133],
-    }
-
-
 def test_a_cell_is_a_mean_over_folds_then_seeds(graphs, add_folds, tmp_path):
     add_folds("graphs/gin")
     add_folds("graphs/gin", "MUTAG", 4, 44, best=0.6)
