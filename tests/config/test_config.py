@@ -2,23 +2,20 @@
 
 import copy
 import re
-import shutil
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
-from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data.augment.recipes import AugmentConfig
 from plstm import config as configs
-from plstm.config import Config, check, plain_config, run_id, shared_config, to_config, to_eval_config
+from plstm.config import Config, check, plain_config, run_id, shared_config, to_config
 from plstm.errors import UserError
 from plstm.models import VisionConfig
-from plstm.runs.cli import CONFIGS, explain, register
+from plstm.runs.cli import explain
 from plstm.runs.folders import load_config, write_config
 from plstm.tasks.arrow import ArrowData
 
@@ -219,32 +216,3 @@ def test_a_model_of_another_family_is_refused_in_one_line(composed, arguments, l
         to_config(composed(*arguments))
     found = str(caught.value) if isinstance(caught.value, UserError) else explain(caught.value, Config)
     assert re.match(line, found) and "\n" not in found
-
-
-# ---------------------------------------------------------------------- settings of one's own machine
-def composed_from(configs: Path):
-    """Trainings by name, one with values of its own, and an evaluation."""
-    with initialize_config_dir(str(configs), version_base="1.3"):
-        trainings = {
-            name: to_config(compose("train", [f"experiment={name}"]))
-            for name in ("arrow/plstm", "graphs/gin", "imagenet/vit_s")
-        }
-        own = to_config(compose("train", ["paths.runs=here", "logger.mode=disabled", "data.root=there"]))
-        return trainings, own, to_eval_config(compose("eval", ["run=0123"]))
-
-
-def test_the_local_config_of_the_readme_is_taken_where_nothing_is_given(tmp_path):
-    register()
-    folder = tmp_path / "configs"
-    shutil.copytree(CONFIGS, folder, ignore=lambda path, names: ["default.yaml"] if path.endswith("local") else [])
-    without, *_ = composed_from(folder)
-    text = re.search("```yaml\n(.*)```", (CONFIGS / "local/README.md").read_text(), re.DOTALL)[1]
-    (folder / "local/default.yaml").write_text(text)
-    trainings, own, evaluation = composed_from(folder)
-    for config in (*trainings.values(), evaluation):
-        assert (config.data.root, config.paths.runs) == ("/scratch/data", "/scratch/runs")
-        mode = "disabled" if getattr(config, "task", None) == "graphs" else "online"  # graphs/plstm.yaml says so
-        assert (config.logger.mode, config.logger.entity) == (mode, "my-team")
-    assert (own.data.root, own.paths.runs, own.logger.mode) == ("there", "here", "disabled")
-    for name, config in trainings.items():
-        assert config != without[name] and run_id(config) == run_id(without[name])

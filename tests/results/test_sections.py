@@ -99,13 +99,9 @@ def test_the_table_says_what_is_there_and_what_is_not(graphs, add_folds, tmp_pat
     (tmp_path / "baselines/graphs.json").write_text('{"baselines": [{"name": "majority class", "MUTAG": 0.665}]}')
     files = rendered(graphs, tmp_path)
     text = files["md"]
-    gin, *_ = [line for line in text.splitlines() if line.startswith("| [GIN]")]
     source = "([n=1](../runs/graphs-gin.jsonl))"
-    assert [cell.strip() for cell in gin.strip("|").split(" | ")] == [
-        "[GIN](../../configs/experiment/graphs/gin.yaml) (20 of 40 runs)",
-        *["4", f"0.745 {source}", "0.030", "0.825 ± 0.100", "-0.080", f"0.795 {source}", "0.030"],
-        *["100", "1,234", "1500", "0.0056", "0123456"],
-    ]
+    ours = f"4 | 0.745 {source} | 0.030 | 0.825 ± 0.100 | -0.080 | 0.795 {source} | 0.030 | 100 | 1,234 | 1500 | 0.0056"
+    assert f"| [GIN](../../configs/experiment/graphs/gin.yaml) (20 of 40 runs) | {ours} | 0123456 |" in text
     gat = "| [GAT](../../configs/experiment/graphs/gat.yaml) (2 of 60 runs) | – | – | – | 0.782 ± 0.090 | – | – | – |"
     assert gat in text and "not counted: GAT, MUTAG, depth 8: 2." in text
     assert "| Model | MUTAG | PTC-FM | PROTEINS | NCI1 | AVG |" in text
