@@ -33,9 +33,13 @@ def render_table(
     lines = [_cell_line(table, group, cell, cost) for group in groups for cell in group.cells]
     for section in table.section_values:
         lines += [_baseline_line(table, entry, section) for entry in read_baselines(table, results_dir)]
-        lines += [_reference_line(table, model, section) for model in table.references]
+        for model in table.references:
+            own = {"section": section, "model": model.name, "epochs": model.epochs}
+            own |= {f"{key}_paper": model.paper.get(key) for key in COSTS}
+            lines.append(own | _paper_line(table, model, section))
     text = _markdown(table, [line for line in lines if line.get("shown", True)], _notes(table, groups, left_out))
-    frame = pd.DataFrame([{key: _csv_text(value) for key, value in line.items()} for line in lines])
+    texts = [{k: f"{v:.12g}" if isinstance(v, float) else v for k, v in line.items()} for line in lines]
+    frame = pd.DataFrame(texts, dtype=object)
     frame = frame.drop(columns=ONLY_SHOWN, errors="ignore").dropna(axis="columns", how="all")
     texts = {"md": text, "csv": frame.to_csv(index=False, lineterminator="\n")}
     return {results_dir / "tables" / f"{table.name}.{kind}": text.encode() for kind, text in texts.items()}
@@ -103,21 +107,12 @@ def _paper_line(table: TableDefinition, model: Reference, section: Any) -> Line:
     return line
 
 
-def _reference_line(table: TableDefinition, model: Reference, section: Any) -> Line:
-    line = {"section": section, "model": model.name, "epochs": model.epochs}
-    return line | {f"{key}_paper": model.paper.get(key) for key in COSTS} | _paper_line(table, model, section)
-
-
 def _baseline_line(table: TableDefinition, entry: dict[str, Any], section: Any) -> Line:
     line = {"section": section, "model": entry["name"]}
     for column in table.columns:
         value = entry.get(str(section) if table.sections else column.split)
         line[column.name] = None if value is None or column.metric != PRIMARY_METRIC else table.scale * value
     return line
-
-
-def _csv_text(value: Any) -> str | None:
-    return None if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 # ---------------------------------------------------------------------- Markdown

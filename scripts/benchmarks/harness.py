@@ -13,13 +13,9 @@ Row = dict[str, Any]
 
 def shown(row: Row) -> str:
     """A row in words, without the single times."""
-    words = []
-    for name, value in row.items():
-        if isinstance(value, dict):
-            words.append(f"{name} ({shown(value)})")
-        elif not isinstance(value, list):
-            words.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
-    return ", ".join(words)
+    texts = {dict: lambda value: f"({shown(value)})", float: "{:.4g}".format}
+    kept = {name: value for name, value in row.items() if not isinstance(value, list)}
+    return ", ".join(f"{name} {texts.get(type(value), str)(value)}" for name, value in kept.items())
 
 
 def wall_seconds(run: Callable[[], Any]) -> float:
