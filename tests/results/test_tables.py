@@ -114,7 +114,7 @@ def test_a_row_s_own_requirements_and_sweep_are_asked_of_its_records(arrow, add,
     table = arrow.model_copy(update={"rows": [row.model_copy(update={"require": {}})]})
     text = rendered(table, tmp_path)
     line = csv_lines(text["csv"])["pLSTM", "0.0001"]
-    assert (line["runs_planned"], line["seeds"]) == ("1", "") and f"do not fit the table: {first.id}." in text["md"]
+    assert (line["runs_planned"], line["seeds"]) == ("1", "44") and f"do not fit the table: {first.id}." in text["md"]
 
 
 def test_columns_may_be_of_any_metric_at_the_last_or_the_best_step(arrow, add, tmp_path):
