@@ -4,7 +4,6 @@ import copy
 import functools
 import hashlib
 import json
-import operator
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -25,7 +24,7 @@ from plstm.training.tracking import MODES, LoggerConfig
 OUTSIDE_ID = ("logger", "mesh", "paths", "model.remat", "data.root", "data.generate", "data.placement", "data.workers")
 OUTSIDE_ID += ("data.max_corrupt", "data.download")
 FLOAT32_MIN, FLOAT32_MAX = 1e-37, 1e38  # magnitudes, a little rounded
-MAX_NAME = 64  # letters; W&B's tags have no more
+NAME = r"(?=.{1,64}$)[\w.+-]+(/[\w.+-]+)*"
 
 
 @dataclass
@@ -160,10 +159,11 @@ def _check_ranges(config: Config) -> None:
         ("in [0, 1)", lambda value: 0 <= value < 1, "optim.b1 optim.b2 optim.label_smoothing"),
         ("in [0, 1]", lambda value: 0 <= value <= 1, "optim.end_factor"),
         ("given, or left out", lambda value: value != "", "paths.runs paths.results data.root"),
-        (f"a name such as arrow/plstm, of at most {MAX_NAME} letters", _is_name, "experiment"),
+        # W&B's tags have at most 64 letters; file names and links have it, too.
+        ("a name such as arrow/plstm, of at most 64 letters", re.compile(NAME).fullmatch, "experiment"),
     ):
         for key in keys.split():
-            value = _get(config, key, default=None)
+            value = functools.reduce(lambda node, part: getattr(node, part, None), key.split("."), config)
             if value is not None and not is_good(value):
                 raise UserError(f"{key}={value}: must be {words}")
     every, save_every = config.loop.eval_every, config.loop.save_every
@@ -171,17 +171,6 @@ def _check_ranges(config: Config) -> None:
         raise UserError(f"loop.save_every={save_every}: must be a multiple of loop.eval_every={every}, or null")
     if config.optim.warmup_epochs >= config.optim.epochs:
         raise UserError(f"optim.warmup_epochs={config.optim.warmup_epochs}: must be under optim.epochs")
-
-
-def _get(config: Any, key: str, default: Any) -> Any:
-    for part in key.split("."):
-        config = getattr(config, part, default)
-    return config
-
-
-def _is_name(text: str) -> bool:
-    """Whether it can be part of file names, tags and links."""
-    return len(text) <= MAX_NAME and re.fullmatch(r"[\w.+-]+(/[\w.+-]+)*", text) is not None
 
 
 def _check_splits(config: Config) -> None:
@@ -291,12 +280,10 @@ def portable_config(config: Config) -> dict[str, Any]:
 
 def shared_config(config: Config) -> str:
     """JSON that is the same for runs which share compiled programs; see `Task.uncompiled`."""
-    plain = plain_config(config)
+    node = OmegaConf.create(plain_config(config))
     for key, value in TASKS[config.task].uncompiled.items():
-        *parents, leaf = key.split(".")
-        group = functools.reduce(operator.getitem, parents, plain)
-        group[leaf] = value
-    return json.dumps(plain, sort_keys=True)
+        OmegaConf.update(node, key, value, merge=False)
+    return json.dumps(OmegaConf.to_container(node), sort_keys=True)
 
 
 def _drop(plain: dict[str, Any], key: str) -> None:
@@ -320,14 +307,9 @@ def identity(config: Config) -> dict[str, Any]:
 
 def _differences(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """Nested keys whose values differ; groups in which none does are left out."""
-    found = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            value = _differences(value, defaults[key])
-            found |= {key: value} if value else {}
-        elif value != defaults[key]:
-            found[key] = value
-    return found
+    inner = {key: _differences(value, defaults[key]) for key, value in values.items() if isinstance(value, dict)}
+    found = {key: inner.get(key, value) for key, value in values.items() if value != defaults[key]}
+    return {key: value for key, value in found.items() if value != {}}
 
 
 def run_id(config: Config) -> str:
@@ -342,12 +324,10 @@ def portable_overrides(overrides: list[str], init_from: str | None = None) -> li
     numbers.
     """
     kept = [override for override in overrides if not override.lstrip("+").startswith(OUTSIDE_ID)]
-    return [
-        f'init_from="{init_from}"' if override.lstrip("+").startswith("init_from=") else override for override in kept
-    ]
+    start = f'init_from="{init_from}"'
+    return [start if override.lstrip("+").startswith("init_from=") else override for override in kept]
 
 
 def run_name(config: Config) -> str:
     """A name to read, such as arrow-plstm-s43, or graphs-gin-MUTAG-f0-s43."""
-    parts = [config.experiment.replace("/", "-"), *TASKS[config.task].name_parts(config), f"s{config.seed}"]
-    return "-".join(parts)
+    return "-".join([config.experiment.replace("/", "-"), *TASKS[config.task].name_parts(config), f"s{config.seed}"])

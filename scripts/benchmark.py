@@ -7,32 +7,72 @@ Prints a line a row and writes results/benchmarks/<subject>-<backend>.json: ever
 settings, the commit, the versions and the machine. Exit status: 0, or 2 for bad input.
 """
 
+import inspect
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from plstm.errors import run_script
-from scripts.benchmarks import graphs, models, operators, pipeline, runs
-from scripts.benchmarks.harness import option, run_subject
-from scripts.common import Parser
+import jax
 
-SUBJECTS = operators.SUBJECTS | models.SUBJECTS | graphs.SUBJECTS | pipeline.SUBJECTS | runs.SUBJECTS
+from plstm.errors import run_script
+from plstm.ops.grid import STRUCTURES
+from plstm.training.memory import keep_freed_memory
+from scripts.benchmarks import models, operators, pipeline
+from scripts.benchmarks.harness import peak_memory, shown
+from scripts.common import ROOT, Parser, positive, write_results
+
+SUBJECTS = {  # functions of the repeats and of the subject's options, which yield rows
+    "operator": operators.measure_operator,
+    "chunks": operators.measure_chunks,
+    "tune": operators.measure_forms,
+    "model": models.measure_sizes,
+    "scaling": models.measure_scaling,
+    "compile": models.measure_compilation,
+    "memory": models.measure_memory,
+    "graphs": models.measure_epochs,
+    "data": pipeline.measure_views,
+    "run": models.measure_runs,
+}
+CHOICES = {"dtype": ["float32", "bfloat16"], "structures": list(STRUCTURES), "models": list(models.GRAPH_MODELS)}
+
+
+def parse_arguments() -> dict[str, Any]:
+    """An option for each argument of a subject, with several values where the default is a tuple."""
+    parser = Parser(__doc__)
+    commands = parser.add_subparsers(dest="subject", required=True, metavar="subject")
+    for name, measure in SUBJECTS.items():
+        words = getattr(measure, "func", measure).__doc__
+        command = commands.add_parser(name, description=words, help=words)
+        for option, parameter in list(inspect.signature(measure).parameters.items())[1:]:
+            default, several = parameter.default, {"nargs": "*"} if isinstance(parameter.default, tuple) else {}
+            kind = type(default[0]) if default and several else str if several else type(default)
+            kind = {int: positive, tuple: operators.side_x_images}.get(kind, kind)
+            details = {"default": default, "type": kind, "choices": CHOICES.get(option), **several}
+            command.add_argument(f"--{option}", help="(default: %(default)s)", **details)
+        command.add_argument("--repeats", type=positive, default=7, help="the median is over these")
+        command.add_argument("--out", type=Path, help="default: results/benchmarks/<subject>-<backend>.json")
+    return vars(parser.parse_args())
 
 
 def main() -> None:
-    parser = Parser(__doc__)
-    commands = parser.add_subparsers(dest="subject", required=True, metavar="subject")
-    for name, subject in SUBJECTS.items():
-        description = subject.measure.__doc__
-        command = commands.add_parser(name, description=description, help=description)
-        for flag, details in subject.arguments.items():
-            command.add_argument(flag, **details)
-        command.add_argument("--repeats", **option(7, "the median is over these"))
-        command.add_argument("--out", type=Path, help="default: results/benchmarks/<subject>-<backend>.json")
-    settings = vars(parser.parse_args())
+    settings = parse_arguments()
     name, out = settings.pop("subject"), settings.pop("out")
-    run_subject(name, SUBJECTS[name], settings, out)
+    keep_freed_memory()  # as train.py does
+    machine = {"load_average_at_start": os.getloadavg()[0], "glibc_tunables": os.environ.get("GLIBC_TUNABLES")}
+    rows = []
+    for row in SUBJECTS[name](**settings):
+        rows.append(row)
+        print(shown(row), flush=True)
+    report = {"settings": settings | machine, "rows": rows, "peak_memory_bytes": peak_memory()}
+    if name == "scaling":
+        report["summary"] = models.summarise_scaling(rows)
+        print(shown(report["summary"]))
+    path = out or ROOT / f"results/benchmarks/{name}-{jax.default_backend()}.json"
+    write_results(path, report)
+    print(f"Written to {path}")
 
 
 if __name__ == "__main__":

@@ -27,10 +27,10 @@ from scripts.common import ROOT, Parser
 
 def newest_run(runs: Path) -> Path:
     """The run whose checkpoints changed last."""
-    found = list(runs.glob("*/checkpoints"))
+    found = sorted(runs.glob("*/checkpoints"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise UserError(f"--weights: not given, and no run in {runs}; name a .safetensors file, or train a model first")
-    return max(found, key=lambda path: path.stat().st_mtime).parent
+    return found[-1].parent
 
 
 def read(path: Path) -> Image.Image:

@@ -7,8 +7,9 @@ Balanced accuracy is the mean of the accuracies on images that point at the circ
 images are mostly of the second kind. Writes results/probes/<run>.json.
 """
 
+import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,33 +48,25 @@ def _altered(arrow: Arrow, canvas: Canvas, **fields: np.ndarray) -> Arrow:
     arrow = arrow._replace(**fields)
     centres = np.stack([arrow.ax, arrow.ay, arrow.cx, arrow.cy])
     inside = ((centres >= canvas.margin) & (centres <= canvas.size - canvas.margin)).all(axis=0)
-    distance = np.hypot(arrow.cx - arrow.ax, arrow.cy - arrow.ay)
-    apart = distance >= KAPPA * arrow.radius  # nearer, the arrow's midpoint lies in or at the circle
+    apart = distances(arrow) >= KAPPA * arrow.radius  # nearer, the arrow's midpoint lies in or at the circle
     return arrow._replace(label=np.where(inside & apart, true_label(arrow), NO_LABEL))
-
-
-def _without_circle(arrow: Arrow, canvas: Canvas) -> Arrow:
-    """The circle drawn outside the canvas, the label kept: what the arrow alone tells the model."""
-    outside = np.full_like(arrow.cx, -canvas.size)
-    return arrow._replace(cx=outside, cy=outside)
-
-
-def _mirrored_circle(arrow: Arrow, canvas: Canvas) -> Arrow:
-    """The circle on the other side of the arrow's midpoint, as far away."""
-    return _altered(arrow, canvas, cx=2 * arrow.ax - arrow.cx, cy=2 * arrow.ay - arrow.cy)
-
-
-def _exchanged_circle(arrow: Arrow, canvas: Canvas) -> Arrow:
-    """The circle of the next geometry, so that the arrow tells nothing of where the circle is."""
-    return _altered(arrow, canvas, **{name: np.roll(getattr(arrow, name), -1) for name in ("radius", "cx", "cy")})
 
 
 PROBES = {
     "as given": lambda arrow, canvas: arrow,
-    "without the circle": _without_circle,
+    # Outside the canvas, the label kept: what the arrow alone tells the model.
+    "without the circle": lambda arrow, canvas: arrow._replace(
+        cx=np.full_like(arrow.cx, -canvas.size), cy=np.full_like(arrow.cy, -canvas.size)
+    ),
     "arrow reversed": lambda arrow, canvas: _altered(arrow, canvas, phi=arrow.phi + np.pi),
-    "circle mirrored at the arrow": _mirrored_circle,
-    "circle of another image": _exchanged_circle,
+    # On the other side of the arrow's midpoint, as far away.
+    "circle mirrored at the arrow": lambda arrow, canvas: _altered(
+        arrow, canvas, cx=2 * arrow.ax - arrow.cx, cy=2 * arrow.ay - arrow.cy
+    ),
+    # The next geometry's, so that the arrow tells nothing of where the circle is.
+    "circle of another image": lambda arrow, canvas: _altered(
+        arrow, canvas, **{name: np.roll(getattr(arrow, name), -1) for name in ("radius", "cx", "cy")}
+    ),
 }
 Answer = Callable[[Arrow, Canvas], np.ndarray]  # geometries [n] -> 0 or 1 [n]
 
@@ -86,14 +79,16 @@ def draw_geometries(canvas: Canvas, factor: int, count: int) -> Arrow:
 
 def score(answers: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     """Accuracies and the shares of "at" over the images that have a label; None where there is none to count."""
+
+    def mean(values: np.ndarray) -> float | None:
+        return float(values.mean()) if len(values) else None
+
     known = labels != NO_LABEL
     answers, labels = answers[known], labels[known]
     right = answers == labels
-    kinds = [right[labels == label] for label in (0, 1)]
-    balanced = float(np.mean([kind.mean() for kind in kinds])) if all(map(len, kinds)) else None
-    found = {"accuracy": right, "answered_at": answers, "labelled_at": labels}
-    means = {name: float(values.mean()) if len(values) else None for name, values in found.items()}
-    return {"images": len(right), **means, "balanced_accuracy": balanced}
+    kinds = [mean(right[labels == label]) for label in (0, 1)]
+    shares = {"accuracy": mean(right), "answered_at": mean(answers), "labelled_at": mean(labels)}
+    return {"images": len(right), **shares, "balanced_accuracy": None if None in kinds else sum(kinds) / 2}
 
 
 def distances(arrows: Arrow) -> np.ndarray:
@@ -105,10 +100,9 @@ def by_distance(answers: np.ndarray, arrows: Arrow, reach: float) -> list[dict[s
     """Scores by quarters of the distances up to `reach`, and of all beyond."""
     rows = []
     quarters = np.floor(distances(arrows) / reach * QUARTERS).clip(max=QUARTERS)
-    for quarter in np.unique(quarters):
-        chosen = quarters == quarter
-        upper = None if quarter == QUARTERS else float(reach * (quarter + 1) / QUARTERS)
-        limits = {"from_pixels": float(reach * quarter / QUARTERS), "to_pixels": upper}
+    for quarter in np.unique(quarters).tolist():
+        chosen, upper = quarters == quarter, None if quarter == QUARTERS else reach * (quarter + 1) / QUARTERS
+        limits = {"from_pixels": reach * quarter / QUARTERS, "to_pixels": upper}
         rows.append(limits | score(answers[chosen], arrows.label[chosen]))
     return rows
 
@@ -131,19 +125,6 @@ def load_answer(run: str, runs: Path) -> tuple[Config, Path, Answer]:
     return config, folder, answer
 
 
-def probe(answer: Answer, training: Canvas, factors: list[int], count: int) -> Iterator[dict[str, Any]]:
-    """All scores: a row for each canvas and alteration, with the distances beside what is as given."""
-    reach = float(distances(draw_geometries(training, 1, count)).max())
-    for factor in factors:
-        canvas = Canvas(factor * training.size, training.scale)
-        arrows = draw_geometries(canvas, factor, count)
-        for name, alter in PROBES.items():
-            altered = alter(arrows, canvas)
-            answers = answer(altered, canvas)
-            parts = {"by_distance": by_distance(answers, altered, reach)} if name == "as given" else {}
-            yield {"canvas_pixels": canvas.size, "probe": name, **score(answers, altered.label), **parts}
-
-
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("run", help="a run's folder, or the first digits of its id")
@@ -154,12 +135,18 @@ def main() -> None:
     options = parser.parse_args()
     logging.set_verbosity(logging.ERROR)
     config, folder, answer = load_answer(options.run, options.runs)
+    training = Canvas(config.data.size, config.data.scale)
+    reach = float(distances(draw_geometries(training, 1, options.count)).max())
     print("".join(f"{title:>18}" for title in ("canvas_pixels", "images", *SHOWN)), " probe")
     rows = []
-    for row in probe(answer, Canvas(config.data.size, config.data.scale), options.canvases, options.count):
-        rows.append(row)
-        scores = "".join(f"{'-' if row[name] is None else format(row[name], '.3f'):>18}" for name in SHOWN)
-        print(f"{row['canvas_pixels']:18}{row['images']:18,}{scores}  {row['probe']}", flush=True)
+    for factor, (name, alter) in itertools.product(options.canvases, PROBES.items()):
+        canvas = Canvas(factor * training.size, training.scale)
+        arrows = alter(draw_geometries(canvas, factor, options.count), canvas)
+        answers = answer(arrows, canvas)
+        row = {"canvas_pixels": canvas.size, "probe": name, **score(answers, arrows.label)}
+        rows.append(row | ({"by_distance": by_distance(answers, arrows, reach)} if name == "as given" else {}))
+        scores = "".join(f"{'-' if row[key] is None else format(row[key], '.3f'):>18}" for key in SHOWN)
+        print(f"{canvas.size:18}{row['images']:18,}{scores}  {name}", flush=True)
     settings = {"canvases": options.canvases, "count": options.count}
     path = options.out or ROOT / "results" / "probes" / f"{folder.name}.json"
     write_results(path, {"settings": settings, "run": folder.name, "name": run_name(config), "rows": rows})

@@ -9,11 +9,15 @@ Exit status: 0, 1 if a run failed, 2 if a record or a definition is wrong, 130 i
 """
 
 import argparse
+import contextlib
 import json
+import os
 import shlex
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -24,7 +28,6 @@ from plstm.errors import UserError, run_script
 from plstm.results import sweeps
 from plstm.results.cells import superfluous_runs
 from plstm.results.definitions import TableDefinition, check_overrides, load_table
-from plstm.results.execution import execute
 from plstm.results.figures import draw_table
 from plstm.results.records import Hardware, read_records
 from plstm.results.tables import render_table
@@ -32,6 +35,7 @@ from plstm.runs.programs import experiment_cost
 from scripts.common import Parser, positive
 
 ROOT = Path(__file__).resolve().parents[1]
+ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "NPROC": "1", "OMP_NUM_THREADS": "1"}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -52,8 +56,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def planned_jobs(table: TableDefinition, sections: str | None) -> list[sweeps.Job]:
     """The jobs of these sections, of all where none is named; UserError for one that the table does not have."""
-    known = {str(value): value for value in table.section_values if table.sections}
-    wanted = sections.split(",") if sections else list(known)
+    known = [str(value) for value in table.section_values if table.sections]
+    wanted = sections.split(",") if sections else known
     if unknown := [name for name in wanted if name not in known]:
         raise UserError(f"--sections: {unknown[0]!r} is no section of table {table.name}: {', '.join(known)}")
     runs = sweeps.planned_runs(table)
@@ -72,28 +76,27 @@ def query_hardware() -> Hardware:
 def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[sweeps.Job]:
     """Print one line a job and a total; return what is unfinished in order."""
     records = read_records(arguments.results)
-    matched, _ = sweeps.match_records(table, records)
-    record_of = {run.key: record for run, record in matched if record}
+    found = sweeps.match_records(table, records)[0]
     started, superfluous = sweeps.started_runs(table, arguments.runs), superfluous_runs(table, records)
-    hardware = query_hardware() if record_of else None
+    hardware = query_hardware() if found else None
     unfinished, costs, finished, saved = [], [], 0, 0
     for job in planned_jobs(table, arguments.sections):
-        left = tuple(run for run in job.runs if run.key not in record_of)
+        left = tuple(run for run in job.runs if run.key not in found)
         finished += len(job.runs) - len(left)
         if not left:
-            state, cost = "finished", f"{sum(record_of[run.key].wall_seconds for run in job.runs) / 3600:.2f} h"
+            state, cost = "finished", f"{sum(found[run.key].wall_seconds for run in job.runs) / 3600:.2f} h"
         elif left[0].key in superfluous:
             state, cost = "rejected", "not needed"  # another value was chosen
             saved += len(left)
         else:
             state = "partial" if len(left) < len(job.runs) or any(run.key in started for run in left) else "missing"
-            own = [sweeps.expected_seconds(table, run, matched, hardware) for run in left]
+            own = [sweeps.expected_seconds(table, run, found, hardware) for run in left]
             cost = "unknown cost" if None in own else f"about {sum(own) / 3600:.2f} h"
             costs += own
             job = sweeps.Job(left, job.shared)
             unfinished.append(job)
         try:
-            start = sweeps.initial_override(matched, job.runs[0])
+            start = sweeps.initial_override(job.runs[0], found)
         except UserError:
             start = ["init_from=ID"]
         command = shlex.join(["python", "train.py", *job.overrides, *start, *arguments.overrides])
@@ -103,6 +106,64 @@ def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
     hours = f"about {sum(known) / 3600:.2f} h for {len(known)} of them, going by finished runs on this hardware"
     print(f"{finished + saved + len(costs)} runs: {counts}, {hours}", flush=True)
     return unfinished
+
+
+def execute(
+    work: Sequence[sweeps.Job],
+    overrides: Callable[[sweeps.Job], list[str] | None],
+    root: Path,
+    after_job: Callable[[sweeps.Job], None],
+    processes: int = 1,
+) -> list[str]:
+    """Start jobs in order, so many at a time, each a process in `root`, the folder of `train.py`.
+
+    overrides: key=value to add to a job's command, None where it is not needed any more. after_job: called after every
+    job that ends well. Their UserErrors are failures of the job. Several processes compute with one thread each.
+
+    Returns a line for each failed job. KeyboardInterrupt is handed to the processes as SIGINT, and raised at their end.
+    """
+    failures: list[str] = []
+    waiting, running = list(enumerate(work, 1)), {}
+    environment = os.environ | (ONE_THREAD if processes > 1 else {})
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                number, job = waiting.pop(0)
+                with _noting(failures, job):
+                    own = overrides(job)
+                    command = ["train.py", *job.overrides, *(own or ())]
+                    words = "no longer needed: python" if own is None else "python"
+                    print(f"run {number}/{len(work)}: {words} {shlex.join(command)}", flush=True)
+                    if own is not None:
+                        # A process group of its own: the terminal's Ctrl-C reaches this process only, which hands it on
+                        options = {"stdin": subprocess.DEVNULL, "process_group": 0, "env": environment}
+                        running[subprocess.Popen([sys.executable, *command], cwd=root, **options)] = job
+            time.sleep(0.1 if running else 0)
+            for child in [child for child in running if child.poll() is not None]:
+                job = running.pop(child)
+                with _noting(failures, job):
+                    if child.returncode:
+                        raise UserError(f"exit status {child.returncode}")
+                    after_job(job)
+    except KeyboardInterrupt:
+        while running:  # SIGINT, and again where the user sends it again, until all have ended
+            for child in running:
+                child.send_signal(signal.SIGINT)
+            with contextlib.suppress(KeyboardInterrupt):
+                for child in list(running):
+                    child.wait()
+                    del running[child]
+        raise
+    return failures
+
+
+@contextlib.contextmanager
+def _noting(failures: list[str], job: sweeps.Job) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        failures.append(f"{' '.join(job.overrides)}: {error}")
+        print(f"failed: {failures[-1]}", flush=True)
 
 
 def main() -> int:
@@ -121,8 +182,7 @@ def main() -> int:
         print("wrote", *files, *draw_table(table, records, results), flush=True)
 
     def after_job(job: sweeps.Job) -> None:
-        matched, _ = sweeps.match_records(table, read_records(results))
-        if not {run.key for run in job.runs} <= {run.key for run, record in matched if record}:
+        if not {run.key for run in job.runs} <= sweeps.match_records(table, read_records(results))[0].keys():
             raise UserError(
                 f"finished without a record that fits table {table.name} in {results / 'runs'} (its overrides or "
                 "metrics differ?); remove its line there and its folder to train it again"
@@ -133,8 +193,8 @@ def main() -> int:
         records = read_records(results)
         if job.runs[0].key in superfluous_runs(table, records):
             return None
-        matched, _ = sweeps.match_records(table, records)
-        return [*sweeps.initial_override(matched, job.runs[0]), *arguments.overrides, *paths]
+        start = sweeps.initial_override(job.runs[0], sweeps.match_records(table, records)[0])
+        return [*start, *arguments.overrides, *paths]
 
     paths = [f"paths.{key}={getattr(arguments, key).resolve()}" for key in ("results", "runs")]
     report()

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plstm.results.records import read_curve, read_records
-from plstm.results.verify import record_problems
+from plstm.results.records import read_curve, read_records, record_problems
 from tests.commands import assert_same_numbers, begin, call, end, numbers, one_error, paths, record_of, run_folder
 
 TINY = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.epochs=2", "loop.eval_splits=[val]", "loop.eval_every=4"]

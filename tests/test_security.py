@@ -28,9 +28,8 @@ from data.imagenet.source import load_source, prepare
 from plstm.config import Config, plain_config, schema, to_config
 from plstm.errors import UserError
 from plstm.results.definitions import load_table, read_baselines
-from plstm.results.records import read_records
+from plstm.results.records import read_records, record_problems
 from plstm.results.sweeps import started_runs
-from plstm.results.verify import record_problems
 from plstm.runs.cli import register, run_entry
 from plstm.runs.folders import load_config
 from plstm.runs.weights import config_of, from_checkpoint

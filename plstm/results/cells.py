@@ -1,15 +1,34 @@
 """What a results table shows: for each row, section and chosen value the means over seeds, from run records alone."""
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
+from scipy.stats import t
 
 from plstm.results.definitions import Measure, Row, TableDefinition
-from plstm.results.intervals import Interval, t_interval
 from plstm.results.records import Record
-from plstm.results.sweeps import match_records
+from plstm.results.sweeps import match_records, planned_runs
+
+
+class Interval(NamedTuple):
+    """`mean` +- `half_width` over `n` values; `half_width` is None where one value says nothing about the spread."""
+
+    mean: float | None
+    half_width: float | None
+    n: int
+
+
+def t_interval(values: Sequence[float], level: float = 0.90) -> Interval:
+    """Student's t interval of the mean, half width t((1 + level) / 2, n - 1) s / sqrt(n); no mean of no values."""
+    n = len(values)
+    if n < 2:
+        return Interval([*values, None][0], None, n)
+    half_width = float(t.ppf((1 + level) / 2, n - 1)) * statistics.stdev(values) / math.sqrt(n)
+    return Interval(statistics.fmean(values), half_width, n)
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity
@@ -27,16 +46,12 @@ class Cell:
     deviations: pd.DataFrame
 
     def interval(self, measure: Measure) -> Interval:
-        """Over the seeds; of n = 0 without a mean before the first is whole."""
-        return t_interval(self.means[measure.name].tolist()) if self.runs else Interval(None, None, 0)
-
-    def deviation(self, measure: Measure) -> float | None:
-        """The sample deviation over `average_over`, the mean over the seeds."""
-        return float(self.deviations[measure.name].mean()) if self.runs else None
+        """Over the seeds."""
+        return t_interval(self.means[measure.name].tolist())
 
     def mean(self, field: str) -> float | None:
         """Of a numeric field of the records."""
-        return t_interval([getattr(run, field) for run in self.runs]).mean if self.runs else None
+        return statistics.fmean(getattr(run, field) for run in self.runs) if self.runs else None
 
 
 @dataclass(frozen=True)
@@ -51,29 +66,29 @@ class Group:
 
 def find_groups(table: TableDefinition, records: Sequence[Record]) -> tuple[list[Group], list[str]]:
     """All cells by section and row, and the ids of other records of the rows' experiments, which are left out."""
-    matched, left_out = match_records(table, records)
-    measures = {m.name: m for m in table.measures}
+    runs, (found, left_out) = planned_runs(table), match_records(table, records)
     lines = []
-    for number, (run, record) in enumerate(matched):
+    for number, run in enumerate(runs):
+        record = found.get(run.key)
         line = {"number": number, "row": table.rows.index(run.row), "done": record is not None}
         for name, key in (("section", table.sections), ("choice", table.chosen_key)):
             line[name] = table.sweep[key].index(run.values[key]) if key else 0
         line["seed"] = " ".join(str(run.values[key]) for key in table.seed_keys)
-        for name, m in measures.items():
+        for name, m in table.measures.items():
             line[name] = table.scale * record.metric(m.split, m.metric, m.at) if record else None
         lines.append(line)
     cells: dict[tuple, list[Cell]] = {}
     for (section, row, choice), part in pd.DataFrame(lines).groupby(["section", "row", "choice"]):
         whole = part[part.groupby("seed")["done"].transform("all")].sort_values(["seed", "number"])
-        seeds = whole.astype(dict.fromkeys(measures, float)).groupby("seed")[[*measures]]
+        seeds = whole.astype(dict.fromkeys(table.measures, float)).groupby("seed")[[*table.measures]]
         cell = Cell(
             row=table.rows[row],
             section=table.section_values[section],
             choice=table.sweep[table.chosen_key][choice] if table.select else None,
-            keys=[matched[number][0].key for number in part["number"]],
+            keys=[runs[number].key for number in part["number"]],
             planned_seeds=part["seed"].nunique(),
             finished=int(part["done"].sum()),
-            runs=[matched[number][1] for number in whole["number"]],
+            runs=[found[runs[number].key] for number in whole["number"]],
             means=seeds.mean(),
             deviations=seeds.std(),
         )

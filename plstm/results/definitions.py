@@ -1,6 +1,6 @@
 """The definition of a results table: a file of `configs/tables`, read and checked."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -99,9 +99,9 @@ class TableDefinition(Strict):
     costs: bool = False  # shows what experiments say of themselves: pixels, epochs, parameters and multiply-adds
 
     @property
-    def measures(self) -> list[Measure]:
-        """All that a run must have to stand in the table."""
-        return [*self.columns, *([self.select] if self.select else [])]
+    def measures(self) -> dict[str, Measure]:
+        """All that a run must have to stand in the table, by name."""
+        return {measure.name: measure for measure in (self.select, *self.columns) if measure}
 
     @property
     def chosen_key(self) -> str | None:
@@ -141,36 +141,32 @@ class TableDefinition(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for problem in self._problems():
-            raise ValueError(f"key {problem}")
-        return self
-
-    def _problems(self) -> Iterator[str]:
         for key in {self.chosen_key, self.sections, *self.average_over} - {None, *self.sweep}:
-            yield f"sweep must list {key!r}"
+            raise ValueError(f"key sweep must list {key!r}")
         unique = {"columns": "name", "rows": "experiment", "references": "name"}
         for where, field in [*unique.items(), ("rows", "name")]:
             values = [getattr(part, field) for part in getattr(self, where)]
             if len(set(values)) < len(values):
-                yield f"{where} must not have two of the same {field}"
+                raise ValueError(f"key {where} must not have two of the same {field}")
         sections = {str(value) for value in self.section_values}
         if self.section_titles.keys() - sections:
-            yield f"section_titles must name some of {', '.join(sorted(sections))}"
+            raise ValueError(f"key section_titles must name some of {', '.join(sorted(sections))}")
         if self.sections and (self.costs or self.figure.panels):
-            yield "sections are not for a table with costs or figure.panels"
+            raise ValueError("key sections are not for a table with costs or figure.panels")
         published = sections if self.sections else {column.name for column in self.columns}
         published = {*published, *([self.chosen_name] if self.select else []), *(COSTS if self.costs else ())}
         for model, (key, value) in ((m, item) for m in (*self.rows, *self.references) for item in m.paper.items()):
             numbers = value if isinstance(value, list) and len(value) == 2 else [value]
             if key not in published or not all(isinstance(n, str if key in COSTS else int | float) for n in numbers):
-                known = ", ".join(sorted(published))
-                yield f"paper.{key} of {model.name} must be a number or [mean, +-] for one of {known}"
+                what = f"a number or [mean, +-] for one of {', '.join(sorted(published))}"
+                raise ValueError(f"key paper.{key} of {model.name} must be {what}")
         for number, row in enumerate(self.rows):
             if row.init_from not in {None, *(earlier.experiment for earlier in self.rows[:number])}:
-                yield f"rows[{number}].init_from: no earlier row has experiment {row.init_from!r}"
+                raise ValueError(f"key rows[{number}].init_from: no earlier row has experiment {row.init_from!r}")
             for key, values in row.sweep.items():
                 if any(value not in self.sweep.get(key, ()) for value in values):
-                    yield f"rows[{number}].sweep: the table does not sweep {key} over {values}"
+                    raise ValueError(f"key rows[{number}].sweep: the table does not sweep {key} over {values}")
+        return self
 
 
 def load_table(path: Path) -> TableDefinition:
@@ -184,11 +180,6 @@ def load_table(path: Path) -> TableDefinition:
         raise UserError(f"{path}: {first_problem(error, 'key')}") from error
     except (yaml.YAMLError, OmegaConfBaseException, OSError) as error:
         raise UserError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from error
-
-
-def load_tables(folder: Path, names: Sequence[str] = ()) -> list[TableDefinition]:
-    """The tables of a folder by name, all of them where no name is given, in alphabetical order."""
-    return [load_table(path) for path in [folder / f"{name}.yaml" for name in names] or sorted(folder.glob("*.yaml"))]
 
 
 class _Baseline(BaseModel):
@@ -214,7 +205,7 @@ def read_baselines(table: TableDefinition, results_dir: Path) -> list[dict[str, 
     if not path.is_file():
         return [*chance, {"name": f"baselines ({table.baselines}, not measured yet)"}]
     try:
-        return chance + [entry.model_dump() for entry in _Baselines.model_validate_json(path.read_bytes()).baselines]
+        return chance + _Baselines.model_validate_json(path.read_bytes()).model_dump()["baselines"]
     except ValidationError as error:
         raise UserError(f"{path}: {first_problem(error)}; make it again") from error
 

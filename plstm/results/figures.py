@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from plstm.drawing import legend_below, new_figure, save, style
-from plstm.results.cells import Cell, find_groups
+from plstm.results.cells import Cell, find_groups, t_interval
 from plstm.results.definitions import TableDefinition, read_baselines
-from plstm.results.intervals import t_interval
 from plstm.results.records import Record, read_curve
 
 if TYPE_CHECKING:
@@ -40,8 +39,8 @@ def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: P
     Returns `figures/<name>-curves` and `figures/<name>-dots` as .png and .svg; UserError for a run without its curve.
     """
     cells = [group.chosen for group in find_groups(table, records)[0] if group.chosen.runs]
-    paths = draw_curves(table, cells, results_dir) if cells and table.figure.panels else []
-    return paths + (draw_dots(table, cells, results_dir) if cells and table.figure.dots else [])
+    wanted = {draw_curves: table.figure.panels, draw_dots: table.figure.dots}
+    return [path for draw, asked in wanted.items() if cells and asked for path in draw(table, cells, results_dir)]
 
 
 def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:

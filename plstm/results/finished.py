@@ -1,6 +1,6 @@
 """The record of a run that has just finished."""
 
-import math
+import json
 import statistics
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +22,7 @@ def finished_record(
 ) -> Record:
     """The record of a run that has just finished; `info` is that of its last checkpoint, see `plstm.runs.status`."""
     speeds = [point.value for point in curve if point.metric == "examples_per_second"]
+    metrics = json.dumps({"last": info["final"], "best": info["best"]})
     speeds = speeds or [plan.steps * plan.examples_per_step / info["wall_seconds"]]  # a run of one step
     return Record(
         format=2,
@@ -44,13 +45,5 @@ def finished_record(
         examples_per_second=round(statistics.median(speeds), 1),
         parameters=parameters,
         flops_per_example=task.flops(),
-        metrics=_finite({"last": info["final"], "best": info["best"]}),
+        metrics=json.loads(metrics, parse_constant=lambda name: None),  # not finite: None, as in metrics.jsonl
     )
-
-
-def _finite(metrics: dict[str, Any]) -> dict[str, Any]:
-    """The same with None for what is not finite, as in metrics.jsonl."""
-    values = {name: _finite(value) if isinstance(value, dict) else value for name, value in metrics.items()}
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
-    }

@@ -155,7 +155,15 @@ def write_record(record: Record, points: Iterable[CurvePoint], results_dir: str 
     """Add a run with its curve to its experiment's file, in place of one with the same id, and return the path."""
     path = record_path(record.experiment, results_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = {"record": dict(record), "curve": _columns(list(points))}
+    points = list(points)
+    steps = sorted({step for step, *_ in points})
+    curve: dict[str, list[float | None]] = {"step": [*steps]}  # epochs follow from the steps
+    for step, _, split, metric, value in points:
+        column = curve.setdefault(f"{split}.{metric}", [None] * len(steps))
+        column[bisect_left(steps, step)] = float(f"{value:.{CURVE_DIGITS}g}")
+    new = json.dumps(
+        {"record": dict(record), "curve": curve}, separators=(",", ":"), allow_nan=False, ensure_ascii=False
+    )
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)  # processes that write at the same time take turns
@@ -163,21 +171,10 @@ def write_record(record: Record, points: Iterable[CurvePoint], results_dir: str 
             left.unlink()
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
         lines = [line for line in lines if json.loads(line)["record"]["id"] != record.id]
-        lines.append(json.dumps(new, separators=(",", ":"), allow_nan=False, ensure_ascii=False))
-        write_file(path, ("\n".join(lines) + "\n").encode())
+        write_file(path, "\n".join([*lines, new, ""]).encode())
     finally:
         os.close(folder)
     return path
-
-
-def _columns(points: list[CurvePoint]) -> dict[str, list[float | None]]:
-    """A curve by columns, values to 6 significant digits; epochs follow from the steps."""
-    steps = sorted({step for step, *_ in points})
-    columns: dict[str, list[float | None]] = {"step": [*steps]}
-    for step, _, split, metric, value in points:
-        column = columns.setdefault(f"{split}.{metric}", [None] * len(steps))
-        column[bisect_left(steps, step)] = float(f"{value:.{CURVE_DIGITS}g}")
-    return columns
 
 
 def curve_points(lines: Iterable[dict[str, Any]]) -> list[CurvePoint]:
@@ -217,6 +214,28 @@ def read_curve(record: Record, results_dir: str | Path) -> list[CurvePoint]:
         for name, values in curve.items()
         if name != "step" and values[n] is not None
     ]
+
+
+def record_problems(record: Record, results_dir: str | Path) -> list[str]:
+    """A line for each metric at the last or best step, or best step, that does not follow from the run's curve."""
+    curve = {(p.step, p.split, p.metric): p.value for p in read_curve(record, results_dir)}
+    best = record.metrics["best"] or {"step": None}
+    found = []
+    for at, step, splits in (("last", record.steps, record.metrics["last"]), ("best", best["step"], best)):
+        for name, metrics in splits.items():
+            for metric, value in metrics.items() if name != "step" else ():
+                kept = curve.get((step, name, metric), value)
+                # A curve keeps values as they are, to six significant digits, or formerly to four decimals.
+                written = () if value is None else (float(f"{value:.{CURVE_DIGITS}g}"), round(value, 4))
+                if kept not in (value, *written):
+                    found.append((f"metrics.{at}.{name}.{metric}", value, kept))
+    split, later = value_at(record.config, "loop.best_split"), value_at(record.config, "loop.best_tie") == "latest"
+    scores = [(score, step) for (step, *key), score in curve.items() if key == [split, PRIMARY_METRIC]]
+    wanted = max(scores, key=lambda pair: (pair[0], pair[1] if later else -pair[1]), default=(0, best["step"]))[1]
+    if best["step"] != wanted:
+        found.append(("metrics.best.step", best["step"], wanted))
+    where = f"{record_path(record.experiment, results_dir)}, run {record.id}"
+    return [f"{where}: {field} is {value!r}, but {other!r} follows from its curve" for field, value, other in found]
 
 
 def _read_lines(path: Path) -> list[_Line]:

@@ -35,9 +35,6 @@ class PlannedRun:
         return (self.row.init_from, *self.values.values()) if self.row.init_from else None
 
 
-Matches = list[tuple[PlannedRun, Record | None]]
-
-
 @dataclass(frozen=True)
 class Job:
     """Runs that one process trains; they differ in the swept key `shared` only."""
@@ -72,9 +69,8 @@ def planned_runs(table: TableDefinition) -> list[PlannedRun]:
         first = table.sections is not None and not run.row.paper, place(table.sections), late
         return *first, place(*table.seed_keys), table.rows.index(run.row), place(chosen, *table.average_over)
 
-    sweeps = [(row, table.sweep | row.sweep) for row in table.rows]
-    grid = ((row, zip(sweep, values, strict=True)) for row, sweep in sweeps for values in product(*sweep.values()))
-    return sorted((PlannedRun(row, dict(values)) for row, values in grid), key=order)
+    grid = ((row, values) for row in table.rows for values in product(*(table.sweep | row.sweep).values()))
+    return sorted((PlannedRun(row, dict(zip(table.sweep, values, strict=True))) for row, values in grid), key=order)
 
 
 def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:
@@ -86,8 +82,8 @@ def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:
     return [Job(tuple(group), shared) for _, group in groups]
 
 
-def match_records(table: TableDefinition, records: Sequence[Record]) -> tuple[Matches, list[str]]:
-    """(run, its record or None) in the order to run them, and the ids of the rows' other records, which do not fit.
+def match_records(table: TableDefinition, records: Sequence[Record]) -> tuple[dict[tuple, Record], list[str]]:
+    """The records by `PlannedRun.key`, and the ids of the rows' other records, which do not fit.
 
     A record fits with the swept values of a planned run, every metric that the table shows, what the table and the row
     `require`, no further overrides, and the table's run as the one that it fine-tunes. Of two that fit, the one that
@@ -103,7 +99,7 @@ def match_records(table: TableDefinition, records: Sequence[Record]) -> tuple[Ma
                 found[run.key] = record
             else:
                 left_out.append(record.id)
-    return [(run, found.get(key)) for key, run in runs.items()], left_out
+    return found, left_out
 
 
 def _key(table: TableDefinition, config: dict[str, Any]) -> tuple:
@@ -117,34 +113,37 @@ def _fits(table: TableDefinition, run: PlannedRun, record: Record, found: dict[t
     allowed = (*FREE, "experiment", "init_from", *table.sweep, *required)
     return (
         run.key not in found
-        and all(record.metric(m.split, m.metric, m.at) is not None for m in table.measures)
+        and all(record.metric(m.split, m.metric, m.at) is not None for m in table.measures.values())
         and all(value_at(record.config, key, "absent") == value for key, value in required.items())
         and all(is_part(override.partition("=")[0].lstrip("+"), allowed) for override in record.overrides)
         and (not run.initial_key or (start is not None and value_at(record.config, "init_from") == start.id))
     )
 
 
-def initial_override(matched: Matches, run: PlannedRun) -> list[str]:
+def initial_override(run: PlannedRun, found: dict[tuple, Record]) -> list[str]:
     """The override that names the run to fine-tune, none for a run that starts anew; UserError where it is missing."""
     if not run.initial_key:
         return []
-    for other, record in matched:
-        if record and other.key == run.initial_key:
-            return [f'init_from="{record.id}"']  # quoted, for Hydra would take some ids for numbers
-    raise UserError(f"fine-tunes {run.row.init_from}, which has not finished")
+    if run.initial_key not in found:
+        raise UserError(f"fine-tunes {run.row.init_from}, which has not finished")
+    return [f'init_from="{found[run.initial_key].id}"']  # quoted, for Hydra would take some ids for numbers
 
 
-def expected_seconds(table: TableDefinition, run: PlannedRun, matched: Matches, hardware: Hardware) -> float | None:
+def expected_seconds(
+    table: TableDefinition, run: PlannedRun, found: dict[tuple, Record], hardware: Hardware
+) -> float | None:
     """Wall seconds that a run should take: the mean over the row's finished runs of its section on the same hardware.
 
     Of those with the same value of `select.over` where there are such; None without any.
     """
-    alike = [(o, r) for o, r in matched if r and o.row is run.row and r.hardware == hardware]
-    if table.sections:
-        alike = [(o, r) for o, r in alike if o.values[table.sections] == run.values[table.sections]]
-    if table.select:
-        alike = [(o, r) for o, r in alike if o.values[table.chosen_key] == run.values[table.chosen_key]] or alike
-    return statistics.fmean(record.wall_seconds for _, record in alike) if alike else None
+
+    def alike(records: list[Record], key: str | None) -> list[Record]:
+        return [record for record in records if not key or value_at(record.config, key) == run.values[key]]
+
+    own = [r for r in found.values() if r.experiment == run.row.experiment and r.hardware == hardware]
+    own = alike(own, table.sections)
+    own = alike(own, table.chosen_key) or own
+    return statistics.fmean(record.wall_seconds for record in own) if own else None
 
 
 def started_runs(table: TableDefinition, runs_dir: Path) -> set[tuple]:

@@ -1,4 +1,4 @@
-"""Results tables, made from run records alone: Markdown with links to the runs, CSV, and LaTeX.
+"""Results tables, made from run records alone: Markdown with links to the runs, and CSV.
 
 The same records give the same bytes: there are no dates, and CSV numbers have 12 significant digits because the last
 bits of a t quantile differ between SciPy releases.
@@ -22,11 +22,10 @@ Line = dict[str, Any]  # of the CSV file; None where nothing is known
 ONLY_SHOWN = ["shown", "link", "giga", "hours"]  # parts of a line that the CSV file does not have
 
 
-# ---------------------------------------------------------------------- files
 def render_table(
     table: TableDefinition, records: Sequence[Record], results_dir: Path, cost: CostOf | None = None
 ) -> dict[Path, bytes]:
-    """The files of a table, path -> contents: `tables/<name>.md`, `.csv` and `.tex` below `results_dir`.
+    """The files of a table, path -> contents: `tables/<name>.md` and `.csv` below `results_dir`.
 
     cost: asked for the experiments of a table with `costs`.
     """
@@ -34,16 +33,15 @@ def render_table(
     lines = [_cell_line(table, group, cell, cost) for group in groups for cell in group.cells]
     for section in table.section_values:
         lines += [_baseline_line(table, entry, section) for entry in read_baselines(table, results_dir)]
-        lines += [_reference_line(table, model, section) for model in table.references]
-    shown = [line for line in lines if line.get("shown", True)]
-    notes = [*table.notes, *_notes(table, groups, left_out)]
-    frame = pd.DataFrame([{key: _csv_text(value) for key, value in line.items()} for line in lines])
+        for model in table.references:
+            own = {"section": section, "model": model.name, "epochs": model.epochs}
+            own |= {f"{key}_paper": model.paper.get(key) for key in COSTS}
+            lines.append(own | _paper_line(table, model, section))
+    text = _markdown(table, [line for line in lines if line.get("shown", True)], _notes(table, groups, left_out))
+    texts = [{k: f"{v:.12g}" if isinstance(v, float) else v for k, v in line.items()} for line in lines]
+    frame = pd.DataFrame(texts, dtype=object)
     frame = frame.drop(columns=ONLY_SHOWN, errors="ignore").dropna(axis="columns", how="all")
-    texts = {
-        "md": _markdown(table, shown, notes),
-        "csv": frame.to_csv(index=False, lineterminator="\n"),
-        "tex": _latex(table, shown, notes),
-    }
+    texts = {"md": text, "csv": frame.to_csv(index=False, lineterminator="\n")}
     return {results_dir / "tables" / f"{table.name}.{kind}": text.encode() for kind, text in texts.items()}
 
 
@@ -63,7 +61,7 @@ def _notes(table: TableDefinition, groups: list[Group], left_out: list[str]) -> 
         "* The code of a run may differ from the commit: changed files in its working tree, or no git.": stars,
         f"Not counted: {len(left_out)} finished runs that do not fit the table: {', '.join(left_out)}.": left_out,
     }
-    return [note for note, about in notes.items() if about]
+    return [*table.notes, *(note for note, about in notes.items() if about)]
 
 
 # ---------------------------------------------------------------------- lines
@@ -87,14 +85,14 @@ def _cell_line(table: TableDefinition, group: Group, cell: Cell, cost: CostOf | 
         line["giga"] = f"{line['multiply_adds'] / 1e9:.3g}G"
     else:
         line |= {"epochs": cell.mean("epochs"), "parameters": cell.runs[0].parameters if cell.runs else None}
-    for measure in {m.name: m for m in (table.select, *table.columns) if m}.values():
-        name, (mean, half_width, _) = measure.name, cell.interval(measure)
-        line |= {name: mean, f"{name}_interval": half_width}
-        line[f"{name}_deviation"] = cell.deviation(measure) if table.average_over else None
+    for name, measure in table.measures.items():
+        mean, half_width, _ = cell.interval(measure)
+        deviation = float(cell.deviations[name].mean()) if table.average_over and cell.runs else None
+        line |= {name: mean, f"{name}_interval": half_width, f"{name}_deviation": deviation}
     line |= _paper_line(table, cell.row, cell.section)
     for name in (column.name for column in table.columns):
-        both = line[name], line[f"{name}_paper"]
-        line[f"{name}_difference"] = None if None in both else both[0] - both[1]
+        ours, paper = line[name], line[f"{name}_paper"]
+        line[f"{name}_difference"] = None if None in (ours, paper) else ours - paper
     line |= {field: cell.mean(field) for field in ("examples_per_second", "wall_seconds")}
     line["hours"] = line["wall_seconds"] and line["wall_seconds"] / 3600
     line |= {"seeds": " ".join(cell.means.index), "runs": " ".join(run.id for run in cell.runs)}
@@ -109,11 +107,6 @@ def _paper_line(table: TableDefinition, model: Reference, section: Any) -> Line:
     return line
 
 
-def _reference_line(table: TableDefinition, model: Reference, section: Any) -> Line:
-    line = {"section": section, "model": model.name, "epochs": model.epochs}
-    return line | {f"{key}_paper": model.paper.get(key) for key in COSTS} | _paper_line(table, model, section)
-
-
 def _baseline_line(table: TableDefinition, entry: dict[str, Any], section: Any) -> Line:
     line = {"section": section, "model": entry["name"]}
     for column in table.columns:
@@ -122,11 +115,22 @@ def _baseline_line(table: TableDefinition, entry: dict[str, Any], section: Any) 
     return line
 
 
-def _csv_text(value: Any) -> str | None:
-    return None if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
+# ---------------------------------------------------------------------- Markdown
+def _markdown(table: TableDefinition, lines: list[Line], notes: list[str]) -> str:
+    columns = _columns(table, lines)
+    text = [f"# {table.title}", "", table.caption.strip(), ""]
+    if table.sections:
+        text += [f"Ours (paper), {table.columns[0].title.lower()}:", "", *_pipes(_overview(table, lines))]
+    for section in table.section_values:
+        text += ["", f"## {table.section_title(section)}", ""] if table.sections else []
+        own = [line for line in lines if line["section"] == section]
+        cells = [[_text(table, line, name, form) for name, (_, form) in columns.items()] for line in own]
+        text += _pipes([[_escape(title) for title, _ in columns.values()], *cells])
+    if notes:
+        text += ["", "## Notes", "", *(f"- {_escape(note)}" for note in notes)]
+    return "\n".join(text) + "\n"
 
 
-# ---------------------------------------------------------------------- the shown grid
 def _columns(table: TableDefinition, lines: list[Line]) -> dict[str, tuple[str, str]]:
     """Part of a line -> title and number format; without those of the paper where it has nothing for any line."""
     digits = f".{table.digits}f"
@@ -172,36 +176,6 @@ def _text(table: TableDefinition, line: Line, name: str, form: str) -> str:
     return text
 
 
-def _grid(table: TableDefinition, lines: list[Line]) -> tuple[list[str], list[tuple[str, list]]]:
-    """The header, and (title, lines of cells) for each section."""
-    columns = _columns(table, lines)
-    sections = []
-    for section in table.section_values:
-        own = [line for line in lines if line["section"] == section]
-        cells = [[_text(table, line, name, form) for name, (_, form) in columns.items()] for line in own]
-        sections.append((table.section_title(section), cells))
-    return [_escape(title) for title, _ in columns.values()], sections
-
-
-def _pipes(grid: list[list[str]]) -> list[str]:
-    """The lines of a Markdown table whose first row is its header."""
-    header, *rows = ("| " + " | ".join(cells) + " |" for cells in grid)
-    return [header, "|" + " --- |" * len(grid[0]), *rows]
-
-
-def _markdown(table: TableDefinition, lines: list[Line], notes: list[str]) -> str:
-    header, sections = _grid(table, lines)
-    text = [f"# {table.title}", "", table.caption.strip(), ""]
-    if table.sections:
-        text += [f"Ours (paper), {table.columns[0].title.lower()}:", "", *_pipes(_overview(table, lines))]
-    for title, cells in sections:
-        text += ["", f"## {title}", ""] if title else []
-        text += _pipes([header, *cells])
-    if notes:
-        text += ["", "## Notes", "", *(f"- {_escape(note)}" for note in notes)]
-    return "\n".join(text) + "\n"
-
-
 def _overview(table: TableDefinition, lines: list[Line]) -> list[list[str]]:
     """A line a model and a column a section, then the averages of what has all sections."""
     name = table.columns[0].name
@@ -217,43 +191,12 @@ def _overview(table: TableDefinition, lines: list[Line]) -> list[list[str]]:
     return grid
 
 
-def _latex(table: TableDefinition, lines: list[Line], notes: list[str]) -> str:
-    header, sections = _grid(table, lines)
-    body = []
-    for title, cells in [("", [header]), *sections]:
-        body += [r"\midrule"] * bool(body)
-        body += [rf"\multicolumn{{{len(header)}}}{{l}}{{{_latex_text(title)}}} \\"] * bool(title)
-        body += [" & ".join(map(_latex_text, texts)) + r" \\" for texts in cells]
-    return "\n".join(
-        [
-            r"% needs \usepackage{booktabs}",
-            r"\begin{table}",
-            rf"\caption{{{_latex_text(f'{table.title}. {table.caption.strip()}')}}}",
-            rf"\label{{tab:{table.name}}}",
-            r"\centering\footnotesize",
-            rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
-            r"\toprule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            *[rf"\par {_latex_text(note)}" for note in notes],
-            r"\end{table}",
-            "",
-        ]
-    )
+def _pipes(grid: list[list[str]]) -> list[str]:
+    """The lines of a Markdown table whose first row is its header."""
+    header, *rows = ("| " + " | ".join(cells) + " |" for cells in grid)
+    return [header, "|" + " --- |" * len(grid[0]), *rows]
 
 
 def _escape(text: str) -> str:
     """Text that means only itself in a Markdown table."""
     return text.replace("|", "\\|").replace("*", "\\*")
-
-
-def _latex_text(text: str) -> str:
-    """A cell of the Markdown table, or plain text, in LaTeX."""
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)  # links
-    text = re.sub(r"\\([|*])", r"\1", text)
-    if re.fullmatch(r"[-+]\d.*", text):
-        return f"${text}$"
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    special |= {"±": r"$\pm$", "×": r"$\times$", "<": "$<$", ">": "$>$"}
-    return re.sub(r"[\\~^±×<>&%$#_{}]", lambda match: special.get(match[0], f"\\{match[0]}"), text)

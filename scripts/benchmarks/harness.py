@@ -1,59 +1,21 @@
-"""The benchmark harness: it times runs in alternation, prints rows and writes them with their settings and machine."""
+"""The benchmark harness: it times runs in alternation, and what it measures becomes rows of numbers."""
 
-import os
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
-
-from plstm.training.memory import keep_freed_memory
-from scripts.common import ROOT, positive, write_results
 
 Row = dict[str, Any]
 
 
-class Subject(NamedTuple):
-    """What to measure: options -> rows; its options by `option`; rows -> further entries of the record."""
-
-    measure: Callable[[Any], Iterator[Row]]
-    arguments: Mapping[str, dict[str, Any]]
-    summarise: Callable[[list[Row]], Row] = lambda rows: {}
-
-
-def option(default: Any, help: str, type: Callable[[str], Any] = positive, **more: Any) -> dict[str, Any]:
-    """Arguments of `add_argument`; one with a list as its default takes several values."""
-    several = {"nargs": "+"} if isinstance(default, list) else {}
-    return {"default": default, "help": help, "type": type, **several, **more}
-
-
-def run_subject(name: str, subject: Subject, settings: dict[str, Any], out: Path | None) -> None:
-    """Measures one subject, prints its rows and writes the record."""
-    keep_freed_memory()  # as train.py does
-    machine = {"load_average_at_start": os.getloadavg()[0], "glibc_tunables": os.environ.get("GLIBC_TUNABLES")}
-    rows = []
-    for row in subject.measure(SimpleNamespace(**settings)):
-        rows.append(row)
-        print(shown(row), flush=True)
-    path = out or ROOT / f"results/benchmarks/{name}-{jax.default_backend()}.json"
-    entries = {"rows": rows, "peak_memory_bytes": peak_memory(), **subject.summarise(rows)}
-    write_results(path, {"settings": settings | machine, **entries})
-    print(f"Written to {path}")
-
-
 def shown(row: Row) -> str:
     """A row in words, without the single times."""
-    words = []
-    for name, value in row.items():
-        if isinstance(value, dict):
-            words.append(f"{name} ({shown(value)})")
-        elif not isinstance(value, list):
-            words.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
-    return ", ".join(words)
+    texts = {dict: lambda value: f"({shown(value)})", float: "{:.4g}".format}
+    kept = {name: value for name, value in row.items() if not isinstance(value, list)}
+    return ", ".join(f"{name} {texts.get(type(value), str)(value)}" for name, value in kept.items())
 
 
 def wall_seconds(run: Callable[[], Any]) -> float:

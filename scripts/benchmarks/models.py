@@ -1,7 +1,16 @@
-"""Training steps of pLSTM-Vis-T against ViT-T in the same loop: time by image size, compilation by depth, memory."""
+"""Training pLSTM against other models in the same loop: steps on images, epochs on graphs, and whole runs.
 
-from collections.abc import Callable, Iterator
+Of steps: time by image size, compilation by depth, memory. A whole run includes start, evaluation and checkpoints.
+"""
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +19,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from plstm.errors import UserError
 from plstm.models import VisionConfig, build_model
 from plstm.models.flops import forward_flops
 from plstm.ops.grid import plstm2d
+from plstm.results.records import read_records
+from plstm.runs.cost import compose_experiment
+from plstm.tasks import TASKS
+from plstm.training.evaluation import evaluate
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
-from plstm.training.steps import init_state, make_train_step
-from scripts.benchmarks.harness import Row, Subject, alternate, compare, compile_step, option, ratio, timing
+from plstm.training.steps import init_state, make_predict, make_train_step
+from scripts.benchmarks.harness import Row, alternate, compare, compile_step, ratio, timing, wall_seconds
 from scripts.benchmarks.operators import draw_operator_inputs, gradient_step
+from scripts.common import ROOT
 
 MODELS = {
     "pLSTM": partial(VisionConfig, modes=["P", "D"]),
@@ -58,22 +73,25 @@ def compiled_step(config: VisionConfig, batch: int) -> tuple[Callable, Row]:
     return partial(training.step, inputs), report | {"flops": 3 * batch * forward_flops(config)}
 
 
-def compare_models(configs: dict[str, VisionConfig], options: Any) -> dict[str, Row]:
+def compare_models(configs: dict[str, VisionConfig], batch: int, repeats: int) -> dict[str, Row]:
     """Compilation, planned memory, times and operations of each config's training step."""
-    return compare({name: compiled_step(config, options.batch) for name, config in configs.items()}, options.repeats)
+    return compare({name: compiled_step(config, batch) for name, config in configs.items()}, repeats)
 
 
-def measure_sizes(options: Any) -> Iterator[Row]:
-    """Training steps of pLSTM-Vis-T against ViT-T in the same loop, by image size."""
-    for size in options.sizes:
-        configs = {name: make(image_size=size, dtype=options.dtype) for name, make in MODELS.items()}
-        found = compare_models(configs, options)
+def measure_sizes(repeats: int, sizes=(192,), batch=8, dtype="float32") -> Iterator[Row]:
+    """Training steps of pLSTM-Vis-T against ViT-T in the same loop, by pixels a side."""
+    for size in sizes:
+        configs = {name: make(image_size=size, dtype=dtype) for name, make in MODELS.items()}
+        found = compare_models(configs, batch, repeats)
         for row in found.values():
             row["flops_per_second"] = row["flops"] / row["median_seconds"]
         yield {"size": size, "tokens": (size // 16) ** 2, **found, **ratio(found, "pLSTM", "ViT")}
 
 
-def summarise_scaling(rows: list[Row]) -> dict[str, Row]:
+measure_scaling = partial(measure_sizes, sizes=(192, 288, 384, 576, 768), batch=3)
+
+
+def summarise_scaling(rows: list[Row]) -> dict[str, Any]:
     """Each model's exponent of the tokens and growth of the time a token from first to last; where the models cross."""
     tokens = np.log([row["tokens"] for row in rows])
     summary: Row = {"pLSTM_is_faster_from_pixels": crossing(rows)}
@@ -82,8 +100,7 @@ def summarise_scaling(rows: list[Row]) -> dict[str, Row]:
         exponent = float(np.polyfit(tokens, seconds, 1)[0]) if len(rows) > 1 else 1.0
         a_token = float(np.exp((seconds - tokens)[-1] - (seconds - tokens)[0]))
         summary[name] = {"exponent": exponent, "a_token": a_token}
-    print(summary)
-    return {"summary": summary}
+    return summary
 
 
 def crossing(rows: list[Row]) -> float | None:
@@ -96,46 +113,99 @@ def crossing(rows: list[Row]) -> float | None:
     return float(np.exp(np.interp(0.0, ratios[around], sizes[around])))
 
 
-def measure_compilation(options: Any) -> Iterator[Row]:
+def measure_compilation(repeats: int, depths=(4, 12, 24), batch=8) -> Iterator[Row]:
     """Seconds to compile a training step of pLSTM-Vis-T and of ViT-T, without any cache, by depth."""
     jax.config.update("jax_enable_compilation_cache", False)
 
     def seconds_of(config: VisionConfig) -> float:
         jax.clear_caches()
-        return compiled_step(config, options.batch)[1]["compile_seconds"]
+        return compiled_step(config, batch)[1]["compile_seconds"]
 
-    for depth in options.depths:
+    for depth in depths:
         runs = {name: make(depth=depth, dtype="float32") for name, make in MODELS.items()}
-        found = {name: timing(seconds) for name, seconds in alternate(runs, options.repeats, seconds_of).items()}
+        found = {name: timing(seconds) for name, seconds in alternate(runs, repeats, seconds_of).items()}
         yield {"depth": depth, **found, **ratio(found, "pLSTM", "ViT")}
 
 
-def measure_memory(options: Any) -> Iterator[Row]:
+def measure_memory(repeats: int, sizes=(192, 384), grid=48, batch=8) -> Iterator[Row]:
     """Planned memory and time with blocks kept and recomputed; planned memory of the operator on one large grid."""
-    for size in options.sizes:
+    for size in sizes:
         for name, make in MODELS.items():
             remat = {"kept": False, "recomputed": True}
             configs = {key: make(image_size=size, dtype="float32", remat=value) for key, value in remat.items()}
-            found = compare_models(configs, options)
+            found = compare_models(configs, batch, repeats)
             memory = found["recomputed"]["memory_bytes"] / found["kept"]["memory_bytes"]
             times = ratio(found, "recomputed", "kept", "time_ratio")
             yield {"what": f"{name}, {size} pixels", **found, "memory_ratio": memory, **times}
     for structure in ("rank_one", "no_ru"):
-        arguments = draw_operator_inputs(structure, options.grid, options.batch)
-        row = {"what": f"operator, {structure}, {options.grid}x{options.grid}"}
+        arguments = draw_operator_inputs(structure, grid, batch)
+        row = {"what": f"operator, {structure}, {grid}x{grid}"}
         for method in ("parallel", "chunkwise"):
             step = gradient_step(partial(plstm2d, method=method, structure=structure))
             row[method] = {"memory_bytes": compile_step(step, arguments)[1]["memory_bytes"]}
         yield row
 
 
-BATCH = {"--batch": option(8, "images a step")}
-DTYPE = {"--dtype": option("float32", "of the matrix products", str, choices=["float32", "bfloat16"])}
-SCALED = {"--sizes": option([192, 288, 384, 576, 768], "pixels a side"), "--batch": option(3, "images a step")}
-GRIDS = {"--sizes": option([192, 384], "pixels a side"), "--grid": option(48, "of the operator")}
-SUBJECTS = {
-    "model": Subject(measure_sizes, {"--sizes": option([192], "pixels a side")} | BATCH | DTYPE),
-    "scaling": Subject(measure_sizes, SCALED | DTYPE, summarise_scaling),
-    "compile": Subject(measure_compilation, {"--depths": option([4, 12, 24], "layers")} | BATCH),
-    "memory": Subject(measure_memory, GRIDS | BATCH),
-}
+# ---------------------------------------------------------------------- graphs
+GRAPH_MODELS = ("plstm", "gin", "gat", "gcn", "lstm", "mpnn")
+
+
+class Epochs:
+    """A model in training; each call trains an epoch of the first fold, and evaluates it as a run does."""
+
+    def __init__(self, model: str, data_set: str):
+        config = compose_experiment(f"graphs/{model}", f"data.name={data_set}")
+        task, self._batch_size = TASKS[config.task](config), config.optim.batch_size
+        self._training = Training(task.build_model(0), config.optim, task.loss, self._batch_size)
+        self._measure = make_predict(self._training.graphdef, task.metrics)
+        self._batches = task.batches(self._training.layout).from_step(0)
+        self._splits = [task.split(name) for name in ("val", "test")]
+        self.steps = task.steps_per_epoch
+        self.first_epoch_seconds = wall_seconds(self)
+
+    def __call__(self) -> Any:
+        training = self._training
+        for _ in range(self.steps):
+            metrics = training.step(next(self._batches))
+        for split in self._splits:
+            evaluate(self._measure, training.state.weights, split, self._batch_size, training.layout.place_rows)
+        return metrics
+
+
+def measure_epochs(repeats: int, sets=("MUTAG",), models=GRAPH_MODELS) -> Iterator[Row]:
+    """Epochs of the graph models on each data set, evaluation included; the models of a set take turns."""
+    for data_set in sets:
+        epochs = {model: Epochs(model, data_set) for model in models}
+        for model, seconds in alternate(epochs, repeats).items():
+            row = timing(seconds)
+            compiling = epochs[model].first_epoch_seconds - row["median_seconds"]
+            yield {"set": data_set, "model": model, "steps": epochs[model].steps, **row, "compile_seconds": compiling}
+
+
+# ---------------------------------------------------------------------- whole runs
+EXPERIMENTS = {"pLSTM": "demo/plstm", "ViT": "demo/vit"}
+
+
+def run_once(experiment: str, epochs: float, overrides: Sequence[str]) -> dict[str, float]:
+    """One run in a folder of its own: its seconds, those of its training steps alone, and examples a second."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(ROOT / "train.py"), f"experiment={experiment}", "logger.mode=disabled"]
+        command += [f"optim.epochs={epochs}", f"optim.warmup_epochs={epochs / 10}"]
+        command += [f"paths.runs={folder}/runs", f"paths.results={folder}/results", *overrides]
+        start = time.perf_counter()
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        seconds = time.perf_counter() - start
+        if done.returncode:
+            last = done.stderr.strip().rpartition("\n")[-1]
+            raise UserError(f"train.py experiment={experiment} ended with status {done.returncode}: {last}")
+        (record,) = read_records(Path(folder, "results"))
+    examples, rate = record.steps * record.config["optim"]["batch_size"], record.examples_per_second
+    return {"seconds": seconds, "step_seconds": examples / rate, "examples_per_second": rate}
+
+
+def measure_runs(repeats: int, epochs=0.5, overrides=()) -> Iterator[Row]:
+    """Whole runs of train.py on some epochs of the demo's images, pLSTM against ViT; the first ones fill the caches."""
+    row = {}
+    for name, runs in alternate(EXPERIMENTS, repeats, lambda name: run_once(name, epochs, overrides)).items():
+        row[name] = {"medians": {key: statistics.median(run[key] for run in runs) for key in runs[0]}, "runs": runs}
+    yield row | {"ratio": row["pLSTM"]["medians"]["seconds"] / row["ViT"]["medians"]["seconds"]}

@@ -1,20 +1,19 @@
-"""The 2-D operator, forward and backward: against the quad-tree, in chunks, and in each of its forms."""
+"""The 2-D operator, forward and backward: against the plain scan, in chunks, and in each of its forms."""
 
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from plstm.ops.grid import FORMS, STRUCTURES, GridGates, by_matrix, plstm2d
 from plstm.ops.grid.chunks import num_chunks
-from scripts.benchmarks import quadtree
-from scripts.benchmarks.harness import Row, Subject, compare, compile_step, option, ratio
+from scripts.benchmarks.harness import Row, compare, compile_step, ratio
 from scripts.common import positive
 
 HEADS, DIM = 3, 64  # of pLSTM-Vis-T
+CASES = ((8, 128), (12, 128), (16, 32), (24, 16))  # side of the grid, images
 
 
 def draw_operator_inputs(structure: str, grid: int, batch: int, heads: int = HEADS, dim: int = DIM) -> tuple:
@@ -53,24 +52,23 @@ def compare_operators(operators: dict[str, Callable], arguments: tuple, repeats:
     return compare(runs, repeats)
 
 
-def measure_operator(options: Any) -> Iterator[Row]:
-    """The 2-D operator, forward and backward, against the paper's quad-tree and the plain scan."""
-    for grid, structure in itertools.product(options.grids, STRUCTURES):
+def measure_operator(repeats: int, grids=(12, 24), batch=8, heads=HEADS, dim=DIM) -> Iterator[Row]:
+    """The 2-D operator, forward and backward, against the plain scan."""
+    for grid, structure in itertools.product(grids, STRUCTURES):
         ours, scan = (partial(plstm2d, method=method, structure=structure) for method in ("auto", "recurrent"))
-        arguments = draw_operator_inputs(structure, grid, options.batch, options.heads, options.dim)
-        operators = {"ours": ours, "scan": scan, "quadtree": quadtree.plstm2d}
-        found = compare_operators(operators, arguments, options.repeats)
-        speedups = ratio(found, "quadtree", "ours", "speedup") | ratio(found, "scan", "ours", "speedup_over_scan")
-        yield {"grid": grid, "structure": structure, "method": "auto", **found, **speedups}
+        arguments = draw_operator_inputs(structure, grid, batch, heads, dim)
+        found = compare_operators({"ours": ours, "scan": scan}, arguments, repeats)
+        speedup = ratio(found, "scan", "ours", "speedup_over_scan")
+        yield {"grid": grid, "structure": structure, "method": "auto", **found, **speedup}
 
 
-def measure_chunks(options: Any) -> Iterator[Row]:
+def measure_chunks(repeats: int, structures=STRUCTURES, cases=CASES) -> Iterator[Row]:
     """The operator in chunks of batch and heads that stay in the cache, against all at once."""
-    for structure, (grid, images) in itertools.product(options.structures, options.cases):
+    for structure, (grid, images) in itertools.product(structures, cases):
         chunks = num_chunks(images * HEADS, grid**4 * jnp.dtype(jnp.float32).itemsize)
         by_chunks = partial(by_matrix, structure=structure, form="auto")
         operators = {"chunked": partial(by_chunks, chunks=chunks), "at_once": partial(by_chunks, chunks=1)}
-        found = compare_operators(operators, draw_operator_inputs(structure, grid, images), options.repeats)
+        found = compare_operators(operators, draw_operator_inputs(structure, grid, images), repeats)
         speedup = ratio(found, "at_once", "chunked", "speedup")
         yield {"structure": structure, "grid": grid, "images": images, "chunks": chunks, **found, **speedup}
 
@@ -89,26 +87,10 @@ def forms_of(structure: str) -> dict[str, Callable]:
     return found | {method: partial(plstm2d, structure=structure, method=method) for method in methods}
 
 
-def measure_forms(options: Any) -> Iterator[Row]:
+def measure_forms(repeats: int, structures=STRUCTURES, grids=(12, 24, 32, 48), batches=(1, 3)) -> Iterator[Row]:
     """The operator in every form by structure, batch and grid: what `plstm.ops.grid.TABLE` is written from."""
-    for structure, batch, grid in itertools.product(options.structures, options.batches, options.grids):
+    for structure, batch, grid in itertools.product(structures, batches, grids):
         arguments = draw_operator_inputs(structure, grid, batch)
-        found = compare_operators(forms_of(structure), arguments, options.repeats)
+        found = compare_operators(forms_of(structure), arguments, repeats)
         fastest = min(found, key=lambda form: found[form]["median_seconds"])
         yield {"structure": structure, "grid": grid, "batch": batch, "dim": DIM, "fastest": fastest, "forms": found}
-
-
-OPERATOR = {
-    "--grids": option([12, 24], "side lengths"),
-    "--batch": option(8, "images"),
-    "--heads": option(HEADS, "of an image"),
-    "--dim": option(DIM, "of a head's queries, keys and values"),
-}
-CASES = option([(8, 128), (12, 128), (16, 32), (24, 16)], "side of the grid x images", side_x_images)
-TUNE = {"--grids": option([12, 24, 32, 48], "side lengths"), "--batches": option([1, 3], f"images of {HEADS} heads")}
-STRUCTURE = {"--structures": option(list(STRUCTURES), "of the transitions", str, choices=STRUCTURES)}
-SUBJECTS = {
-    "operator": Subject(measure_operator, OPERATOR),
-    "chunks": Subject(measure_chunks, STRUCTURE | {"--cases": CASES}),
-    "tune": Subject(measure_forms, STRUCTURE | TUNE),
-}

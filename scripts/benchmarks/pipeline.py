@@ -4,7 +4,6 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -13,7 +12,7 @@ from PIL import Image
 from data import decoding
 from data.augment.recipes import RECIPES
 from data.augment.views import augment, view_rng
-from scripts.benchmarks.harness import Row, Subject, alternate, option
+from scripts.benchmarks.harness import Row, alternate
 from scripts.make_photos import draw, encode
 
 SHAPE, BYTES = (500, 375), 87_000  # of a typical training image
@@ -38,16 +37,13 @@ def views_per_second(recipe: str | None, decoder: str, contents: list[bytes]) ->
     return len(contents) * max(views, 1) / (time.process_time() - start)
 
 
-def measure(options: Any) -> Iterator[Row]:
+def measure_views(repeats: int, images=64) -> Iterator[Row]:
     """Augmented views a second and core: decoding alone and each recipe, by each decoder that is installed."""
-    contents = [make_photograph(number) for number in range(options.images)]
+    contents = [make_photograph(number) for number in range(images)]
     decoders = ["pillow"] + ["simplejpeg"] * (decoding.simplejpeg is not None)
     cases = {case: case for case in itertools.product((None, *RECIPES), decoders)}
-    found = alternate(cases, options.repeats, lambda case: views_per_second(*case, contents))
+    found = alternate(cases, repeats, lambda case: views_per_second(*case, contents))
     for (recipe, decoder), rates in found.items():
         row = {"recipe": recipe or "decoding alone", "decoder": decoder}
         row |= {"size": SIZES.get(recipe, 224), "views_an_image": RECIPES[recipe].repeats} if recipe else {}
         yield row | {"views_per_second": statistics.median(rates), "rates": rates}
-
-
-SUBJECTS = {"data": Subject(measure, {"--images": option(64, "a repeat")})}

@@ -11,17 +11,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data.augment.recipes import AugmentConfig
-from plstm.config import (
-    Config,
-    check,
-    identity,
-    plain_config,
-    portable_overrides,
-    run_id,
-    run_name,
-    shared_config,
-    to_config,
-)
+from plstm import config as configs
+from plstm.config import Config, check, plain_config, run_id, shared_config, to_config
 from plstm.errors import UserError
 from plstm.models import VisionConfig
 from plstm.runs.cli import explain
@@ -107,8 +98,8 @@ class WiderConfig(Config):
 
 
 def test_a_new_key_changes_no_id_until_its_value_does(arrow, monkeypatch):
-    assert {"name", "generate", "train_images"}.isdisjoint(identity(arrow)["data"])  # as the schema has them
-    assert identity(arrow)["model"]["heads"] == 6 and identity(arrow)["data"] == {"train_seed": 43}
+    assert {"name", "generate", "train_images"}.isdisjoint(configs.identity(arrow)["data"])  # as the schema has them
+    assert configs.identity(arrow)["model"]["heads"] == 6 and configs.identity(arrow)["data"] == {"train_seed": 43}
     wider = replace(arrow, data=WiderData(**asdict(arrow.data)))
     assert run_id(wider) == run_id(arrow) != run_id(with_value(wider, "data.shear", 0.1))
     monkeypatch.setattr("plstm.config.Config", WiderConfig)
@@ -134,15 +125,15 @@ def test_runs_that_compile_the_same_share_it(config_of, experiment, same, other)
 def test_values_that_follow_others(config_of):
     config = config_of("experiment=arrow/plstm", "seed=47", "data.size=96")
     assert (config.data.train_seed, config.model.image_size, config.model.classes) == (47, 96, 2)
-    assert run_name(config) == "arrow-plstm-s47"
-    assert run_name(config_of("experiment=graphs/gin", "data.fold=3")) == "graphs-gin-MUTAG-f3-s43"
+    assert configs.run_name(config) == "arrow-plstm-s47"
+    assert configs.run_name(config_of("experiment=graphs/gin", "data.fold=3")) == "graphs-gin-MUTAG-f3-s43"
 
 
 @pytest.mark.parametrize("mark", ["", "++"])
 def test_records_name_the_start_by_its_id_and_no_place(mark):
     overrides = ["experiment=x", f"{mark}init_from=/scratch/run", f"{mark}paths.runs=/scratch", "data.root=/x"]
-    assert portable_overrides(overrides, "12345e678901") == ["experiment=x", 'init_from="12345e678901"']
-    assert portable_overrides(overrides[:1]) == overrides[:1]
+    assert configs.portable_overrides(overrides, "12345e678901") == ["experiment=x", 'init_from="12345e678901"']
+    assert configs.portable_overrides(overrides[:1]) == overrides[:1]
 
 
 # ---------------------------------------------------------------------- files
@@ -179,8 +170,7 @@ def test_the_config_of_a_run_is_written_once_and_read_back(config_of, tmp_path):
         ("paths.runs", "", "given, or left out"),
         ("seed", 2**31, r"under 2\^31"),
         ("model.dim", 10**6, "at most 65536"),
-        *((f"optim.{key}", 1.0, r"in \[0, 1\)") for key in ("b1", "b2", "label_smoothing")),
-        *((f"optim.{key}", -0.1, r"in \[0, 1\)") for key in ("b1", "b2", "label_smoothing")),
+        *((f"optim.{key}", value, r"in \[0, 1\)") for key in ("b1", "b2", "label_smoothing") for value in (1.0, -0.1)),
         *(("optim.end_factor", value, r"in \[0, 1\]") for value in (1.1, -0.1)),
         ("optim.warmup_epochs", 50.0, "under optim.epochs"),
         ("data.name", "imagenet", "arrow_pointing"),

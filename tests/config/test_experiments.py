@@ -141,11 +141,6 @@ def header_command(name: str) -> list[str]:
     return header(name)[1].removeprefix("# python train.py ").replace("=ID", "=0123456789ab").split()
 
 
-def start_of(name: str) -> list[str]:
-    """What must be given with the experiment."""
-    return [argument for argument in header_command(name) if argument.startswith("init_from=")]
-
-
 def steps_of(config: Config) -> tuple[int, int]:
     plan = Plan.of(config, TASKS[config.task](config))
     return plan.steps, plan.warmup_steps
@@ -158,9 +153,8 @@ def parameters(config: Config) -> int:
 
 def assert_has(config: Config, expected: dict[str, dict]) -> None:
     """Groups of keys with their values."""
-    found = plain_config(config)
     for group, values in expected.items():
-        assert {key: found[group][key] for key in values} == values, group
+        assert {key: plain_config(config)[group][key] for key in values} == values, group
 
 
 def test_every_variant_is_known_and_a_run_of_its_own(configs):
@@ -188,9 +182,9 @@ def test_the_header_s_command_runs_this_experiment_as_its_row_of_a_table_asks(co
 def test_the_model_builds(configs, name):
     config = configs[name]
     build_and_call = lambda images: TASKS[config.task](config).build_model(0)(images)  # noqa: E731
-    for size in (config.data.size, 2 * config.data.size)[: 2 if config.task == "arrow" else 1]:  # with extrapolation
-        logits = jax.eval_shape(build_and_call, jax.ShapeDtypeStruct((2, size, size, 3), np.float32))
-        assert logits.shape == (2, config.data.classes) and logits.dtype == np.float32
+    size = config.data.size * (2 if config.task == "arrow" else 1)  # with extrapolation
+    logits = jax.eval_shape(build_and_call, jax.ShapeDtypeStruct((2, size, size, 3), np.float32))
+    assert logits.shape == (2, config.data.classes) and logits.dtype == np.float32
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -252,7 +246,8 @@ def test_graphs_follow_the_facts(configs, name):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_smoke_run_is_small_and_leaves_its_record_elsewhere(composed, name):
-    config = to_config(composed(f"experiment={name}", "debug=smoke", *start_of(name)))
+    start = [argument for argument in header_command(name) if argument.startswith("init_from=")]
+    config = to_config(composed(f"experiment={name}", "debug=smoke", *start))
     assert config.paths.results != Config().paths.results and config.logger.mode == "disabled"
     assert steps_of(config)[0] <= 20 and config.model.depth == 2
     assert config.data.size == 48 if name in VISION else config.data.name == "TOY"

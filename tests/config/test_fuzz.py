@@ -19,17 +19,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from plstm.config import (
-    Config,
-    EvalConfig,
-    from_plain,
-    identity,
-    plain_config,
-    run_id,
-    shared_config,
-    to_config,
-    to_eval_config,
-)
+from plstm import config as configs
+from plstm.config import Config, EvalConfig, to_config
 from plstm.errors import UserError
 from plstm.runs.cli import CONFIGS, check_overrides, explain, known_keys, uncomposable
 from plstm.runs.finetuning import initial_id
@@ -138,14 +129,14 @@ def parts(config: Config) -> None:
     elif config.data.name == "mosaics":
         assert all(len(task.split(name)) for name in config.loop.final_splits if name != "train")
         task.batches(layout)
-    json.dumps(identity(config), allow_nan=False, ensure_ascii=False).encode()
-    assert len(run_id(config)) == 12
+    json.dumps(configs.identity(config), allow_nan=False, ensure_ascii=False).encode()
+    assert len(configs.run_id(config)) == 12
 
 
 @functools.cache
 def trace(shared: str) -> None:
     """Initialisation and a training step of a config, as its `shared_config`, in shapes and without data."""
-    config = from_plain(json.loads(shared))
+    config = configs.from_plain(json.loads(shared))
     programs, task = compile_programs(shared, 20, 10, 2), TASKS[config.task](config)
     state = jax.eval_shape(lambda: init_state(task.build_model(jax.random.key(0)), programs.optimizer)[1])
     batch, size = config.optim.batch_size, config.data.size
@@ -167,7 +158,7 @@ def assert_taken(overrides: list[str], config: Config) -> None:
     assert not any(override.is_delete() for override in parsed)
     for key, value in {override.key_or_group: override.value() for override in parsed}.items():
         if key in KEYS and key not in GROUPS and not isinstance(value, dict | list) and "${" not in str(value):
-            taken = OmegaConf.select(OmegaConf.create(plain_config(config)), key)
+            taken = OmegaConf.select(OmegaConf.create(configs.plain_config(config)), key)
             assert same(value, taken), f"{key}={value!r} was taken as {taken!r}"
 
 
@@ -219,7 +210,7 @@ def test_thousands_of_command_lines_start_or_are_refused_in_one_line(try_out, ca
 @settings(max_examples=60, **LONG)
 @given(command_lines())
 def test_what_starts_traces_a_training_step(try_out, case):
-    try_out(case, lambda config: (parts(config), trace(shared_config(config))))
+    try_out(case, lambda config: (parts(config), trace(configs.shared_config(config))))
 
 
 PYTHON = [0, 7, -1, 2**31, 10**30, 0.5, 1e-320, 1e30, float("inf"), float("nan"), None, True, "", "x", "ä/箭", "a\nb"]
@@ -257,6 +248,6 @@ def test_odd_values_of_every_key_of_an_evaluation():
     node = OmegaConf.structured(EvalConfig)
     for key in known_keys(EvalConfig):
         for value in PYTHON:
-            line = refusal(node, key, value, to_eval_config)
+            line = refusal(node, key, value, configs.to_eval_config)
             if line is not None:
                 assert_one_line(line, [key.split(".")[0]])

@@ -9,13 +9,12 @@ from hydra import compose, initialize_config_dir
 from plstm.config import run_id, to_config, to_eval_config
 from plstm.runs.cli import CONFIGS, register
 
-EXPERIMENTS = ["arrow/plstm", "graphs/gin", "imagenet/vit_s"]
-
 
 def composed_from(configs: Path):
     """Trainings by name, one with values of its own, and an evaluation."""
+    names = ("arrow/plstm", "graphs/gin", "imagenet/vit_s")
     with initialize_config_dir(str(configs), version_base="1.3"):
-        trainings = {name: to_config(compose("train", [f"experiment={name}"])) for name in EXPERIMENTS}
+        trainings = {name: to_config(compose("train", [f"experiment={name}"])) for name in names}
         own = to_config(compose("train", ["paths.runs=here", "logger.mode=disabled", "data.root=there"]))
         return trainings, own, to_eval_config(compose("eval", ["run=0123"]))
 

@@ -24,6 +24,12 @@ from plstm.runs.programs import experiment_cost
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "configs/tables"
 HARDWARE = {"platform": "gpu", "device_kind": "H100", "device_count": 1, "cpu_model": "Xeon", "cpu_cores": 8}
+RECORD = dict(
+    task="arrow", commit="0123456789abcdef0123456789abcdef01234567", dirty=False, hardware=HARDWARE,
+    versions={"python": "3.11.9", "jax": "0.10.2", "pillow": None}, unit="images", steps=40_000, epochs=50.0,
+    started="2025-06-01T10:00:00+00:00", finished="2025-06-01T11:00:00+00:00", wall_seconds=3600.0,
+    examples_per_second=1500.0, parameters=5_500_000, flops_per_example=None,
+)  # fmt: skip
 
 
 def example_record(
@@ -38,34 +44,14 @@ def example_record(
     overrides = [f"experiment={experiment}", *(f"{key}={value}" for key, value in swept.items())]
     last = {"val": 0.97, "val_ext": 0.77, "test": 0.97, "test_ext": 0.78}
     last |= {split: changes.pop(split) for split in ("val", "test", "test_ext") if split in changes}
-    fields = {
-        "id": hashlib.sha256(f"{experiment} {swept}".encode()).hexdigest()[:12],
-        "name": f"{experiment.replace('/', '-')}-s{seed}",
-        "experiment": experiment,
-        "task": "arrow",
-        "command": " ".join(["python train.py", *overrides]),
-        "overrides": overrides,
-        "config": OmegaConf.to_container(config),
-        "seed": seed,
-        "commit": "0123456789abcdef0123456789abcdef01234567",
-        "dirty": False,
-        "versions": {"python": "3.11.9", "jax": "0.10.2", "pillow": None},
-        "hardware": HARDWARE,
-        "started": "2025-06-01T10:00:00+00:00",
-        "finished": "2025-06-01T11:00:00+00:00",
-        "wall_seconds": 3600.0,
-        "steps": 40_000,
-        "epochs": 50.0,
-        "unit": "images",
-        "examples_per_second": 1500.0,
-        "parameters": 5_500_000,
-        "flops_per_example": None,
-        "metrics": {
-            "last": {split: {"loss": 0.1, "accuracy": value, "count": 5120} for split, value in last.items()},
-            "best": {"step": 38_000, **{split: {"accuracy": value} for split, value in (best or last).items()}},
-        },
+    metrics = {
+        "last": {split: {"loss": 0.1, "accuracy": value, "count": 5120} for split, value in last.items()},
+        "best": {"step": 38_000, **{split: {"accuracy": value} for split, value in (best or last).items()}},
     }
-    return Record(**fields | changes)
+    own = dict(experiment=experiment, overrides=overrides, seed=seed, metrics=metrics)
+    own |= dict(config=OmegaConf.to_container(config), command=" ".join(["python train.py", *overrides]))
+    own |= dict(id=hashlib.sha256(f"{experiment} {swept}".encode()).hexdigest()[:12], name=f"{experiment}-s{seed}")
+    return Record(**RECORD | own | changes)
 
 
 def example_curve(final, shift=0):
@@ -85,8 +71,7 @@ def add(tmp_path):
 
     def write(**fields):
         record = example_record(**fields)
-        accuracy = record.metrics["last"]["val"]["accuracy"]
-        write_record(record, example_curve(accuracy, 400 * (record.seed - 45)), tmp_path)
+        write_record(record, example_curve(record.metric("val"), 400 * (record.seed - 45)), tmp_path)
         return record
 
     return write

@@ -1,5 +1,4 @@
 import json
-import statistics
 
 import numpy as np
 import pytest
@@ -78,15 +77,10 @@ def test_script_draws_what_has_runs(add, tmp_path):
 def test_dots_lie_where_they_should(graphs, add_folds, tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(figures, "save", lambda figure, path: made.append(figure) or [])
-    add_folds("graphs/plstm", "MUTAG", 4, 43)
+    add_folds("graphs/plstm", "MUTAG", 4, 43, best=0.7, last=0.75)  # the n-th of ten folds has n / 100 more
     drawn(graphs, tmp_path)
-    (axis,) = made[0].axes
-    at = {line.get_label(): line.get_xdata()[0] for line in axis.lines}
-    best, last = (
-        statistics.fmean(run.metric("test", at=at) for run in read_records(tmp_path)) for at in ("best", "last")
-    )
-    assert best != last
-    assert at == pytest.approx({"ours, best epoch": best, "ours, last epoch": last, "paper": 0.8512})
+    at = {line.get_label(): line.get_xdata()[0] for line in made[0].axes[0].lines}
+    assert at == pytest.approx({"ours, best epoch": 0.745, "ours, last epoch": 0.795, "paper": 0.8512})
 
 
 def test_dots_show_whole_seeds_beside_the_papers(graphs, add_folds, tmp_path):

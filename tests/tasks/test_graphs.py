@@ -14,8 +14,7 @@ from flax import nnx
 from data.graphs.tudataset import Sizes
 from plstm.config import check, to_config
 from plstm.errors import UserError
-from plstm.results.records import read_curve, read_records
-from plstm.results.verify import record_problems
+from plstm.results.records import read_curve, read_records, record_problems
 from plstm.runs.weights import from_checkpoint, save_safetensors
 from plstm.tasks import TASKS, graphs
 from plstm.tasks.graphs import GraphBatches, GraphSplit, GraphTrainBatches
