@@ -22,7 +22,6 @@ from flax.serialization import msgpack_restore
 from flax.traverse_util import flatten_dict
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
-from plstm.runs.cost import compose_experiment
 
 from data.files import write_errors, write_file
 from plstm.config import Config, run_name
@@ -30,6 +29,7 @@ from plstm.errors import UserError, first_line, run_script
 from plstm.models import VisionConfig
 from plstm.models.released import from_released, infer_config, to_released
 from plstm.runs.cli import check_overrides, explain
+from plstm.runs.programs import compose_experiment
 from plstm.runs.weights import Info, from_checkpoint, save_safetensors
 from plstm.tasks import TASKS
 from scripts.common import Parser

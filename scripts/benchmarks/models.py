@@ -24,7 +24,7 @@ from plstm.models import VisionConfig, build_model
 from plstm.models.flops import forward_flops
 from plstm.ops.grid import plstm2d
 from plstm.results.records import read_records
-from plstm.runs.cost import compose_experiment
+from plstm.runs.programs import compose_experiment
 from plstm.tasks import TASKS
 from plstm.training.evaluation import evaluate
 from plstm.training.meshes import Layout, make_mesh
