@@ -4,6 +4,7 @@ All give Pillow's bytes; brightness, contrast and saturation do so at half the c
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 FILL = (124, 116, 104)  # ImageNet's mean colour, for what comes from outside the image
 
 
-def _affine(image: Image.Image, *matrix: float) -> Image.Image:
+def _affine(image: Image.Image, resampling: Image.Resampling, *matrix: float) -> Image.Image:
     """Pillow's matrices give the input's (x, y) for the output's."""
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC, fillcolor=FILL)
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, resampling, fillcolor=FILL)
 
 
 def _contrast(image: Image.Image, factor: float) -> Image.Image:
@@ -27,6 +28,15 @@ def _saturation(image: Image.Image, factor: float) -> Image.Image:
         return image
     return Image.blend(Image.merge("RGB", [image.convert("L")] * 3), image, factor)
 
+
+GEOMETRIC: dict[str, Callable[[Image.Image, float, Image.Resampling], Image.Image]] = {
+    # degrees counter-clockwise; pixels per pixel; the share of the width or height by which the image moves left or up
+    "Rotate": lambda image, degrees, how: image.rotate(degrees, how, fillcolor=FILL),
+    "ShearX": lambda image, shear, how: _affine(image, how, 1, shear, 0, 0, 1, 0),
+    "ShearY": lambda image, shear, how: _affine(image, how, 1, 0, 0, shear, 1, 0),
+    "TranslateX": lambda image, share, how: _affine(image, how, 1, 0, share * image.width, 0, 1, 0),
+    "TranslateY": lambda image, share, how: _affine(image, how, 1, 0, 0, 0, 1, share * image.height),
+}
 
 # Each takes an RGB image, which is not changed, and an argument, and gives an image of the same size. After Grayscale,
 # whose result has mode L, only Brightness, Contrast and Color may follow: L stands for RGB of three equal channels.
@@ -45,12 +55,8 @@ OPERATIONS: dict[str, Callable[[Image.Image, Any], Image.Image]] = {
     "Contrast": _contrast,
     "Brightness": lambda image, factor: Image.blend(Image.new(image.mode, image.size), image, factor),
     "Sharpness": lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
-    # degrees counter-clockwise; pixels per pixel; the share of the width or height by which the image moves left or up
-    "Rotate": lambda image, degrees: image.rotate(degrees, Image.Resampling.BICUBIC, fillcolor=FILL),
-    "ShearX": lambda image, shear: _affine(image, 1, shear, 0, 0, 1, 0),
-    "ShearY": lambda image, shear: _affine(image, 1, 0, 0, shear, 1, 0),
-    "TranslateX": lambda image, share: _affine(image, 1, 0, share * image.width, 0, 1, 0),
-    "TranslateY": lambda image, share: _affine(image, 1, 0, 0, 0, 1, share * image.height),
     # a standard deviation in pixels
     "GaussianBlur": lambda image, radius: image.filter(ImageFilter.GaussianBlur(radius)),
 }
+OPERATIONS |= {name: partial(draw, how=Image.Resampling.BICUBIC) for name, draw in GEOMETRIC.items()}
+OPERATIONS |= {f"{name}/bilinear": partial(draw, how=Image.Resampling.BILINEAR) for name, draw in GEOMETRIC.items()}

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data.augment.operations import GEOMETRIC
 from plstm.errors import UserError
 
 Step = tuple[str, Any]  # a name in `operations.OPERATIONS` and an argument
@@ -72,14 +73,15 @@ class RandAugment(NamedTuple):
     layers: int = 2
 
     def draw(self, rng: np.random.Generator) -> list[Step]:
-        """The operations that fire, in order; drawn uniformly, with replacement."""
+        """The operations that fire, in order; drawn uniformly, with replacement. Half the geometric ones are bilinear."""
         names, steps = list(RAND_ARGUMENTS), []
         for _ in range(self.layers):
             name = names[rng.integers(len(names))]
             level = min(max(rng.normal(self.magnitude, self.deviation), 0.0), MAX_MAGNITUDE)
             sign = 1 if rng.random() < 0.5 else -1
             if rng.random() < 0.5:
-                steps.append((name, RAND_ARGUMENTS[name](level, sign)))
+                bilinear = name in GEOMETRIC and rng.random() < 0.5  # as released; the others are bicubic
+                steps.append((f"{name}/bilinear" if bilinear else name, RAND_ARGUMENTS[name](level, sign)))
         return steps
 
 

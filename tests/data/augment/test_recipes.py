@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from data.augment.operations import GEOMETRIC
 from data.augment.recipes import RAND_ARGUMENTS, RECIPES, AugmentConfig, RandAugment, parse_rand_augment
 from plstm.errors import UserError
 
@@ -44,6 +45,9 @@ def uniform(counts: Counter, choices: int) -> bool:
 
 
 def test_operations_are_drawn_uniformly_and_fire_independently(drawn):
+    shapes = Counter(name for steps in drawn for name, _ in steps if name.split("/")[0] in GEOMETRIC)
+    assert uniform(shapes, 10)  # each bicubic and bilinear
+    drawn = [[(name.split("/")[0], argument) for name, argument in steps] for steps in drawn]
     assert uniform(Counter(name for steps in drawn for name, _ in steps), 15)
     fired = Counter(len(steps) for steps in drawn)
     assert stats.chisquare([fired[n] for n in range(3)], [3000, 6000, 3000]).pvalue > 1e-3
@@ -52,7 +56,7 @@ def test_operations_are_drawn_uniformly_and_fire_independently(drawn):
 
 
 def test_magnitude_is_a_clipped_normal_and_the_sign_fair(drawn):
-    degrees = np.array([argument for steps in drawn for name, argument in steps if name == "Rotate"])
+    degrees = np.array([argument for steps in drawn for name, argument in steps if name.startswith("Rotate")])
     level = np.abs(degrees) / 3
     assert stats.binomtest(int((degrees > 0).sum()), len(degrees)).pvalue > 1e-3
     assert stats.binomtest(int((level == 10).sum()), len(level), stats.norm.sf(2)).pvalue > 1e-3
@@ -65,10 +69,11 @@ def test_magnitude_is_a_clipped_normal_and_the_sign_fair(drawn):
 
 def test_low_and_exact_magnitudes():
     rng = np.random.default_rng(2)
-    low = [argument for _ in range(3000) for name, argument in RandAugment(0, 1.0).draw(rng) if name == "ShearX"]
+    low = [argument for _ in range(3000) for name, argument in RandAugment(0, 1.0).draw(rng) if name.startswith("ShearX")]
     assert np.mean(np.array(low) == 0) == pytest.approx(0.5, abs=0.1)  # clipped at 0
     exact = {step for _ in range(3000) for step in RandAugment(9).draw(rng)}
-    assert exact == {(name, argument(9.0, sign)) for name, argument in RAND_ARGUMENTS.items() for sign in (1, -1)}
+    given = {(name, argument(9.0, sign)) for name, argument in RAND_ARGUMENTS.items() for sign in (1, -1)}
+    assert exact == given | {(f"{name}/bilinear", argument) for name, argument in given if name in GEOMETRIC}
     assert max(len(RandAugment(9, layers=5).draw(rng)) for _ in range(300)) == 5
 
 

@@ -23,7 +23,7 @@ def scene(height: int, width: int) -> Image.Image:
 def test_views_never_change():
     image = scene(60, 80)
     views = [augment(image, 32, config, view_rng(*stream)) for stream in STREAMS for config in RECIPES.values()]
-    assert f"{zlib.crc32(np.stack(views).tobytes()):08x}" == "94c92e23"
+    assert f"{zlib.crc32(np.stack(views).tobytes()):08x}" == "3b44162c"
 
 
 def test_every_number_makes_its_own_stream():
