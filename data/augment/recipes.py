@@ -73,7 +73,7 @@ class RandAugment(NamedTuple):
     layers: int = 2
 
     def draw(self, rng: np.random.Generator) -> list[Step]:
-        """The operations that fire, in order; drawn uniformly, with replacement. Half the geometric ones are bilinear."""
+        """The operations that fire, in order; drawn uniformly, with replacement; half the geometric ones bilinear."""
         names, steps = list(RAND_ARGUMENTS), []
         for _ in range(self.layers):
             name = names[rng.integers(len(names))]
