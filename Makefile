@@ -81,7 +81,7 @@ table-ablation: $(READY) ## Run what is missing of Table 5, the ImageNet ablatio
 
 .PHONY: table-graphs
 table-graphs: $(READY) ## Run what is missing of Table 1, graphs (ARGS=--dry-run lists the runs, ARGS="--sections MUTAG" one set)
-	$(PY) scripts/run_table.py graphs --processes 2 $(ARGS)
+	$(PY) scripts/run_table.py graphs $(ARGS)
 
 .PHONY: tables
 tables: $(READY) ## Write results/tables, and the generated numbers of README.md and docs, from the run records

@@ -2,8 +2,10 @@
 
     python scripts/run_table.py arrow --dry-run             # what is finished, what is not, and what it should cost
     python scripts/run_table.py arrow --max-runs 2 logger.mode=disabled
-    python scripts/run_table.py graphs --processes 2 --sections MUTAG       # side by side, a thread each
+    python scripts/run_table.py graphs --processes 2 --sections MUTAG       # two runs side by side
 
+On CPUs as many runs as there are cores go side by side, one thread each: a second core speeds up one small run by a
+quarter only. On GPUs a run takes all of them, or with --processes its share.
 Rerunning the same command resumes where the last one stopped.
 Exit status: 0, 1 if a run failed, 2 if a record or a definition is wrong, 130 if interrupted.
 """
@@ -36,6 +38,7 @@ from scripts.common import Parser, positive
 
 ROOT = Path(__file__).resolve().parents[1]
 ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "NPROC": "1", "OMP_NUM_THREADS": "1"}
+PLAIN_LINES = {"TERM": "dumb"}  # of several runs' bars a terminal can show one
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -44,7 +47,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides for every run")
     parser.add_argument("--dry-run", action="store_true", help="list the runs and stop")
     parser.add_argument("--max-runs", type=positive, help="start at most this many processes")
-    parser.add_argument("--processes", type=positive, default=1, help="how many run side by side")
+    parser.add_argument("--processes", type=positive, help="how many run side by side (a core each; on GPUs 1)")
     parser.add_argument("--sections", metavar="A,B", help="only these sections of the table")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records, tables and figures")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of runs")
@@ -73,12 +76,30 @@ def query_hardware() -> Hardware:
     return json.loads(answer.stdout.splitlines()[-1])
 
 
-def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[sweeps.Job]:
+def place(jobs: int, processes: int | None, hardware: Hardware) -> list[dict[str, str]]:
+    """The environment of each process that runs beside others: its share of the cores, or GPUs of its own."""
+    cores, devices = len(os.sched_getaffinity(0)), hardware["device_count"]
+    on_cpu = hardware["platform"] == "cpu"
+    count = max(1, min(processes or (cores if on_cpu else 1), jobs))
+    if count == 1:
+        return [{}]
+    if on_cpu:
+        share = cores // count
+        own = ONE_THREAD if share < 2 else {"NPROC": str(share), "OMP_NUM_THREADS": str(share)}
+        return [own | PLAIN_LINES] * count
+    if count > devices:
+        raise UserError(f"--processes {count}: this machine has {devices} devices, and a run needs one of its own")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(devices)))).split(",")
+    share = devices // count
+    own = (",".join(visible[n * share : (n + 1) * share]) for n in range(count))
+    return [{"CUDA_VISIBLE_DEVICES": each} | PLAIN_LINES for each in own]
+
+
+def list_jobs(table: TableDefinition, arguments: argparse.Namespace, hardware: Hardware) -> list[sweeps.Job]:
     """Print one line a job and a total; return what is unfinished in order."""
     records = read_records(arguments.results)
     found = sweeps.match_records(table, records)[0]
     started, superfluous = sweeps.started_runs(table, arguments.runs), superfluous_runs(table, records)
-    hardware = query_hardware() if found else None
     unfinished, costs, finished, saved = [], [], 0, 0
     for job in planned_jobs(table, arguments.sections):
         left = tuple(run for run in job.runs if run.key not in found)
@@ -113,34 +134,44 @@ def execute(
     overrides: Callable[[sweeps.Job], list[str] | None],
     root: Path,
     after_job: Callable[[sweeps.Job], None],
-    processes: int = 1,
+    places: Sequence[dict[str, str]] = ({},),
 ) -> list[str]:
-    """Start jobs in order, so many at a time, each a process in `root`, the folder of `train.py`.
+    """Start jobs in order, each a process in `root`, the folder of `train.py`; places: the environment of each of those
+    that run side by side.
 
-    overrides: key=value to add to a job's command, None where it is not needed any more. after_job: called after every
-    job that ends well. Their UserErrors are failures of the job. Several processes compute with one thread each.
+    overrides: key=value to add to a job's command, None where it is not needed any more; its UserError holds the job
+    back while others run, which may make what it needs. after_job: called after every job that ends well. Their
+    UserErrors at the end are failures of the job.
 
     Returns a line for each failed job. KeyboardInterrupt is handed to the processes as SIGINT, and raised at their end.
     """
     failures: list[str] = []
-    waiting, running = list(enumerate(work, 1)), {}
-    environment = os.environ | (ONE_THREAD if processes > 1 else {})
+    waiting, running, free = list(enumerate(work, 1)), {}, list(places)
     try:
         while waiting or running:
-            while waiting and len(running) < processes:
-                number, job = waiting.pop(0)
+            while waiting and free:
+                number, job = waiting[0]
                 with _noting(failures, job):
-                    own = overrides(job)
+                    try:
+                        own = overrides(job)
+                    except UserError:
+                        if running:
+                            break
+                        waiting.pop(0)
+                        raise
+                    waiting.pop(0)
                     command = ["train.py", *job.overrides, *(own or ())]
                     words = "no longer needed: python" if own is None else "python"
                     print(f"run {number}/{len(work)}: {words} {shlex.join(command)}", flush=True)
                     if own is not None:
                         # A process group of its own: the terminal's Ctrl-C reaches this process only, which hands it on
-                        options = {"stdin": subprocess.DEVNULL, "process_group": 0, "env": environment}
-                        running[subprocess.Popen([sys.executable, *command], cwd=root, **options)] = job
+                        own_place = free.pop()
+                        options = {"stdin": subprocess.DEVNULL, "process_group": 0, "env": os.environ | own_place}
+                        running[subprocess.Popen([sys.executable, *command], cwd=root, **options)] = job, own_place
             time.sleep(0.1 if running else 0)
             for child in [child for child in running if child.poll() is not None]:
-                job = running.pop(child)
+                job, own_place = running.pop(child)
+                free.append(own_place)
                 with _noting(failures, job):
                     if child.returncode:
                         raise UserError(f"exit status {child.returncode}")
@@ -170,7 +201,8 @@ def main() -> int:
     arguments = parse_arguments()
     table, results = load_table(ROOT / "configs/tables" / f"{arguments.table}.yaml"), arguments.results
     check_overrides(table, arguments.overrides, OUTSIDE_ID)
-    unfinished = list_jobs(table, arguments)
+    hardware = query_hardware()
+    unfinished = list_jobs(table, arguments, hardware)
     if arguments.dry_run:
         return 0
 
@@ -197,8 +229,10 @@ def main() -> int:
         return [*start, *arguments.overrides, *paths]
 
     paths = [f"paths.{key}={getattr(arguments, key).resolve()}" for key in ("results", "runs")]
+    unfinished = unfinished[: arguments.max_runs]
+    places = place(len(unfinished), arguments.processes, hardware)
     report()
-    failures = execute(unfinished[: arguments.max_runs], overrides, ROOT, after_job, arguments.processes)
+    failures = execute(unfinished, overrides, ROOT, after_job, places)
     text = (results / "tables" / f"{table.name}.md").read_text()
     print(text.partition("\n## ")[0], f"\npictures of each run: {arguments.runs}/*/figures", flush=True)
     if failures:

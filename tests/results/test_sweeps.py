@@ -240,11 +240,44 @@ sys.exit(0 if os.path.exists(other) else 4)
 """
 
 
+CPU = {"platform": "cpu", "device_kind": "cpu", "device_count": 1, "cpu_model": "", "cpu_cores": 8}
+
+
+def test_runs_side_by_side_share_cores_and_devices(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(8))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    plain = {"TERM": "dumb"}
+    assert run_table.place(1, None, CPU) == run_table.place(20, 1, CPU) == run_table.place(0, None, CPU) == [{}]
+    assert run_table.place(2, None, CPU) == [{"NPROC": "4", "OMP_NUM_THREADS": "4"} | plain] * 2
+    assert run_table.place(20, None, CPU) == [run_table.ONE_THREAD | plain] * 8
+    gpus = CPU | {"platform": "gpu", "device_count": 4}
+    assert run_table.place(9, None, gpus) == [{}]  # which takes all
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in run_table.place(9, 2, gpus)] == ["0,1", "2,3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in run_table.place(9, 4, gpus)] == ["4", "5", "6", "7"]
+    with pytest.raises(UserError, match="--processes 5: this machine has 4 devices"):
+        run_table.place(9, 5, gpus)
+
+
+def test_a_job_waits_for_a_running_one_that_makes_what_it_needs(graphs, tmp_path):
+    (tmp_path / "train.py").write_text("import sys; open('started', 'a').write(sys.argv[1] + ' ')")
+    runs = [folds_of(graphs, f"graphs/{name}")[0] for name in ("gat", "gcn", "gin")]
+    done = []
+
+    def overrides(job):
+        if job.runs[0].row.name == "GCN" and not done or job.runs[0].row.name == "GIN":
+            raise UserError("not yet")
+        return []
+
+    failures = run_table.execute(sweeps.jobs(graphs, runs), overrides, tmp_path, done.append, [{}, {}])
+    assert [job.runs[0].row.name for job in done] == ["GAT", "GCN"] and failures[0].endswith("data.fold=0: not yet")
+
+
 def test_jobs_run_side_by_side_a_thread_each(graphs, tmp_path):
     (tmp_path / "train.py").write_text(WAIT_FOR_EACH_OTHER)
     runs = [run for name in ("gat", "gcn", "gin") for run in folds_of(graphs, f"graphs/{name}")[:2]]
     done = []
-    failures = run_table.execute(sweeps.jobs(graphs, runs), lambda job: [], tmp_path, done.append, processes=2)
+    failures = run_table.execute(sweeps.jobs(graphs, runs), lambda job: [], tmp_path, done.append, run_table.place(3, 2, CPU))
     assert failures == ["experiment=graphs/gcn data.name=MUTAG seed=43 model.depth=4 data.fold=0,1: exit status 3"]
     assert sorted(job.runs[0].row.name for job in done) == ["GAT", "GIN"]
     assert (tmp_path / "graphs-gat").read_text() == "1"
