@@ -5,9 +5,13 @@ and a curve enter results/runs, from which tables and figures are made. Read fro
 """
 
 import contextlib
+import json
 import signal
+import statistics
 import time
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import hydra
 import jax
@@ -17,17 +21,15 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from plstm.config import Config, portable_overrides, run_id, run_name, shared_config, to_config
+from plstm.config import Config, portable_config, portable_overrides, run_id, run_name, shared_config, to_config
 from plstm.errors import ReadError
-from plstm.results.finished import finished_record
-from plstm.results.records import Record, curve_points, find_record, record_path, write_record
+from plstm.results.records import CurvePoint, Record, curve_points, find_record, record_path, write_record
 from plstm.runs.cli import hydra_task, run_entry
-from plstm.runs.finetuning import initial_id, initial_weights
 from plstm.runs.folders import lock_folder, write_config
 from plstm.runs.programs import Plan, compile_programs
 from plstm.runs.status import check_finite, count_parameters, describe_run, is_best, new_info, start_tracker
-from plstm.tasks import TASKS
-from plstm.training.averaging import MetricAverager
+from plstm.runs.weights import initial_id, initial_weights
+from plstm.tasks import TASKS, Task
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
 from plstm.training.environment import describe_environment
 from plstm.training.evaluation import describe, evaluate
@@ -35,7 +37,7 @@ from plstm.training.interrupt import Interrupt
 from plstm.training.memory import forget_programs_near_limit, memory_errors
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.processes import Votes, check_agreement, from_main, is_main, say, start_processes
-from plstm.training.progress import Progress, banner, print_plain
+from plstm.training.progress import MetricAverager, Progress, banner, print_plain
 from plstm.training.steps import init_state
 from plstm.training.tracking import MetricsWriter
 
@@ -231,6 +233,44 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         return record
     finally:
         tracker.finish()  # does nothing after the run's end
+
+
+def finished_record(
+    config: Config,
+    overrides: list[str],
+    task: Task,
+    plan: Plan,
+    info: dict[str, Any],
+    parameters: int,
+    curve: list[CurvePoint],
+) -> Record:
+    """The record of a run that has just finished; `info` is that of its last checkpoint, see `plstm.runs.status`."""
+    speeds = [point.value for point in curve if point.metric == "examples_per_second"]
+    metrics = json.dumps({"last": info["final"], "best": info["best"]})
+    speeds = speeds or [plan.steps * plan.examples_per_step / info["wall_seconds"]]  # a run of one step
+    return Record(
+        format=2,
+        id=run_id(config),
+        name=run_name(config),
+        experiment=config.experiment,
+        task=config.task,
+        seed=config.seed,
+        command=" ".join(["python train.py", *overrides]),
+        overrides=overrides,
+        config=portable_config(config),
+        **info["environment"],
+        earlier=info["earlier"],
+        started=info["started"],
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        wall_seconds=round(info["wall_seconds"], 1),
+        steps=plan.steps,
+        epochs=plan.steps / plan.steps_per_epoch,
+        unit=task.unit,
+        examples_per_second=round(statistics.median(speeds), 1),
+        parameters=parameters,
+        flops_per_example=task.flops(),
+        metrics=json.loads(metrics, parse_constant=lambda name: None),  # not finite: None, as in metrics.jsonl
+    )
 
 
 if __name__ == "__main__":

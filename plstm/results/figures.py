@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from plstm.drawing import legend_below, new_figure, save, style
-from plstm.results.cells import Cell, find_groups, t_interval
 from plstm.results.definitions import TableDefinition, read_baselines
 from plstm.results.records import Record, read_curve
+from plstm.results.sweeps import Cell, find_groups, t_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,9 +12,9 @@ from typing import Any
 
 import pandas as pd
 
-from plstm.results.cells import Cell, Group, find_groups
 from plstm.results.definitions import COSTS, PRIMARY_METRIC, Reference, TableDefinition, read_baselines
 from plstm.results.records import Record, commits_of, record_path
+from plstm.results.sweeps import Cell, Group, find_groups
 
 DASH = "–"
 CostOf = Callable[[str], Any]  # experiment -> its pixels, epochs, steps, parameters, flops (two a multiply-add)

@@ -11,9 +11,9 @@ from plstm.config import Config, LoopConfig, plain_config, run_name
 from plstm.errors import UserError
 from plstm.runs.programs import Plan
 from plstm.tasks import Task
-from plstm.training.averaging import MetricAverager
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.processes import is_main
+from plstm.training.progress import MetricAverager
 from plstm.training.steps import GUARDED, TrainState
 from plstm.training.tracking import Tracker
 

@@ -1,4 +1,4 @@
-"""Trained weights, of a run or of a .safetensors file, as a model that is ready to use.
+"""Trained weights, of a run or of a .safetensors file, as a model that is ready to use, or to fine-tune.
 
     model = from_checkpoint("model.safetensors")  # or a run: its folder, its id or the first digits of it
     logits = model(model.info.preprocessing(image)[None])
@@ -12,6 +12,7 @@ head.kernel; axis 0 of those under `groups` counts the groups of blocks. Its met
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -34,10 +35,13 @@ from plstm.tasks import TASKS
 from plstm.tasks.vision import Preprocessing
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.optimizers import build_optimizer
-from plstm.training.steps import TrainState, init_state
+from plstm.training.steps import TrainState, init_state, named_leaves
 
 FORMAT, VERSION = "plstm", "2"
 SAVED = nnx.Any(nnx.Param, nnx.BatchStat)
+# Keys of `model` in which the two models may differ: they do not change the parameters' meaning.
+MAY_DIFFER = ("image_size", "classes", "drop_path", "dtype", "method", "gate_init", "remat")
+POSITION, HEAD = "position", "head."
 
 
 @dataclass(frozen=True)
@@ -192,3 +196,63 @@ def _info(path: Path, metadata: Mapping[str, str] | None) -> Info:
 
 def _named(weights: nnx.State) -> dict[str, nnx.Variable]:
     return {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(weights)}
+
+
+# ---------------------------------------------------------------------- fine-tuning
+def initial_id(init_from: str, runs: Path) -> str:
+    """The id of the run that `init_from` names by id or folder: a new run's id must not follow from where it lies."""
+    if not init_from:  # as experiments that fine-tune have it
+        raise UserError("init_from: name the run to fine-tune, init_from=<its id or folder>")
+    if re.fullmatch(r"[0-9a-f]{12}", init_from):
+        return init_from
+    return run_id(load_config(find_run(init_from, runs, "init_from")))
+
+
+def initial_weights(run: str, config: Config, params: Any, sharding: Sharding) -> tuple[Any, str]:
+    """The weights of the finished run with this id or folder for the freshly drawn `params`, and a line that says so.
+
+    `config` is that of the run that starts. Raises UserError where there is no such run, it has not finished, or its
+    model is another.
+    """
+    folder = find_run(run, Path(config.paths.runs), "init_from")
+    trained = load_config(folder)
+    theirs, ours = asdict(trained.model), asdict(config.model)
+    for key in ours | theirs:
+        if key not in MAY_DIFFER and theirs.get(key) != ours.get(key):
+            has = f"the run {folder} has {theirs.get(key)}; fine-tune with the same model"
+            raise UserError(f"model.{key}={ours.get(key)}: {has}")
+    checkpoints, step = open_checkpoint(folder, trained, config.init_checkpoint, "init_checkpoint")
+    last = checkpoints.last_step()
+    if checkpoints.info(last)["final"] is None:
+        raise UserError(f"init_from={folder}: this run has not finished (stopped at step {last:,}); finish it first")
+    _, state, _ = restore_state(checkpoints, step, trained, sharding)
+    params, changes = adapt(state.params, params)
+    return params, "; ".join([f"the weights of {folder}, step {step:,}", *changes])
+
+
+def adapt(found: Any, wanted: Any) -> tuple[Any, list[str]]:
+    """A tree like `wanted` of the trained parameters `found`, and words for what was not simply taken over.
+
+    The position embedding [Y, X, dim] is resized (bicubic, as in evaluation at another size). If any parameter of the
+    head has another number of classes (its last axis), the whole head stays as `wanted` has it. Any other difference
+    raises UserError naming the parameter.
+    """
+    trained, fresh, leaves, changes = named_leaves(found), named_leaves(wanted), [], []
+    if others := sorted(fresh.keys() ^ trained.keys()):
+        whose = "the new model" if others[0] in fresh else "the trained one"
+        raise UserError(f"init_from: parameter {others[0]} is in {whose} only; fine-tune with the same model")
+    classes = [(trained[name].shape[-1], fresh[name].shape[-1]) for name in fresh if name.startswith(HEAD)]
+    new_head = next((pair for pair in classes if pair[0] != pair[1]), None)
+    if new_head:
+        changes.append("a new head, {:,} -> {:,} classes".format(*new_head))
+    for name, leaf in fresh.items():
+        weights = trained[name]
+        if name == POSITION and weights.shape != leaf.shape and weights.shape[2:] == leaf.shape[2:]:
+            changes.append("position embedding {} x {} -> {} x {}".format(*weights.shape[:2], *leaf.shape[:2]))
+            weights = jax.image.resize(weights, leaf.shape, "bicubic")
+        elif new_head and name.startswith(HEAD) and weights.shape[:-1] == leaf.shape[:-1]:
+            weights = leaf
+        if weights.shape != leaf.shape:
+            raise UserError(f"init_from: parameter {name} is {weights.shape} there and {leaf.shape} here")
+        leaves.append(weights)
+    return jax.tree.unflatten(jax.tree.structure(wanted), leaves), changes

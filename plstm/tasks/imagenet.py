@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from data.imagenet.batches import ImageBatches, ImageSplit
@@ -15,10 +16,27 @@ from plstm.errors import UserError
 from plstm.models.vision import VisionModel
 from plstm.tasks.base import RunConfig, classification_metrics, require
 from plstm.tasks.vision import VisionTask, normalise
-from plstm.training.losses import LOSSES
 from plstm.training.meshes import Layout
 from plstm.training.mixing import mix, random_erasing
 from plstm.training.steps import Batch, Metrics
+
+
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Softmax cross entropy; logits and targets [batch, classes] -> float32 [batch]."""
+    return -(targets * jax.nn.log_softmax(logits.astype(jnp.float32))).sum(axis=-1)
+
+
+def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Mean binary cross entropy over classes; logits and targets [batch, classes] -> float32 [batch].
+
+    A class is present if its target is over 0, so both partners of a mixture count in full (Wightman et al. 2021,
+    "ResNet strikes back"). With label smoothing every class would be present: use it with label smoothing 0 only.
+    """
+    logits = logits.astype(jnp.float32)
+    return (jax.nn.softplus(logits) - jnp.where(targets > 0, logits, 0)).mean(axis=-1)
+
+
+LOSSES = {"cross_entropy": cross_entropy, "binary_cross_entropy": binary_cross_entropy}
 
 
 @dataclass

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from plstm.results.cells import find_groups, superfluous_runs, t_interval
 from plstm.results.records import read_records
+from plstm.results.sweeps import find_groups, superfluous_runs, t_interval
 from scripts.majority_baselines import majority_accuracy
 
 from .conftest import folds_of, rendered, run_script

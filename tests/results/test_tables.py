@@ -6,9 +6,9 @@ import re
 import pytest
 
 from plstm.errors import UserError
-from plstm.results.cells import t_interval
 from plstm.results.definitions import load_table
 from plstm.results.records import record_path
+from plstm.results.sweeps import t_interval
 from plstm.results.tables import DASH
 
 from .conftest import TABLES, edit_line, example_record, rendered, run_script
