@@ -61,7 +61,6 @@ def print_metrics(options: EvalConfig) -> None:
 
 
 def choose_source(options: EvalConfig) -> str:
-    """The file or the run that the weights are read from."""
     if options.checkpoint not in ("last", "best"):
         raise UserError(f"checkpoint={options.checkpoint}: choose one of last, best")
     if (options.run is None) == (options.weights is None):
@@ -82,7 +81,6 @@ def choose_task(config: Config, options: EvalConfig) -> Task:
 
 
 def choose_splits(task: Task, options: EvalConfig) -> dict[str, Split]:
-    """What to evaluate on, by name."""
     data = options.data
     if data.folder:
         if data.max_corrupt is not None and not 0 <= data.max_corrupt <= 1:

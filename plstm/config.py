@@ -29,8 +29,6 @@ NAME = r"(?=.{1,64}$)[\w.+-]+(/[\w.+-]+)*"
 
 @dataclass
 class LoopConfig:
-    """What happens at which step."""
-
     unit: str = "steps"  # or "epochs": what the next three count
     log_every: int = 100  # between two log lines of the training metrics
     eval_every: int = 2000  # between two evaluations of eval_splits
@@ -53,16 +51,12 @@ class LoopConfig:
 
 @dataclass
 class PathsConfig:
-    """Where files are written."""
-
     runs: str = "runs"  # checkpoints and logs, a folder a run
     results: str = "results"  # records, tables, figures
 
 
 @dataclass
 class Config:
-    """One training run."""
-
     experiment: str = "custom"  # the file of configs/experiment; groups runs in tables and in W&B
     task: str = "arrow"  # of plstm.tasks.TASKS; the files of configs/data set it
     seed: int = 43  # of initialisation, data order, augmentation and stochastic depth
@@ -251,7 +245,6 @@ def from_file(plain: dict[str, Any]) -> Config:
 
 
 def to_eval_config(node: DictConfig) -> EvalConfig:
-    """As `to_config`, for an evaluation."""
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), _resolved(node)))
     _check_values(config)
     return config
@@ -287,7 +280,6 @@ def shared_config(config: Config) -> str:
 
 
 def _drop(plain: dict[str, Any], key: str) -> None:
-    """Removes a dotted key, where it is there."""
     *parents, leaf = key.split(".")
     for parent in parents:
         plain = plain.get(parent) or {}

@@ -32,8 +32,6 @@ class Measure(Strict):
 
 
 class Column(Measure):
-    """A column of the table."""
-
     title: str
 
 
@@ -66,8 +64,6 @@ class Row(Reference):
 
 
 class Figure(Strict):
-    """Which figures are drawn."""
-
     dots: bool = False  # the table's columns beside the paper's numbers
     panels: dict[str, str] = {}  # training curves: split -> title
     metric: str = PRIMARY_METRIC  # of these
@@ -75,8 +71,6 @@ class Figure(Strict):
 
 
 class TableDefinition(Strict):
-    """A file of `configs/tables`."""
-
     name: str
     title: str
     caption: str
@@ -105,7 +99,6 @@ class TableDefinition(Strict):
 
     @property
     def chosen_key(self) -> str | None:
-        """The key of `select`, or None where nothing is chosen."""
         return self.select and self.select.over
 
     @property
@@ -120,16 +113,13 @@ class TableDefinition(Strict):
 
     @property
     def scale(self) -> int:
-        """What metrics are multiplied with."""
         return 100 if self.percent else 1
 
     @property
     def section_values(self) -> list[Any]:
-        """One None without sections."""
         return self.sweep[self.sections] if self.sections else [None]
 
     def section_title(self, section: Any) -> str:
-        """As the table shows it; nothing without sections."""
         return self.section_titles.get(str(section), str(section)) if self.sections else ""
 
     def paper(self, model: Reference, column: Column, section: Any) -> list[float]:
@@ -221,5 +211,4 @@ def check_overrides(table: TableDefinition, overrides: Sequence[str], outside_id
 
 
 def is_part(key: str, of: Sequence[str]) -> bool:
-    """Whether a dotted key is one of these or in one of these groups."""
     return any(f"{key}.".startswith(f"{other}.") for other in of)

@@ -29,7 +29,6 @@ PAIR = re.compile(
 
 
 def document_paths(root: Path) -> list[Path]:
-    """README.md and docs/*.md."""
     return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
 
 

@@ -147,7 +147,6 @@ def commits_of(records: Sequence[Record], digits: int = 7) -> list[str]:
 
 
 def record_path(experiment: str, results_dir: str | Path) -> Path:
-    """The file of an experiment's runs."""
     return Path(results_dir, "runs", f"{experiment.replace('/', '-')}.jsonl")
 
 

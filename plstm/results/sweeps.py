@@ -49,7 +49,6 @@ class Job:
 
     @property
     def overrides(self) -> list[str]:
-        """The arguments of `train.py`."""
         values = self.runs[0].values
         if self.shared:
             values = values | {self.shared: ",".join(str(run.values[self.shared]) for run in self.runs)}
@@ -194,11 +193,9 @@ class Cell:
     deviations: pd.DataFrame
 
     def interval(self, measure: Measure) -> Interval:
-        """Over the seeds."""
         return t_interval(self.means[measure.name].tolist())
 
     def mean(self, field: str) -> float | None:
-        """Of a numeric field of the records."""
         return statistics.fmean(getattr(run, field) for run in self.runs) if self.runs else None
 
 

@@ -192,7 +192,6 @@ def _overview(table: TableDefinition, lines: list[Line]) -> list[list[str]]:
 
 
 def _pipes(grid: list[list[str]]) -> list[str]:
-    """The lines of a Markdown table whose first row is its header."""
     header, *rows = ("| " + " | ".join(cells) + " |" for cells in grid)
     return [header, "|" + " --- |" * len(grid[0]), *rows]
 

@@ -32,7 +32,6 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, config: Config, task: Task) -> Self:
-        """The plan of a run."""
         optim, loop, per_epoch = config.optim, config.loop, task.steps_per_epoch
         unit = per_epoch if loop.unit == "epochs" else 1
         if not per_epoch:

@@ -54,7 +54,6 @@ def check_finite(state: TrainState, averager: MetricAverager, checkpoints: Check
 
 
 def count_parameters(state: TrainState) -> int:
-    """Numbers in all parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 

@@ -15,8 +15,6 @@ from plstm.training.meshes import Layout
 
 @dataclass
 class ArrowData:
-    """Which images, and how they reach the device."""
-
     name: str = "arrow_pointing"  # the only one
     classes: int = 2  # always
     size: int = 192  # pixels a side; the extrapolation splits have twice that

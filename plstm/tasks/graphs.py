@@ -138,8 +138,6 @@ def _multiple(size: float, of: int) -> int:
 
 @dataclass
 class GraphData:
-    """Which graphs, and which of them train, validate and test."""
-
     name: str = "MUTAG"  # PTC_FM, PROTEINS, NCI1, or any other set of TUDataset
     folds: int = 10  # stratified; each is the test set of one run, and 1 / (folds - 1) of the rest validates
     fold: int = 0  # which of them tests, from 0
@@ -224,7 +222,6 @@ class GraphTask(Task):
 
     @functools.cached_property
     def source(self) -> GraphBatches:
-        """The whole set."""
         data = self.config.data
         if jax.device_count() > 1:
             raise UserError(f"task graphs: trains on one device, not {jax.device_count()}; show it one")

@@ -41,8 +41,6 @@ LOSSES = {"cross_entropy": cross_entropy, "binary_cross_entropy": binary_cross_e
 
 @dataclass
 class ImageNetData:
-    """Which photographs, and how they become batches."""
-
     name: str = "imagenet2012"  # as `make data-imagenet` prepares it; or "mosaics", drawn as they are read
     classes: int = 1000  # always
     size: int = 224  # pixels a side of the model's input
@@ -98,7 +96,6 @@ class ImageNetTask(VisionTask):
         return f"{data.name}: {self.train_examples:,} images, {data.size} pixels a side{views}"
 
     def split(self, name: str) -> ImageSplit:
-        """A whole split; errors: see `load_source`."""
         return ImageSplit(self._source(name), self.config.data.size, self.config.data.crop_ratio, **self._reading)
 
     def batches(self, layout: Layout) -> ImageBatches:

@@ -85,7 +85,6 @@ class VisionTask(Task):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """That of the evaluation."""
         return Preprocessing(self.config.data.size, getattr(self.config.data, "crop_ratio", 1.0))
 
     def folder(self, path: str, max_corrupt: float | None = None) -> Split:

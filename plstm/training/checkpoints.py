@@ -126,7 +126,6 @@ class Checkpoints:
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits, then releases the folder."""
         self.wait()
         self._manager.close()
         self._empty_deleted()

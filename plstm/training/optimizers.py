@@ -16,8 +16,6 @@ DECAYED = {"kernel", "weight", "node_weight", "edge_weight"}
 
 @dataclass
 class OptimConfig:
-    """Optimizer, schedule and batch."""
-
     name: str = "adamw"  # or "lamb"
     peak_lr: float = 1e-4  # not scaled with the batch
     end_factor: float = 1e-3  # the last step's learning rate over the peak

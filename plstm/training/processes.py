@@ -74,7 +74,6 @@ def _from_slurm(environment: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def is_main() -> bool:
-    """Whether this is process 0, which alone prints and writes."""
     return jax.process_index() == 0
 
 

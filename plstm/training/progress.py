@@ -45,7 +45,6 @@ class Progress(Bar):
 
 
 def banner(title: str, rows: list[tuple[str, str]], console: Console) -> None:
-    """Prints what is about to run, in aligned lines."""
     width = max(len(name) for name, _ in rows)
     print_plain(console, "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)]))
 
@@ -80,7 +79,6 @@ class MetricAverager:
         self._clock, self._timed_steps = time.monotonic(), 0
 
     def state(self) -> dict[str, Any]:
-        """The sums so far, as JSON."""
         self._drain()
         return dict(self._sums)
 

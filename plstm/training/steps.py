@@ -40,8 +40,6 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """The metrics of one step."""
-
     averaged: Metrics  # the task's, which are averaged over steps
     latest: dict[str, jax.Array]  # float32: learning_rate, gradient_norm (before clipping), parameter_norm, update_norm
 

@@ -23,8 +23,6 @@ INIT_TIMEOUT, FINISH_TIMEOUT = 30, 60  # seconds that the training waits for W&B
 
 @dataclass
 class LoggerConfig:
-    """Weights & Biases."""
-
     mode: str = "auto"  # or "online", "offline", "disabled"; auto: online when logged in, else offline
     project: str = "plstm"  # the project that the run is logged to
     entity: str | None = None  # the user or team that owns the project; none: the default of the login
@@ -53,7 +51,6 @@ class MetricsWriter:
         return line
 
     def lines(self) -> list[dict]:
-        """All lines so far."""
         return read_metrics(self.path) if self._enabled and self.path.exists() else []
 
     def truncate_after(self, step: int, evaluated: int) -> None:
@@ -111,7 +108,6 @@ class Tracker:
         self._try("log", lambda: self._run.log(row | {"epoch": line["epoch"]}, step=line["step"]))
 
     def image(self, name: str, path: str | Path, step: int) -> None:
-        """Logs a picture."""
         self._try("log", lambda: self._run.log({name: _client().Image(str(path))}, step=step))
 
     def summary(self, values: Mapping[str, object]) -> None:
