@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, is_dataclass
-from operator import attrgetter
 from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -37,16 +36,6 @@ class LoopConfig:
     final_splits: list[str] = field(default_factory=lambda: ["val", "val_ext", "test", "test_ext"])  # and at its end
     best_split: str | None = "val"  # its primary metric names the best checkpoint; null: no best one
     best_tie: str = "latest"  # or "earliest": which of equally good steps is the best
-
-    @property
-    def keeps_best(self) -> bool:
-        """Whether there is a checkpoint of the best step."""
-        return self.best_split is not None and self.save_every is None
-
-    @property
-    def why_no_best(self) -> str:
-        """The key because of which there is none."""
-        return "loop.best_split is null" if self.best_split is None else f"loop.save_every is {self.save_every}"
 
 
 @dataclass
@@ -105,9 +94,8 @@ def check(config: Config) -> None:
         if not is_dataclass(getattr(config, key)):
             raise UserError(f"{key}: choose one, {key}=...; see configs/{key}")
     _check_values(config)
-    _check_ranges(config)
+    _check_keys(config)
     _check_splits(config)
-    _check_choices(config)
     _check_inputs(config.task, config.model.family)
     config.model.check()
     if config.augment is not None:
@@ -144,8 +132,9 @@ def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, node
 
 
-def _check_ranges(config: Config) -> None:
-    for words, is_good, keys in (
+def _check_keys(config: Config) -> None:
+    task = TASKS[config.task]
+    ranges = (
         ("at least 1", lambda value: value >= 1, "optim.batch_size loop.log_every loop.eval_every mesh.fsdp"),
         ("positive", lambda value: value > 0, "optim.epochs optim.peak_lr optim.eps optim.clip_norm mesh.timeout"),
         ("at least 0", lambda value: value >= 0, "seed optim.warmup_epochs optim.weight_decay"),
@@ -155,16 +144,31 @@ def _check_ranges(config: Config) -> None:
         ("given, or left out", lambda value: value != "", "paths.runs paths.results data.root"),
         # W&B's tags have at most 64 letters; file names and links have it, too.
         ("a name such as arrow/plstm, of at most 64 letters", re.compile(NAME).fullmatch, "experiment"),
-    ):
-        for key in keys.split():
-            value = functools.reduce(lambda node, part: getattr(node, part, None), key.split("."), config)
-            if value is not None and not is_good(value):
-                raise UserError(f"{key}={value}: must be {words}")
+    )
+    choices = {
+        "optim.name": ("adamw", "lamb"),
+        "optim.loss": task.losses,
+        "optim.schedule_per": ("step", "epoch"),
+        "loop.unit": ("steps", "epochs"),
+        "loop.best_tie": ("latest", "earliest"),
+        "init_checkpoint": ("last", "best"),
+        "logger.mode": MODES,
+    }
+    rules = [(key, f"must be {words}", is_good) for words, is_good, keys in ranges for key in keys.split()]
+    rules += [(key, f"choose one of {', '.join(known)}", known.__contains__) for key, known in choices.items()]
+    for key, words, is_good in rules:
+        value = functools.reduce(lambda node, part: getattr(node, part, None), key.split("."), config)
+        if value is not None and not is_good(value):
+            raise UserError(f"{key}={value}: {words}")
     every, save_every = config.loop.eval_every, config.loop.save_every
     if save_every is not None and (save_every < 1 or save_every % every):
         raise UserError(f"loop.save_every={save_every}: must be a multiple of loop.eval_every={every}, or null")
     if config.optim.warmup_epochs >= config.optim.epochs:
         raise UserError(f"optim.warmup_epochs={config.optim.warmup_epochs}: must be under optim.epochs")
+    if config.augment is not None and not task.augments:
+        raise UserError(f"augment: task {config.task} takes its training examples as they are; leave it out")
+    if config.init_checkpoint != "last" and config.init_from is None:
+        raise UserError(f"init_checkpoint={config.init_checkpoint}: says which weights of init_from, which is not set")
 
 
 def _check_splits(config: Config) -> None:
@@ -177,25 +181,6 @@ def _check_splits(config: Config) -> None:
                 raise UserError(f"{key}: no split {split!r}; choose from {', '.join(known)}")
         if loop.best_split not in (None, *splits):
             raise UserError(f"loop.best_split={loop.best_split}: must be one of {key}, {', '.join(splits)}")
-
-
-def _check_choices(config: Config) -> None:
-    task = TASKS[config.task]
-    for key, choices in (
-        ("optim.name", ("adamw", "lamb")),
-        ("optim.loss", task.losses),
-        ("optim.schedule_per", ("step", "epoch")),
-        ("loop.unit", ("steps", "epochs")),
-        ("loop.best_tie", ("latest", "earliest")),
-        ("init_checkpoint", ("last", "best")),
-        ("logger.mode", MODES),
-    ):
-        if (value := attrgetter(key)(config)) not in choices:
-            raise UserError(f"{key}={value}: choose one of {', '.join(choices)}")
-    if config.augment is not None and not task.augments:
-        raise UserError(f"augment: task {config.task} takes its training examples as they are; leave it out")
-    if config.init_checkpoint != "last" and config.init_from is None:
-        raise UserError(f"init_checkpoint={config.init_checkpoint}: says which weights of init_from, which is not set")
 
 
 # ---------------------------------------------------------------------- from Hydra and from files
@@ -213,9 +198,8 @@ def from_plain(plain: dict[str, Any]) -> Config:
     OmegaConf's error names a key that is not in the schema: Hydra's + lets any pass.
     """
     model = plain.get("model")
-    chosen = {"task": plain["task"]} if "task" in plain else {}
-    chosen |= {"family": model["family"]} if isinstance(model, dict) and "family" in model else {}
-    return OmegaConf.to_object(OmegaConf.merge(schema(**chosen), plain))
+    family = model.get("family", "vision") if isinstance(model, dict) else "vision"
+    return OmegaConf.to_object(OmegaConf.merge(schema(plain.get("task", "arrow"), family), plain))
 
 
 def to_config(node: DictConfig) -> Config:

@@ -29,7 +29,7 @@ def new_info(environment: dict[str, Any], task: Task) -> dict[str, Any]:
         "averager": None,
         "environment": environment,
         "earlier": [],  # environments of sessions that another one followed
-        "sizes": task.sizes,
+        "sizes": dict(task.sizes),
         "class_names": list(task.class_names),
     }
 

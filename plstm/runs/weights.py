@@ -117,8 +117,10 @@ def restore_state(
 
 def open_checkpoint(folder: Path, config: Config, which: str, key: str = "checkpoint") -> tuple[Checkpoints, int]:
     """The checkpoints of a run, and the step of its "last" or "best". Raises UserError where there is none."""
-    if which == "best" and not config.loop.keeps_best:
-        raise UserError(f"{key}=best: {folder} kept none ({config.loop.why_no_best}); take {key}=last")
+    loop = config.loop
+    if which == "best" and (loop.best_split is None or loop.save_every is not None):
+        why = "loop.best_split is null" if loop.best_split is None else f"loop.save_every is {loop.save_every}"
+        raise UserError(f"{key}=best: {folder} kept none ({why}); take {key}=last")
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     step = checkpoints.last_step() if which == "last" else checkpoints.best_step()
     if step is None:
