@@ -21,25 +21,32 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from plstm.config import Config, portable_config, portable_overrides, run_id, run_name, shared_config, to_config
+from plstm.config import (
+    Config,
+    plain_config,
+    portable_config,
+    portable_overrides,
+    run_id,
+    run_name,
+    shared_config,
+    to_config,
+)
 from plstm.errors import ReadError
 from plstm.results.records import CurvePoint, Record, curve_points, find_record, record_path, write_record
 from plstm.runs.cli import hydra_task, run_entry
 from plstm.runs.folders import lock_folder, write_config
-from plstm.runs.programs import Plan, compile_programs
-from plstm.runs.status import check_finite, count_parameters, describe_run, is_best, new_info, start_tracker
+from plstm.runs.programs import Plan, check_finite, compile_programs, describe_run, is_best
 from plstm.runs.weights import initial_id, initial_weights
 from plstm.tasks import TASKS, Task
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
 from plstm.training.environment import describe_environment
-from plstm.training.evaluation import describe, evaluate
 from plstm.training.interrupt import Interrupt
 from plstm.training.memory import forget_programs_near_limit, memory_errors
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.processes import Votes, check_agreement, from_main, is_main, say, start_processes
 from plstm.training.progress import MetricAverager, Progress, banner, print_plain
-from plstm.training.steps import init_state
-from plstm.training.tracking import MetricsWriter
+from plstm.training.steps import TrainState, describe, evaluate, init_state
+from plstm.training.tracking import MetricsWriter, Tracker
 
 ROOT = Path(__file__).resolve().parent
 PROBE = 8  # examples over which the logged statistics of the model are taken
@@ -109,7 +116,11 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     # 1. the last undamaged checkpoint of this run, 2. the weights of the run to fine-tune, 3. the state just drawn
     checkpoints = Checkpoints(folder / "checkpoints", say=say)
     last = from_main(checkpoints.last_step() or 0)  # on network disks some processes may see it later
-    info, origin = new_info(environment, task), None
+    info = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "wall_seconds": 0.0}
+    info |= {"evaluated": 0, "best": None, "final": None, "averager": None}  # evaluated: the last step that was
+    info |= {"environment": environment, "earlier": []}  # earlier: of sessions that another one followed
+    info |= {"sizes": dict(task.sizes), "class_names": list(task.class_names)}
+    origin = None
     if last:
         state, saved = checkpoints.restore(last, state)
         info |= saved
@@ -128,9 +139,22 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     console, name = Console(quiet=not is_main()), run_name(config)
     banner(name, describe_run(task, plan, layout.mesh, state, folder, origin), console)
     progress = Progress(plan.steps, step, name, task.unit, console)
-    tracker, votes = start_tracker(config, folder), Votes(layout)
+    tracker = Tracker(
+        config.logger.mode if is_main() else "disabled",
+        id=folder.name,
+        dir=str(folder),
+        name=name,
+        group=config.experiment,
+        job_type="train",
+        tags=[*config.experiment.split("/"), f"seed {config.seed}"],
+        config=plain_config(config),
+        project=config.logger.project,
+        entity=config.logger.entity,
+    )
 
     # ------------------------------------------------------------ what the loop does at some steps
+    votes = Votes(layout)
+
     def stop_if_asked() -> None:
         """Raises Stopped in all processes of the run when a signal has come to one of them."""
         if number := votes.cast(interrupt.signal_number or 0):
@@ -227,7 +251,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         tracker.summary({f"final/{split}/{primary}": found[primary] for split, found in info["final"].items()})
         tracker.finish()
         curve = curve_points(metrics.lines())
-        record = finished_record(config, overrides, task, plan, info, count_parameters(state), curve)
+        record = finished_record(config, overrides, task, plan, info, state, curve)
         path = write_record(record, [p for p in curve if task.keeps_curve(p.split, p.metric)], config.paths.results)
         print(f"{name}: finished; record in {path}", flush=True)
         return record
@@ -241,10 +265,10 @@ def finished_record(
     task: Task,
     plan: Plan,
     info: dict[str, Any],
-    parameters: int,
+    state: TrainState,
     curve: list[CurvePoint],
 ) -> Record:
-    """The record of a run that has just finished; `info` is that of its last checkpoint, see `plstm.runs.status`."""
+    """The record of a run that has just finished; `info` is that of its last checkpoint."""
     speeds = [point.value for point in curve if point.metric == "examples_per_second"]
     metrics = json.dumps({"last": info["final"], "best": info["best"]})
     speeds = speeds or [plan.steps * plan.examples_per_step / info["wall_seconds"]]  # a run of one step
@@ -267,7 +291,7 @@ def finished_record(
         epochs=plan.steps / plan.steps_per_epoch,
         unit=task.unit,
         examples_per_second=round(statistics.median(speeds), 1),
-        parameters=parameters,
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         flops_per_example=task.flops(),
         metrics=json.loads(metrics, parse_constant=lambda name: None),  # not finite: None, as in metrics.jsonl
     )

@@ -193,10 +193,7 @@ def schema(task: Any = "arrow", family: Any = "vision") -> DictConfig:
 
 
 def from_plain(plain: dict[str, Any]) -> Config:
-    """The dataclasses of nested dictionaries, not checked; missing keys have their defaults.
-
-    OmegaConf's error names a key that is not in the schema: Hydra's + lets any pass.
-    """
+    """The unchecked dataclasses of nested dictionaries, defaults filled in; OmegaConf's error for an unknown key."""
     model = plain.get("model")
     family = model.get("family", "vision") if isinstance(model, dict) else "vision"
     return OmegaConf.to_object(OmegaConf.merge(schema(plain.get("task", "arrow"), family), plain))
@@ -271,10 +268,8 @@ def _drop(plain: dict[str, Any], key: str) -> None:
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What the run's id is a hash of: the portable config's values that differ from the schema's defaults.
-
-    So a new key changes no id as long as its default does what the code did before.
-    """
+    """What the run's id is a hash of: the portable config's values that differ from the schema's defaults."""
+    # So a new key changes no id as long as its default does what the code did before.
     defaults = plain_config(Config(model=type(config.model)(), data=type(config.data)()))
     defaults["augment"] = asdict(AugmentConfig())
     always = {"task": config.task, "family": config.model.family, "augmented": config.augment is not None}
@@ -294,13 +289,9 @@ def run_id(config: Config) -> str:
 
 
 def portable_overrides(overrides: list[str], init_from: str | None = None) -> list[str]:
-    """The overrides that mean the same on another machine: without those of the keys of `OUTSIDE_ID`.
-
-    `init_from`, the id of the run to fine-tune, takes the place of its folder; quoted, as Hydra takes some ids for
-    numbers.
-    """
+    """The overrides for any machine: without keys of `OUTSIDE_ID`, the run to fine-tune by its id, `init_from`."""
     kept = [override for override in overrides if not override.lstrip("+").startswith(OUTSIDE_ID)]
-    start = f'init_from="{init_from}"'
+    start = f'init_from="{init_from}"'  # quoted, as Hydra takes some ids for numbers
     return [start if override.lstrip("+").startswith("init_from=") else override for override in kept]
 
 

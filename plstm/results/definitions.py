@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from plstm.errors import UserError
 from plstm.results.records import PRIMARY_METRIC, Strict, first_problem
@@ -172,8 +172,7 @@ def load_table(path: Path) -> TableDefinition:
         raise UserError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from error
 
 
-class _Baseline(BaseModel):
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+class _Baseline(BaseModel, extra="allow", allow_inf_nan=False):
     __pydantic_extra__: dict[str, float]
     name: str
 
@@ -183,10 +182,7 @@ class _Baselines(BaseModel):
 
 
 def read_baselines(table: TableDefinition, results_dir: Path) -> list[dict[str, Any]]:
-    """Entries {"name", split or section: value, ...}: chance, then those of the table's baseline file.
-
-    A file not made yet gives one entry without values; a file of another form raises UserError.
-    """
+    """Entries {"name", split or section: value, ...}: chance, then the baseline file's. UserError for another form."""
     keys = map(str, table.section_values) if table.sections else (column.split for column in table.columns)
     chance = [] if table.chance is None else [{"name": "chance", **dict.fromkeys(keys, table.chance)}]
     if table.baselines is None:

@@ -34,10 +34,7 @@ BASELINE = {"color": "0.45", "lw": 0.9, "ls": (0, (6, 3)), "zorder": 0}
 
 
 def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> list[Path]:
-    """Draw what `figure` asks for of the cells that the table shows; nothing without a whole seed.
-
-    Returns `figures/<name>-curves` and `figures/<name>-dots` as .png and .svg; UserError for a run without its curve.
-    """
+    """Draw what `figure` asks for of cells with a whole seed; returns .png and .svg. UserError for a missing curve."""
     cells = [group.chosen for group in find_groups(table, records)[0] if group.chosen.runs]
     wanted = {draw_curves: table.figure.panels, draw_dots: table.figure.dots}
     return [path for draw, asked in wanted.items() if cells and asked for path in draw(table, cells, results_dir)]
@@ -130,13 +127,13 @@ def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) 
 
 def _draw_cell(axis: Axes, table: TableDefinition, cell: Cell, line: int) -> None:
     first, *others = table.columns
-    ours = cell.interval(first)
-    if ours.half_width is not None:
-        ends = [ours.mean - ours.half_width, ours.mean + ours.half_width]
+    mean, half_width, _ = cell.interval(first)
+    if half_width is not None:
+        ends = [mean - half_width, mean + half_width]
         axis.plot(ends, [line, line], color=OURS, lw=1.6, label="90% interval over seeds")
     for column in others:
         label = f"ours, {column.title.lower()}"
-        axis.plot(cell.interval(column).mean, line, "o", color=OURS, mfc="white", ms=5, label=label)
-    axis.plot(ours.mean, line, "o", color=OURS, ms=5, label=f"ours, {first.title.lower()}")
+        axis.plot(cell.interval(column)[0], line, "o", color=OURS, mfc="white", ms=5, label=label)
+    axis.plot(mean, line, "o", color=OURS, ms=5, label=f"ours, {first.title.lower()}")
     if paper := table.paper(cell.row, first, cell.section):
         axis.plot(paper[0], line + 0.25, "D", color=PAPER, ms=4.5, label="paper")

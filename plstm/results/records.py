@@ -31,10 +31,8 @@ Metrics = dict[str, Annotated[float, WrapValidator(_as_written)] | None]  # coun
 Time = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")]
 
 
-class Strict(BaseModel):
+class Strict(BaseModel, extra="forbid", strict=True, frozen=True, allow_inf_nan=False):
     """Refuses unknown fields, other types, and numbers that are not finite."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Hardware(TypedDict):
@@ -193,10 +191,7 @@ def find_record(run_id: str, experiment: str, results_dir: str | Path) -> Record
 
 
 def read_records(results_dir: str | Path) -> list[Record]:
-    """All records under `runs/`, ordered by id; an empty list without this folder.
-
-    Raises UserError naming file, line and field where a line breaks the schema or belongs into another file.
-    """
+    """All records under `runs/`, ordered by id; UserError naming file, line and field where a line is not one."""
     lines = (line for path in Path(results_dir, "runs").glob("*.jsonl") for line in _read_lines(path))
     return sorted((line.record for line in lines), key=lambda record: record.id)
 

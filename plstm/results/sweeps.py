@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -136,17 +136,12 @@ def initial_override(run: PlannedRun, found: dict[tuple, Record]) -> list[str]:
 def expected_seconds(
     table: TableDefinition, run: PlannedRun, found: dict[tuple, Record], hardware: Hardware
 ) -> float | None:
-    """Wall seconds that a run should take: the mean over the row's finished runs of its section on the same hardware.
-
-    Of those with the same value of `select.over` where there are such; None without any.
-    """
-
-    def alike(records: list[Record], key: str | None) -> list[Record]:
-        return [record for record in records if not key or value_at(record.config, key) == run.values[key]]
-
+    """Mean wall seconds of the row's runs on the hardware, of its section and, if there are any, chosen value."""
     own = [r for r in found.values() if r.experiment == run.row.experiment and r.hardware == hardware]
-    own = alike(own, table.sections)
-    own = alike(own, table.chosen_key) or own
+    if key := table.sections:
+        own = [record for record in own if value_at(record.config, key) == run.values[key]]
+    if key := table.chosen_key:
+        own = [record for record in own if value_at(record.config, key) == run.values[key]] or own
     return statistics.fmean(record.wall_seconds for record in own) if own else None
 
 
@@ -161,21 +156,13 @@ def started_runs(table: TableDefinition, runs_dir: Path) -> set[tuple]:
 
 
 # ---------------------------------------------------------------------- cells
-class Interval(NamedTuple):
-    """`mean` +- `half_width` over `n` values; `half_width` is None where one value says nothing about the spread."""
-
-    mean: float | None
-    half_width: float | None
-    n: int
-
-
-def t_interval(values: Sequence[float], level: float = 0.90) -> Interval:
-    """Student's t interval of the mean, half width t((1 + level) / 2, n - 1) s / sqrt(n); no mean of no values."""
+def t_interval(values: Sequence[float], level: float = 0.90) -> tuple[float | None, float | None, int]:
+    """Mean and half width t((1 + level) / 2, n - 1) s / sqrt(n) of Student's interval, None where unknown, and n."""
     n = len(values)
     if n < 2:
-        return Interval([*values, None][0], None, n)
+        return [*values, None][0], None, n
     half_width = float(t.ppf((1 + level) / 2, n - 1)) * statistics.stdev(values) / math.sqrt(n)
-    return Interval(statistics.fmean(values), half_width, n)
+    return statistics.fmean(values), half_width, n
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity
@@ -192,7 +179,7 @@ class Cell:
     means: pd.DataFrame  # over `average_over`: a line a whole seed, a column a measure, in the table's unit
     deviations: pd.DataFrame
 
-    def interval(self, measure: Measure) -> Interval:
+    def interval(self, measure: Measure) -> tuple[float | None, float | None, int]:
         return t_interval(self.means[measure.name].tolist())
 
     def mean(self, field: str) -> float | None:

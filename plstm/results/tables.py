@@ -25,10 +25,7 @@ ONLY_SHOWN = ["shown", "link", "giga", "hours"]  # parts of a line that the CSV 
 def render_table(
     table: TableDefinition, records: Sequence[Record], results_dir: Path, cost: CostOf | None = None
 ) -> dict[Path, bytes]:
-    """The files of a table, path -> contents: `tables/<name>.md` and `.csv` below `results_dir`.
-
-    cost: asked for the experiments of a table with `costs`.
-    """
+    """The .md and .csv of a table, path -> contents; `cost` is asked for the experiments of a table with `costs`."""
     groups, left_out = find_groups(table, records)
     lines = [_cell_line(table, group, cell, cost) for group in groups for cell in group.cells]
     for section in table.section_values:

@@ -13,9 +13,8 @@ from flax import nnx
 
 from plstm.errors import UserError
 from plstm.models import MODELS, build_model
-from plstm.training.evaluation import Split
 from plstm.training.meshes import Layout
-from plstm.training.steps import Batch, Metrics
+from plstm.training.steps import Batch, Metrics, Split
 
 RunConfig = Any  # a `plstm.config.Config`, whose module imports the tasks
 

@@ -39,10 +39,7 @@ LADDER = (0.4, 0.7, 1.0, 1.1, 1.25, 1.6, 2.0, 3.0, 5.0, 8.0)
 
 
 class GraphBatches:
-    """A graph set made ready: DAGs built once, and the sizes that its batches are padded to.
-
-    batch_size: graphs a batch.
-    """
+    """A graph set ready for batches of `batch_size` graphs: DAGs built once, and the sizes to pad to."""
 
     def __init__(self, graphs: GraphSet, batch_size: int):
         self.graphs, self.batch_size = graphs, batch_size
@@ -164,7 +161,7 @@ class GraphSplit:
         return len(self._indices)
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        """See `plstm.training.evaluation.Split`; at most the training's `batch_size` graphs a batch."""
+        """See `plstm.training.steps.Split`; at most the training's `batch_size` graphs a batch."""
         size = min(batch_size, self._source.batch_size)
         for start in range(0, len(self), size):
             if (size, start) not in self._made:

@@ -21,8 +21,7 @@ from plstm.drawing import new_figure, save, style
 from plstm.models.inspection import gate_statistics, gating_patterns
 from plstm.models.vision import VisionModel
 from plstm.tasks.base import RunConfig, Task, classification_metrics, require
-from plstm.training.evaluation import Split
-from plstm.training.steps import Batch, Metrics
+from plstm.training.steps import Batch, Metrics, Split
 
 IMAGE_MEAN, IMAGE_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 SAMPLES = 6  # images a split
@@ -88,10 +87,7 @@ class VisionTask(Task):
         return Preprocessing(self.config.data.size, getattr(self.config.data, "crop_ratio", 1.0))
 
     def folder(self, path: str, max_corrupt: float | None = None) -> Split:
-        """The images of path/<class>/ to evaluate on; see `folder_source`.
-
-        max_corrupt: share of them that may be undecodable; None: that of the run's data, else 0.001.
-        """
+        """The images of path/<class>/, see `folder_source`; `max_corrupt` as the run's data have it, unless given."""
         how, data, source = self.preprocessing, self.config.data, folder_source(path, self.class_names)
         most = getattr(data, "max_corrupt", MAX_CORRUPT) if max_corrupt is None else max_corrupt
         return ImageSplit(source, how.size, how.crop_ratio, workers=data.workers, max_corrupt=most)

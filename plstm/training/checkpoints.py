@@ -30,8 +30,6 @@ WITHOUT_CHECKSUM = (CHECKSUMS, "_CHECKPOINT_METADATA", "commit_success.txt")  # 
 DAMAGED, DELETED = "damaged", "deleted"  # folders beside the steps
 NEWEST = 2  # checkpoints that are kept, beside the best
 NO_SCORE = -1e30  # of a checkpoint that was not evaluated
-
-
 _score = itemgetter("score")
 
 

@@ -29,12 +29,9 @@ class LoggerConfig:
 
 
 class MetricsWriter:
-    """Appends a run's values to `metrics.jsonl`, one JSON object per line:
+    """Appends a run's values to `metrics.jsonl` if `enabled`, null where they are not finite. Raises UserError if full.
 
     {"step": 100, "epoch": 0.26, "split": "train", "loss": 0.61, "accuracy": 0.66}
-
-    Values that are not finite are written as null. Unless `enabled`, nothing is written. Raises UserError if the file
-    cannot be written.
     """
 
     def __init__(self, path: Path, enabled: bool = True):
@@ -54,10 +51,7 @@ class MetricsWriter:
         return read_metrics(self.path) if self._enabled and self.path.exists() else []
 
     def truncate_after(self, step: int, evaluated: int) -> None:
-        """Drops the lines of later steps, so that a run resumed at `step` writes them once.
-
-        `evaluated`, at most `step`, is the last step whose evaluation the checkpoint knows; a later one is repeated.
-        """
+        """Drops what a run resumed at `step` repeats: later steps, and evaluations after the step `evaluated`."""
         last = lambda line: step if line["split"] == "train" and "count" not in line else evaluated  # noqa: E731
         kept = [json.dumps(line) + "\n" for line in self.lines() if line["step"] <= last(line)]
         if self._enabled and self.path.exists():

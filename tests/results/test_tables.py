@@ -45,7 +45,7 @@ def test_cells(arrow, add, tmp_path):
         assert (tmp_path / "tables" / target).resolve().is_file()
     line = csv_lines(text["csv"])["pLSTM", "0.0001"]
     assert float(line["test"]) == pytest.approx(0.974, abs=1e-12) and (line["chosen"], line["n"]) == ("1", "5")
-    assert float(line["test_interval"]) == pytest.approx(t_interval([0.970, 0.972, 0.974, 0.976, 0.978]).half_width)
+    assert float(line["test_interval"]) == pytest.approx(t_interval([0.970, 0.972, 0.974, 0.976, 0.978])[1])
     assert line["runs"].split() == [run.id for run in runs] and line["seeds"] == "43 44 45 46 47"
 
 

@@ -12,8 +12,7 @@ import train
 from plstm.config import LoopConfig, run_id, to_config
 from plstm.errors import ReadError
 from plstm.results.records import commits_of, read_records
-from plstm.runs.programs import Plan
-from plstm.runs.status import is_best
+from plstm.runs.programs import Plan, is_best
 from plstm.tasks import TASKS
 from plstm.training import memory
 from plstm.training.checkpoints import Checkpoints
