@@ -18,7 +18,7 @@ from plstm.errors import UserError
 from plstm.runs.cli import hydra_task, run_entry
 from plstm.runs.weights import config_of, from_checkpoint
 from plstm.tasks import TASKS, Task
-from plstm.training.memory import memory_errors
+from plstm.training.environment import memory_errors
 from plstm.training.steps import Split, describe, evaluate, make_predict, make_ready
 
 ROOT = Path(__file__).resolve().parent

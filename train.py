@@ -11,7 +11,6 @@ import statistics
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import hydra
 import jax
@@ -32,20 +31,19 @@ from plstm.config import (
     to_config,
 )
 from plstm.errors import ReadError
-from plstm.results.records import CurvePoint, Record, curve_points, find_record, record_path, write_record
+from plstm.results.records import Record, curve_points, find_record, record_path, write_record
 from plstm.runs.cli import hydra_task, run_entry
 from plstm.runs.folders import lock_folder, write_config
 from plstm.runs.programs import Plan, check_finite, compile_programs, describe_run, is_best
 from plstm.runs.weights import initial_id, initial_weights
-from plstm.tasks import TASKS, Task
+from plstm.tasks import TASKS
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
-from plstm.training.environment import describe_environment
+from plstm.training.environment import describe_environment, forget_programs_near_limit, memory_errors
 from plstm.training.interrupt import Interrupt
-from plstm.training.memory import forget_programs_near_limit, memory_errors
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.processes import Votes, check_agreement, from_main, is_main, say, start_processes
 from plstm.training.progress import MetricAverager, Progress, banner, print_plain
-from plstm.training.steps import TrainState, describe, evaluate, init_state
+from plstm.training.steps import describe, evaluate, init_state
 from plstm.training.tracking import MetricsWriter, Tracker
 
 ROOT = Path(__file__).resolve().parent
@@ -251,50 +249,37 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         tracker.summary({f"final/{split}/{primary}": found[primary] for split, found in info["final"].items()})
         tracker.finish()
         curve = curve_points(metrics.lines())
-        record = finished_record(config, overrides, task, plan, info, state, curve)
+        speeds = [point.value for point in curve if point.metric == "examples_per_second"]
+        measured = json.dumps({"last": info["final"], "best": info["best"]})
+        speeds = speeds or [plan.steps * plan.examples_per_step / info["wall_seconds"]]  # a run of one step
+        record = Record(
+            format=2,
+            id=folder.name,
+            name=name,
+            experiment=config.experiment,
+            task=config.task,
+            seed=config.seed,
+            command=" ".join(["python train.py", *overrides]),
+            overrides=overrides,
+            config=portable_config(config),
+            **info["environment"],
+            earlier=info["earlier"],
+            started=info["started"],
+            finished=datetime.now(UTC).isoformat(timespec="seconds"),
+            wall_seconds=round(info["wall_seconds"], 1),
+            steps=plan.steps,
+            epochs=plan.steps / plan.steps_per_epoch,
+            unit=task.unit,
+            examples_per_second=round(statistics.median(speeds), 1),
+            parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+            flops_per_example=task.flops(),
+            metrics=json.loads(measured, parse_constant=lambda name: None),  # not finite: None, as in metrics.jsonl
+        )
         path = write_record(record, [p for p in curve if task.keeps_curve(p.split, p.metric)], config.paths.results)
         print(f"{name}: finished; record in {path}", flush=True)
         return record
     finally:
         tracker.finish()  # does nothing after the run's end
-
-
-def finished_record(
-    config: Config,
-    overrides: list[str],
-    task: Task,
-    plan: Plan,
-    info: dict[str, Any],
-    state: TrainState,
-    curve: list[CurvePoint],
-) -> Record:
-    """The record of a run that has just finished; `info` is that of its last checkpoint."""
-    speeds = [point.value for point in curve if point.metric == "examples_per_second"]
-    metrics = json.dumps({"last": info["final"], "best": info["best"]})
-    speeds = speeds or [plan.steps * plan.examples_per_step / info["wall_seconds"]]  # a run of one step
-    return Record(
-        format=2,
-        id=run_id(config),
-        name=run_name(config),
-        experiment=config.experiment,
-        task=config.task,
-        seed=config.seed,
-        command=" ".join(["python train.py", *overrides]),
-        overrides=overrides,
-        config=portable_config(config),
-        **info["environment"],
-        earlier=info["earlier"],
-        started=info["started"],
-        finished=datetime.now(UTC).isoformat(timespec="seconds"),
-        wall_seconds=round(info["wall_seconds"], 1),
-        steps=plan.steps,
-        epochs=plan.steps / plan.steps_per_epoch,
-        unit=task.unit,
-        examples_per_second=round(statistics.median(speeds), 1),
-        parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-        flops_per_example=task.flops(),
-        metrics=json.loads(metrics, parse_constant=lambda name: None),  # not finite: None, as in metrics.jsonl
-    )
 
 
 if __name__ == "__main__":

@@ -158,9 +158,8 @@ def write_record(record: Record, points: Iterable[CurvePoint], results_dir: str 
     for step, _, split, metric, value in points:
         column = curve.setdefault(f"{split}.{metric}", [None] * len(steps))
         column[bisect_left(steps, step)] = float(f"{value:.{CURVE_DIGITS}g}")
-    new = json.dumps(
-        {"record": dict(record), "curve": curve}, separators=(",", ":"), allow_nan=False, ensure_ascii=False
-    )
+    line = {"record": dict(record), "curve": curve}
+    new = json.dumps(line, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)  # processes that write at the same time take turns

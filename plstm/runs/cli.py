@@ -23,7 +23,7 @@ from plstm.config import Config, EvalConfig, schema
 from plstm.errors import UserError
 from plstm.models import MODELS
 from plstm.tasks import TASKS
-from plstm.training.memory import keep_freed_memory
+from plstm.training.environment import keep_freed_memory
 
 EXIT_BAD_INPUT = 2
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -121,9 +121,8 @@ def _choices(group: str) -> list[str]:
 
 def _listed(group: str) -> str:
     names = _choices(group)
-    return (
-        f"; they are the files of configs/{group}" if len(names) > 20 else f"; there are {', '.join(names) or 'none'}"
-    )
+    few = f"there are {', '.join(names) or 'none'}"
+    return f"; they are the files of configs/{group}" if len(names) > 20 else f"; {few}"
 
 
 def _printable(word: str) -> str:

@@ -65,7 +65,12 @@ def from_checkpoint(source: str | os.PathLike, *, runs: str | os.PathLike = "run
     if _is_file(source):
         graphdef, weights, info = _from_file(Path(source))
     else:
-        graphdef, weights, info = _from_run(find_run(str(source), Path(runs)), checkpoint)
+        folder = find_run(str(source), Path(runs))
+        config = load_config(folder)
+        checkpoints, step = open_checkpoint(folder, config, checkpoint)
+        graphdef, state, saved = restore_state(checkpoints, step, _usable_here(config))
+        names, preprocessing = tuple(saved["class_names"]), TASKS[config.task](config).preprocessing
+        weights, info = state.weights, Info(run_id(config), step, names, preprocessing, saved["sizes"], config)
     model = nnx.merge(graphdef, weights)
     model.info = info
     return model
@@ -127,14 +132,6 @@ def open_checkpoint(folder: Path, config: Config, which: str, key: str = "checkp
         other = f", or take {key}=last" if checkpoints.last_step() else ""
         raise UserError(f"{key}={which}: {folder} has none; train the run until its first evaluation{other}")
     return checkpoints, step
-
-
-def _from_run(folder: Path, checkpoint: str) -> tuple[nnx.GraphDef, nnx.State, Info]:
-    config = load_config(folder)
-    checkpoints, step = open_checkpoint(folder, config, checkpoint)
-    graphdef, state, info = restore_state(checkpoints, step, _usable_here(config))
-    preprocessing, names = TASKS[config.task](config).preprocessing, tuple(info["class_names"])
-    return graphdef, state.weights, Info(run_id(config), step, names, preprocessing, info["sizes"], config)
 
 
 def _from_file(path: Path) -> tuple[nnx.GraphDef, nnx.State, Info]:

@@ -21,11 +21,6 @@ from plstm.training.mixing import mix, random_erasing
 from plstm.training.steps import Batch, Metrics
 
 
-def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Softmax cross entropy; logits and targets [batch, classes] -> float32 [batch]."""
-    return -(targets * jax.nn.log_softmax(logits.astype(jnp.float32))).sum(axis=-1)
-
-
 def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     """Mean binary cross entropy over classes; logits and targets [batch, classes] -> float32 [batch].
 
@@ -36,7 +31,10 @@ def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return (jax.nn.softplus(logits) - jnp.where(targets > 0, logits, 0)).mean(axis=-1)
 
 
-LOSSES = {"cross_entropy": cross_entropy, "binary_cross_entropy": binary_cross_entropy}
+LOSSES = {
+    "cross_entropy": lambda logits, targets: optax.softmax_cross_entropy(logits.astype(jnp.float32), targets),
+    "binary_cross_entropy": binary_cross_entropy,
+}
 
 
 @dataclass

@@ -52,9 +52,8 @@ class Layout:
             if parts == 1 or not axes or np.prod(leaf.shape) < MIN_SPLIT:
                 return self.copies
             largest = max(axes, key=lambda axis: leaf.shape[axis])
-            return NamedSharding(
-                self.mesh, PartitionSpec(*("fsdp" if axis == largest else None for axis in range(leaf.ndim)))
-            )
+            parts_by_axis = ("fsdp" if axis == largest else None for axis in range(leaf.ndim))
+            return NamedSharding(self.mesh, PartitionSpec(*parts_by_axis))
 
         return jax.tree.map(sharding, tree)
 

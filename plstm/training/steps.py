@@ -1,9 +1,9 @@
 """The training step, what a training run carries from step to step, and evaluation."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -104,19 +104,10 @@ def make_predict(graphdef: nnx.GraphDef, function: Callable[[nnx.Module, Batch],
 
 # ---------------------------------------------------------------------- evaluation
 # The one way to evaluate, used during training, at its end, and by eval.py, so that all agree to the last digit.
+# What to evaluate on: `len` is its number of examples, batches(batch_size) yields this process's rows of batches, every
+# example once and in order, with "mask" False at padding, and first(batch_size) is the first of them.
+Split = Any
 BATCHES_IN_FLIGHT = 2  # how far the host may run ahead, as in training
-
-
-class Split(Protocol):
-    """One split to evaluate on; `len` is its number of examples."""
-
-    def __len__(self) -> int: ...
-
-    def batches(self, batch_size: int) -> Iterator[Batch]:
-        """This process's rows of batches, every example once and in order; "mask" is False at padding."""
-
-    def first(self, batch_size: int) -> Batch:
-        """The first of `batches`."""
 
 
 def make_ready(model: nnx.Module, function: Callable, batch_size: int) -> tuple[Callable, Any, Callable]:

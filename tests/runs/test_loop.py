@@ -14,7 +14,7 @@ from plstm.errors import ReadError
 from plstm.results.records import commits_of, read_records
 from plstm.runs.programs import Plan, is_best
 from plstm.tasks import TASKS
-from plstm.training import memory
+from plstm.training import environment as memory
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.interrupt import Interrupt
 from plstm.training.tracking import read_metrics
