@@ -33,7 +33,6 @@ def main(node: DictConfig) -> None:
 
 
 def print_metrics(options: EvalConfig) -> None:
-    """Evaluates what `options` ask for, a line a split."""
     source = choose_source(options)
     config = config_of(source, options.paths.runs)
     if not any(override.startswith("data.root=") for override in HydraConfig.get().overrides.task):

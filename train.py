@@ -33,15 +33,13 @@ from plstm.config import (
 from plstm.errors import ReadError
 from plstm.results.records import Record, curve_points, find_record, record_path, write_record
 from plstm.runs.cli import hydra_task, run_entry
-from plstm.runs.folders import lock_folder, write_config
 from plstm.runs.programs import Plan, check_finite, compile_programs, describe_run, is_best
-from plstm.runs.weights import initial_id, initial_weights
+from plstm.runs.weights import initial_id, initial_weights, lock_folder, write_config
 from plstm.tasks import TASKS
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
 from plstm.training.environment import describe_environment, forget_programs_near_limit, memory_errors
-from plstm.training.interrupt import Interrupt
 from plstm.training.meshes import Layout, make_mesh
-from plstm.training.processes import Votes, check_agreement, from_main, is_main, say, start_processes
+from plstm.training.processes import Interrupt, Votes, check_agreement, from_main, is_main, say, start_processes
 from plstm.training.progress import MetricAverager, Progress, banner, print_plain
 from plstm.training.steps import describe, evaluate, init_state
 from plstm.training.tracking import MetricsWriter, Tracker

@@ -76,8 +76,6 @@ class EvalDataConfig:
 
 @dataclass
 class EvalConfig:
-    """One evaluation of a run's checkpoint, or of weights in a file."""
-
     run: str | None = None  # the run's folder or id
     weights: str | None = None  # or a .safetensors file
     checkpoint: str = "last"  # or "best", of a run
@@ -240,7 +238,6 @@ def _resolved(node: DictConfig) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------- identity
 def plain_config(config: Config) -> dict[str, Any]:
-    """The config as nested dictionaries of JSON values."""
     return OmegaConf.to_container(OmegaConf.structured(config), resolve=True)
 
 

@@ -18,8 +18,6 @@ COSTS = ("parameters", "flops")  # of which the paper's words are shown
 
 
 class Measure(Strict):
-    """A metric of a split at the last step or at the best one."""
-
     split: str
     at: Literal["last", "best"] = "last"
     metric: str = PRIMARY_METRIC
@@ -54,8 +52,6 @@ class Reference(Strict):
 
 
 class Row(Reference):
-    """A model of the table and the experiment that trains it."""
-
     experiment: str
     init_from: str | None = None  # an earlier row's experiment, whose run of the same swept values this row fine-tunes
     require: dict[str, Any] = {}  # beside the table's

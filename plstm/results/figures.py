@@ -1,11 +1,9 @@
 """Figures of results tables, from run records: training curves, and columns beside the paper's numbers."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pandas as pd
 
@@ -13,9 +11,6 @@ from plstm.drawing import legend_below, new_figure, save, style
 from plstm.results.definitions import TableDefinition, read_baselines
 from plstm.results.records import Record, read_curve
 from plstm.results.sweeps import Cell, find_groups, t_interval
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 DASHED = (0, (4, 1.5))
 # By the model in the experiment's name: colour and line style, the same in all curves.
@@ -85,7 +80,7 @@ def _mean_curves(runs: Sequence[Record], metric: str, results_dir: Path) -> dict
     return found
 
 
-def _draw_line(axis: Axes, curve: pd.DataFrame, label: str, colour: str, line: object) -> None:
+def _draw_line(axis: Any, curve: pd.DataFrame, label: str, colour: str, line: object) -> None:
     marker = "o" if len(curve) == 1 else None  # a line of one point shows nothing
     axis.plot(curve["epoch"], curve["mean"], color=colour, ls=line, lw=1.6, marker=marker, ms=4, label=label, zorder=3)
     if curve["half_width"].notna().any():
@@ -125,7 +120,7 @@ def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) 
         return save(figure, results_dir / "figures" / f"{table.name}-dots")
 
 
-def _draw_cell(axis: Axes, table: TableDefinition, cell: Cell, line: int) -> None:
+def _draw_cell(axis: Any, table: TableDefinition, cell: Cell, line: int) -> None:
     first, *others = table.columns
     mean, half_width, _ = cell.interval(first)
     if half_width is not None:

@@ -71,10 +71,8 @@ class FinalMetrics(TypedDict):
 
 
 class CurvePoint(NamedTuple):
-    """One value of a curve; `epoch` counts passes over the training examples."""
-
     step: int
-    epoch: float
+    epoch: float  # passes over the training examples
     split: str
     metric: str
     value: float

@@ -53,8 +53,6 @@ class Plan(NamedTuple):
 
 
 class Programs(NamedTuple):
-    """The model's static definition, the optimizer, and the jitted functions of a run."""
-
     graphdef: nnx.GraphDef
     optimizer: optax.GradientTransformation
     step: Callable  # (state, batch, key) -> (state, StepMetrics)
@@ -80,13 +78,11 @@ def compile_programs(config_json: str, steps: int, steps_per_epoch: int, warmup_
 
 
 class Cost(NamedTuple):
-    """pixels: a side of the training images. flops: of one image's forward pass, as `plstm.models.flops` counts."""
-
-    pixels: int
+    pixels: int  # a side of the training images
     epochs: float
     steps: int
     parameters: int
-    flops: int
+    flops: int  # of one image's forward pass, as `plstm.models.flops` counts
 
 
 def compose_experiment(experiment: str, *overrides: str) -> Config:

@@ -1,4 +1,4 @@
-"""Trained weights, of a run or of a .safetensors file, as a model that is ready to use, or to fine-tune.
+"""The folders of runs, and trained weights, of a run or of a .safetensors file, as a model that is ready to use.
 
     model = from_checkpoint("model.safetensors")  # or a run: its folder, its id or the first digits of it
     logits = model(model.info.preprocessing(image)[None])
@@ -10,10 +10,12 @@ head.kernel; axis 0 of those under `groups` counts the groups of blocks. Its met
 [0, 1]; null for a model that takes no pictures). Reading executes nothing.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,22 +23,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import yaml
 from flax import nnx
 from jax.sharding import Sharding, SingleDeviceSharding
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from plstm.config import Config, from_file, portable_config, run_id
+from data.files import write_errors, write_file
+from plstm.config import Config, from_file, plain_config, portable_config, run_id
 from plstm.errors import UserError, first_line
 from plstm.models import build_model
-from plstm.runs.folders import find_run, load_config
 from plstm.tasks import TASKS
 from plstm.tasks.vision import Preprocessing
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import TrainState, init_state, named_leaves
 
+MAX_NAME = 255  # letters of a file name that every file system takes
 FORMAT, VERSION = "plstm", "2"
 SAVED = nnx.Any(nnx.Param, nnx.BatchStat)
 # Keys of `model` in which the two models may differ: they do not change the parameters' meaning.
@@ -44,6 +49,56 @@ MAY_DIFFER = ("image_size", "classes", "drop_path", "dtype", "method", "gate_ini
 POSITION, HEAD = "position", "head."
 
 
+# ---------------------------------------------------------------------- folders
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Holds a run's folder, made where missing. Raises UserError where another process does, or it is read-only."""
+    with write_errors(folder, "choose another paths.runs"):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "w")  # noqa: SIM115 (held until the end of the with block below)
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            told = f"{folder}: this run is being trained by another process; wait for it or stop it"
+            raise UserError(told) from None
+        yield
+
+
+def find_run(run: str, runs: Path, key: str = "run") -> Path:
+    """The folder of a run given by its folder or the first digits of its id. Raises UserError naming the `key`."""
+    if len(run) > MAX_NAME or not run.isprintable():
+        raise UserError(f"{key}={run[:40]!r}...: no such run in {runs}; name its folder or id")
+    if (Path(run) / ".hydra").is_dir():
+        return Path(run)
+    known = sorted(path.name for path in runs.glob("*") if (path / ".hydra").is_dir())
+    found = [name for name in known if run and name.startswith(run)]
+    if len(found) == 1:
+        return runs / found[0]
+    if found:
+        raise UserError(f"{key}={run}: {len(found)} runs in {runs} begin so: {', '.join(found[:5])}")
+    listed = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+    raise UserError(f"{key}={run}: no such run in {runs}; " + (f"there are {listed}" if known else "train one first"))
+
+
+def write_config(folder: Path, config: Config, overrides: list[str]) -> None:
+    """Writes .hydra/config.yaml and overrides.yaml, once: a resumed run keeps those of its start."""
+    path = folder / ".hydra" / "config.yaml"
+    if not path.exists():
+        write_file(path.with_name("overrides.yaml"), yaml.safe_dump(overrides).encode())
+        write_file(path, yaml.safe_dump(plain_config(config), sort_keys=False).encode())
+
+
+def load_config(folder: Path) -> Config:
+    """The checked config that the run in `folder` was started with. Raises UserError where it is missing or damaged."""
+    path = folder / ".hydra" / "config.yaml"
+    try:
+        return from_file(OmegaConf.to_container(OmegaConf.load(path)))
+    except (OSError, ValueError, TypeError, UserError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{path}: not the config of a run ({str(error).splitlines()[0]})") from error
+
+
+# ---------------------------------------------------------------------- weights
 @dataclass(frozen=True)
 class Info:
     """Where a model's weights come from, and what it needs to be used."""
@@ -208,11 +263,7 @@ def initial_id(init_from: str, runs: Path) -> str:
 
 
 def initial_weights(run: str, config: Config, params: Any, sharding: Sharding) -> tuple[Any, str]:
-    """The weights of the finished run with this id or folder for the freshly drawn `params`, and a line that says so.
-
-    `config` is that of the run that starts. Raises UserError where there is no such run, it has not finished, or its
-    model is another.
-    """
+    """A finished run's weights for the new `params` of a run with `config`, and a line on them; else UserError."""
     folder = find_run(run, Path(config.paths.runs), "init_from")
     trained = load_config(folder)
     theirs, ours = asdict(trained.model), asdict(config.model)

@@ -67,10 +67,7 @@ class Task:
         raise UserError(f"data.folder={path}: this task classifies no pictures; leave it out")
 
     def batches(self, layout: Layout) -> Any:
-        """The training examples, in an order that depends on the seed and the step alone.
-
-        Its method from_step(step) yields endless batches, which `layout` places on the devices; step 0 is the first.
-        """
+        """Its from_step(step), from 0, yields endless placed batches, which depend on the seed and the step alone."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ model

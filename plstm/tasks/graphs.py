@@ -83,7 +83,6 @@ class GraphBatches:
         }
 
     def batches(self, indices: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """All graphs of `indices`, in order."""
         for start in range(0, len(indices), self.batch_size):
             yield self.batch(indices[start : start + self.batch_size])
 
@@ -154,8 +153,7 @@ class GraphSplit:
     """Some graphs of a set to evaluate on; their batches are made once."""
 
     def __init__(self, source: GraphBatches, indices: np.ndarray):
-        self._source, self._indices = source, indices
-        self._made: dict[tuple[int, int], Batch] = {}
+        self._source, self._indices, self._made = source, indices, {}
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -280,7 +278,6 @@ class GraphTask(Task):
         return metrics | {"active_units": (active, metrics["loss"][1])}
 
     def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
-        """Mean cross entropy (nats) of the real graphs."""
         metrics = classification_metrics(model(batch, key=key), batch["label"], batch["mask"])
         total, count = metrics["loss"]
         return total / count, metrics

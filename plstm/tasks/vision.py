@@ -41,8 +41,6 @@ def normalise(images: Any) -> jax.Array:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """From a picture to the model's input."""
-
     size: int  # pixels a side
     crop_ratio: float = 1.0  # of `size` to the resized picture's shorter side
     mean: tuple[float, ...] = IMAGE_MEAN  # of each channel, pixels in [0, 1]
@@ -79,7 +77,6 @@ class VisionTask(Task):
 
     @property
     def train_examples(self) -> int:
-        """Training images, without those held out."""
         return self.config.data.train_images - getattr(self.config.data, "held_out", 0)
 
     @property
@@ -103,7 +100,6 @@ class VisionTask(Task):
         return losses.mean(), classification_metrics(logits, batch["label"], losses=losses)
 
     def statistics(self, model: VisionModel, batch: Batch) -> dict[str, jax.Array]:
-        """The gates' means in each layer; none for ViT."""
         return gate_statistics(model, normalise(batch["image"]))
 
     def draw(
@@ -123,10 +119,9 @@ class VisionTask(Task):
 def draw_samples(
     samples: Mapping[str, tuple[np.ndarray, Batch, jax.Array]], class_names: Sequence[str], path: Path
 ) -> list[Path]:
-    """Draws the first images of each split, each with the predicted class and its probability, as the paper's Figure 5.
+    """Draws the first images of each split with predicted class and probability, as Figure 5; returns the .png.
 
-    samples: by split its first images, uint8 [n, S, S, 1 or 3], their batch and the logits [n, classes]. path: without
-    the suffix. Returns the .png; an .svg lies beside it.
+    samples: by split its first images, uint8 [n, S, S, 1 or 3], their batch and the logits [n, classes].
     """
     counts = {name: min(SAMPLES, int(batch["mask"].sum())) for name, (_, batch, _) in samples.items()}
     with style():

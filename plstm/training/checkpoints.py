@@ -92,7 +92,6 @@ class Checkpoints:
             self._manager.save(step, args=args, metrics={"score": float(score)})
 
     def last_step(self) -> int | None:
-        """The newest checkpoint's step, or None."""
         return self._manager.latest_step()
 
     def best_step(self) -> int | None:

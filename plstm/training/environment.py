@@ -29,11 +29,7 @@ FULL = 0.8  # of the mappings that Linux allows; what is compiled until the next
 
 
 def describe_environment(repo_root: str | Path) -> dict:
-    """What is needed to repeat a run, as JSON: {"commit", "dirty", "versions", "hardware", "xla_flags"}.
-
-    `commit` and `dirty`, that a file under `CODE_PATHS` differs from the commit, are None unless `repo_root` is the top
-    of a git clone. The threads in `xla_flags`, the variable XLA_FLAGS, change the last digits of sums.
-    """
+    """What is needed to repeat a run, as JSON; `commit` and `dirty` are None unless `repo_root` is that of a clone."""
     root = Path(repo_root).resolve()
     top, commit = _git(root, "rev-parse", "--show-toplevel"), _git(root, "rev-parse", "HEAD")
     # A copy without .git may lie inside another repository, whose commit says nothing about this code.
@@ -52,10 +48,10 @@ def describe_environment(repo_root: str | Path) -> dict:
     }
     return {
         "commit": commit,
-        "dirty": None if status is None else bool(status),
+        "dirty": None if status is None else bool(status),  # a file under `CODE_PATHS` differs from the commit
         "versions": {"python": platform.python_version(), "plstm": plstm.__version__, **found},
         "hardware": hardware,
-        "xla_flags": os.environ.get("XLA_FLAGS"),
+        "xla_flags": os.environ.get("XLA_FLAGS"),  # its threads change the last digits of sums
     }
 
 

@@ -19,8 +19,6 @@ MIN_SPLIT = 4096  # numbers; a smaller tensor is not split: splitting it would c
 
 @dataclass
 class MeshConfig:
-    """How a run is spread over its devices; each has its part of the batch."""
-
     fsdp: int = 1  # so many devices share one copy of parameters and optimizer state; 1: each has its own copy
     timeout: float = 300.0  # seconds that the processes of a run wait for each other at the start
 

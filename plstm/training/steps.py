@@ -37,7 +37,6 @@ class TrainState(NamedTuple):
 
     @property
     def weights(self) -> Any:
-        """All that the model predicts with."""
         return self.params if self.statistics is None else nnx.merge_state(self.params, self.statistics)
 
 

@@ -83,11 +83,7 @@ class Tracker:
     """
 
     def __init__(self, mode: str, **arguments: Any):
-        """Starts a run, or continues the one of the same id. Raises UserError for an unknown mode.
-
-        mode: see `LoggerConfig`; WANDB_MODE goes before the login. arguments: of `wandb.init`, with "id", and the
-        folder "dir", whose wandb/ holds the client's files.
-        """
+        """Starts or continues a run; `arguments` of `wandb.init` with "id" and "dir". UserError for an unknown mode."""
         if mode == "auto":
             mode = os.environ.get("WANDB_MODE") or ("online" if _is_logged_in() else "offline")
         if mode not in MODES[1:]:
@@ -105,7 +101,6 @@ class Tracker:
         self._try("log", lambda: self._run.log({name: _client().Image(str(path))}, step=step))
 
     def summary(self, values: Mapping[str, object]) -> None:
-        """Sets values of the run as a whole, such as its final metrics."""
         self._try("log", lambda: self._run.summary.update(dict(values)))
 
     def finish(self) -> None:

@@ -16,7 +16,7 @@ from plstm.runs.programs import Plan, is_best
 from plstm.tasks import TASKS
 from plstm.training import environment as memory
 from plstm.training.checkpoints import Checkpoints
-from plstm.training.interrupt import Interrupt
+from plstm.training.processes import Interrupt
 from plstm.training.tracking import read_metrics
 from tests.commands import paths
 
