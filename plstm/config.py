@@ -133,12 +133,12 @@ def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def _check_keys(config: Config) -> None:
     task = TASKS[config.task]
     ranges = (
-        ("at least 1", lambda value: value >= 1, "optim.batch_size loop.log_every loop.eval_every mesh.fsdp"),
+        ("at least 1", lambda n: n >= 1, "optim.batch_size loop.log_every loop.eval_every mesh.fsdp data.train_images"),
         ("positive", lambda value: value > 0, "optim.epochs optim.peak_lr optim.eps optim.clip_norm mesh.timeout"),
         ("at least 0", lambda value: value >= 0, "seed optim.warmup_epochs optim.weight_decay"),
         ("from 0 to 1024", lambda value: 0 <= value <= 1024, "data.workers"),
         ("in [0, 1)", lambda value: 0 <= value < 1, "optim.b1 optim.b2 optim.label_smoothing"),
-        ("in [0, 1]", lambda value: 0 <= value <= 1, "optim.end_factor"),
+        ("in [0, 1]", lambda value: 0 <= value <= 1, "optim.end_factor data.max_corrupt"),
         ("given, or left out", lambda value: value != "", "paths.runs paths.results data.root"),
         # W&B's tags have at most 64 letters; file names and links have it, too.
         ("a name such as arrow/plstm, of at most 64 letters", re.compile(NAME).fullmatch, "experiment"),
@@ -151,6 +151,7 @@ def _check_keys(config: Config) -> None:
         "loop.best_tie": ("latest", "earliest"),
         "init_checkpoint": ("last", "best"),
         "logger.mode": MODES,
+        "data.placement": ("device", "stream"),
     }
     rules = [(key, f"must be {words}", is_good) for words, is_good, keys in ranges for key in keys.split()]
     rules += [(key, f"choose one of {', '.join(known)}", known.__contains__) for key, known in choices.items()]

@@ -58,9 +58,9 @@ class Job:
 def planned_runs(table: TableDefinition) -> list[PlannedRun]:
     """Every row times every swept value, in the order to run them.
 
-    Section by section and seed by seed over all rows. The value of `select.over` that the paper found best (the sweep's
-    first where it gives none) comes before the others, so that a sweep cut short still fills every row; with
-    `choose_once` a seed's values stay together. Of sections, rows without published numbers come last.
+    Section by section, seed by seed over all rows. The value of `select.over` that the paper chose (else the first)
+    comes before the others, so that a sweep cut short still fills every row; with `choose_once` a seed's values stay
+    together. Of sections, rows without published numbers come last.
     """
     chosen = table.chosen_key
 

@@ -158,12 +158,10 @@ class ImageNetTask(VisionTask):
         tenth, limit = data.train_images // 10, data.eval_images
         require(
             config,
-            ("data.train_images", data.train_images >= 1, "must be at least 1"),
             ("data.held_out", 0 <= data.held_out <= tenth, "must be 0 to a tenth of data.train_images"),
             ("data.held_out", has_val, "leaves no split val; hold some out, or evaluate on test alone"),
             ("data.eval_images", limit is None or limit >= 1, "must be at least 1, or null"),
             ("data.crop_ratio", 0.1 <= data.crop_ratio <= 1, "must be from 0.1 to 1"),
-            ("data.max_corrupt", 0 <= data.max_corrupt <= 1, "must be in [0, 1]"),
             ("augment.repeats", augment.repeats <= optim.batch_size, f"more than optim.batch_size={optim.batch_size}"),
             ("optim.label_smoothing", not smooths_binary, why),
         )

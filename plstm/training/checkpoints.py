@@ -34,11 +34,7 @@ _score = itemgetter("score")
 
 
 class Checkpoints:
-    """The folder `checkpoints/` of a run.
-
-    It keeps the newest two and the one with the highest `score`, each with the training state and a small JSON
-    dictionary. A checkpoint is complete once it is renamed, so a killed process leaves whole ones only.
-    """
+    """The folder `checkpoints/` of a run: the newest two and that of the highest `score`, complete once renamed."""
 
     def __init__(self, folder: str | Path, *, read_only: bool = False, say: Callable[[str], None] = print):
         """Opens the folder, or raises UserError; unless `read_only`, sets damaged checkpoints aside, a line each."""

@@ -115,7 +115,8 @@ class Tracker:
             return function()
         except Exception as error:
             self._ended = True
-            _say(f"could not {action} ({type(error).__name__}: {first_line(error)}); training continues")
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            print(f"W&B: could not {action} ({reason}); training continues", file=sys.stderr, flush=True)
             with contextlib.suppress(Exception):
                 _client().teardown()  # a client left half alive complains when the process ends
 
@@ -147,9 +148,6 @@ def _start_client(mode: str, **arguments):
     wandb.setup(settings=settings)
     run = wandb.init(settings=settings, mode=mode, resume="allow", **arguments)
     if mode == "offline":
-        _say(f"offline; upload with: wandb sync {shlex.quote(f'{folder}/offline-run-')}*-{arguments['id']}")
+        files = f"{shlex.quote(f'{folder}/offline-run-')}*-{arguments['id']}"
+        print(f"W&B: offline; upload with: wandb sync {files}", file=sys.stderr, flush=True)
     return run
-
-
-def _say(text: str) -> None:
-    print(f"W&B: {text}", file=sys.stderr, flush=True)
