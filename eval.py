@@ -18,9 +18,8 @@ from plstm.errors import UserError
 from plstm.runs.cli import hydra_task, run_entry
 from plstm.runs.weights import config_of, from_checkpoint
 from plstm.tasks import TASKS, Task
-from plstm.training.evaluation import Split, describe, evaluate, make_ready
-from plstm.training.memory import memory_errors
-from plstm.training.steps import make_predict
+from plstm.training.environment import memory_errors
+from plstm.training.steps import Split, describe, evaluate, make_predict, make_ready
 
 ROOT = Path(__file__).resolve().parent
 
@@ -34,7 +33,6 @@ def main(node: DictConfig) -> None:
 
 
 def print_metrics(options: EvalConfig) -> None:
-    """Evaluates what `options` ask for, a line a split."""
     source = choose_source(options)
     config = config_of(source, options.paths.runs)
     if not any(override.startswith("data.root=") for override in HydraConfig.get().overrides.task):
@@ -61,7 +59,6 @@ def print_metrics(options: EvalConfig) -> None:
 
 
 def choose_source(options: EvalConfig) -> str:
-    """The file or the run that the weights are read from."""
     if options.checkpoint not in ("last", "best"):
         raise UserError(f"checkpoint={options.checkpoint}: choose one of last, best")
     if (options.run is None) == (options.weights is None):
@@ -82,7 +79,6 @@ def choose_task(config: Config, options: EvalConfig) -> Task:
 
 
 def choose_splits(task: Task, options: EvalConfig) -> dict[str, Split]:
-    """What to evaluate on, by name."""
     data = options.data
     if data.folder:
         if data.max_corrupt is not None and not 0 <= data.max_corrupt <= 1:

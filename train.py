@@ -5,8 +5,11 @@ and a curve enter results/runs, from which tables and figures are made. Read fro
 """
 
 import contextlib
+import json
 import signal
+import statistics
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import hydra
@@ -17,27 +20,29 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from plstm.config import Config, portable_overrides, run_id, run_name, shared_config, to_config
+from plstm.config import (
+    Config,
+    plain_config,
+    portable_config,
+    portable_overrides,
+    run_id,
+    run_name,
+    shared_config,
+    to_config,
+)
 from plstm.errors import ReadError
-from plstm.results.finished import finished_record
 from plstm.results.records import Record, curve_points, find_record, record_path, write_record
 from plstm.runs.cli import hydra_task, run_entry
-from plstm.runs.finetuning import initial_id, initial_weights
-from plstm.runs.folders import lock_folder, write_config
-from plstm.runs.programs import Plan, compile_programs
-from plstm.runs.status import check_finite, count_parameters, describe_run, is_best, new_info, start_tracker
+from plstm.runs.programs import Plan, check_finite, compile_programs, describe_run, is_best
+from plstm.runs.weights import initial_id, initial_weights, lock_folder, write_config
 from plstm.tasks import TASKS
-from plstm.training.averaging import MetricAverager
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
-from plstm.training.environment import describe_environment
-from plstm.training.evaluation import describe, evaluate
-from plstm.training.interrupt import Interrupt
-from plstm.training.memory import forget_programs_near_limit, memory_errors
+from plstm.training.environment import describe_environment, forget_programs_near_limit, memory_errors
 from plstm.training.meshes import Layout, make_mesh
-from plstm.training.processes import Votes, check_agreement, from_main, is_main, say, start_processes
-from plstm.training.progress import Progress, banner, print_plain
-from plstm.training.steps import init_state
-from plstm.training.tracking import MetricsWriter
+from plstm.training.processes import Interrupt, Votes, check_agreement, from_main, is_main, say, start_processes
+from plstm.training.progress import MetricAverager, Progress, banner, print_plain
+from plstm.training.steps import describe, evaluate, init_state
+from plstm.training.tracking import MetricsWriter, Tracker
 
 ROOT = Path(__file__).resolve().parent
 PROBE = 8  # examples over which the logged statistics of the model are taken
@@ -107,7 +112,11 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     # 1. the last undamaged checkpoint of this run, 2. the weights of the run to fine-tune, 3. the state just drawn
     checkpoints = Checkpoints(folder / "checkpoints", say=say)
     last = from_main(checkpoints.last_step() or 0)  # on network disks some processes may see it later
-    info, origin = new_info(environment, task), None
+    info = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "wall_seconds": 0.0}
+    info |= {"evaluated": 0, "best": None, "final": None, "averager": None}  # evaluated: the last step that was
+    info |= {"environment": environment, "earlier": []}  # earlier: of sessions that another one followed
+    info |= {"sizes": dict(task.sizes), "class_names": list(task.class_names)}
+    origin = None
     if last:
         state, saved = checkpoints.restore(last, state)
         info |= saved
@@ -126,9 +135,22 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     console, name = Console(quiet=not is_main()), run_name(config)
     banner(name, describe_run(task, plan, layout.mesh, state, folder, origin), console)
     progress = Progress(plan.steps, step, name, task.unit, console)
-    tracker, votes = start_tracker(config, folder), Votes(layout)
+    tracker = Tracker(
+        config.logger.mode if is_main() else "disabled",
+        id=folder.name,
+        dir=str(folder),
+        name=name,
+        group=config.experiment,
+        job_type="train",
+        tags=[*config.experiment.split("/"), f"seed {config.seed}"],
+        config=plain_config(config),
+        project=config.logger.project,
+        entity=config.logger.entity,
+    )
 
     # ------------------------------------------------------------ what the loop does at some steps
+    votes = Votes(layout)
+
     def stop_if_asked() -> None:
         """Raises Stopped in all processes of the run when a signal has come to one of them."""
         if number := votes.cast(interrupt.signal_number or 0):
@@ -225,7 +247,32 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         tracker.summary({f"final/{split}/{primary}": found[primary] for split, found in info["final"].items()})
         tracker.finish()
         curve = curve_points(metrics.lines())
-        record = finished_record(config, overrides, task, plan, info, count_parameters(state), curve)
+        speeds = [point.value for point in curve if point.metric == "examples_per_second"]
+        measured = json.dumps({"last": info["final"], "best": info["best"]})
+        speeds = speeds or [plan.steps * plan.examples_per_step / info["wall_seconds"]]  # a run of one step
+        record = Record(
+            format=2,
+            id=folder.name,
+            name=name,
+            experiment=config.experiment,
+            task=config.task,
+            seed=config.seed,
+            command=" ".join(["python train.py", *overrides]),
+            overrides=overrides,
+            config=portable_config(config),
+            **info["environment"],
+            earlier=info["earlier"],
+            started=info["started"],
+            finished=datetime.now(UTC).isoformat(timespec="seconds"),
+            wall_seconds=round(info["wall_seconds"], 1),
+            steps=plan.steps,
+            epochs=plan.steps / plan.steps_per_epoch,
+            unit=task.unit,
+            examples_per_second=round(statistics.median(speeds), 1),
+            parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+            flops_per_example=task.flops(),
+            metrics=json.loads(measured, parse_constant=lambda name: None),  # not finite: None, as in metrics.jsonl
+        )
         path = write_record(record, [p for p in curve if task.keeps_curve(p.split, p.metric)], config.paths.results)
         print(f"{name}: finished; record in {path}", flush=True)
         return record

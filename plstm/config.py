@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, is_dataclass
-from operator import attrgetter
 from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -29,8 +28,6 @@ NAME = r"(?=.{1,64}$)[\w.+-]+(/[\w.+-]+)*"
 
 @dataclass
 class LoopConfig:
-    """What happens at which step."""
-
     unit: str = "steps"  # or "epochs": what the next three count
     log_every: int = 100  # between two log lines of the training metrics
     eval_every: int = 2000  # between two evaluations of eval_splits
@@ -40,29 +37,15 @@ class LoopConfig:
     best_split: str | None = "val"  # its primary metric names the best checkpoint; null: no best one
     best_tie: str = "latest"  # or "earliest": which of equally good steps is the best
 
-    @property
-    def keeps_best(self) -> bool:
-        """Whether there is a checkpoint of the best step."""
-        return self.best_split is not None and self.save_every is None
-
-    @property
-    def why_no_best(self) -> str:
-        """The key because of which there is none."""
-        return "loop.best_split is null" if self.best_split is None else f"loop.save_every is {self.save_every}"
-
 
 @dataclass
 class PathsConfig:
-    """Where files are written."""
-
     runs: str = "runs"  # checkpoints and logs, a folder a run
     results: str = "results"  # records, tables, figures
 
 
 @dataclass
 class Config:
-    """One training run."""
-
     experiment: str = "custom"  # the file of configs/experiment; groups runs in tables and in W&B
     task: str = "arrow"  # of plstm.tasks.TASKS; the files of configs/data set it
     seed: int = 43  # of initialisation, data order, augmentation and stochastic depth
@@ -93,8 +76,6 @@ class EvalDataConfig:
 
 @dataclass
 class EvalConfig:
-    """One evaluation of a run's checkpoint, or of weights in a file."""
-
     run: str | None = None  # the run's folder or id
     weights: str | None = None  # or a .safetensors file
     checkpoint: str = "last"  # or "best", of a run
@@ -111,9 +92,8 @@ def check(config: Config) -> None:
         if not is_dataclass(getattr(config, key)):
             raise UserError(f"{key}: choose one, {key}=...; see configs/{key}")
     _check_values(config)
-    _check_ranges(config)
+    _check_keys(config)
     _check_splits(config)
-    _check_choices(config)
     _check_inputs(config.task, config.model.family)
     config.model.check()
     if config.augment is not None:
@@ -150,27 +130,44 @@ def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, node
 
 
-def _check_ranges(config: Config) -> None:
-    for words, is_good, keys in (
-        ("at least 1", lambda value: value >= 1, "optim.batch_size loop.log_every loop.eval_every mesh.fsdp"),
+def _check_keys(config: Config) -> None:
+    task = TASKS[config.task]
+    ranges = (
+        ("at least 1", lambda n: n >= 1, "optim.batch_size loop.log_every loop.eval_every mesh.fsdp data.train_images"),
         ("positive", lambda value: value > 0, "optim.epochs optim.peak_lr optim.eps optim.clip_norm mesh.timeout"),
         ("at least 0", lambda value: value >= 0, "seed optim.warmup_epochs optim.weight_decay"),
         ("from 0 to 1024", lambda value: 0 <= value <= 1024, "data.workers"),
         ("in [0, 1)", lambda value: 0 <= value < 1, "optim.b1 optim.b2 optim.label_smoothing"),
-        ("in [0, 1]", lambda value: 0 <= value <= 1, "optim.end_factor"),
+        ("in [0, 1]", lambda value: 0 <= value <= 1, "optim.end_factor data.max_corrupt"),
         ("given, or left out", lambda value: value != "", "paths.runs paths.results data.root"),
         # W&B's tags have at most 64 letters; file names and links have it, too.
         ("a name such as arrow/plstm, of at most 64 letters", re.compile(NAME).fullmatch, "experiment"),
-    ):
-        for key in keys.split():
-            value = functools.reduce(lambda node, part: getattr(node, part, None), key.split("."), config)
-            if value is not None and not is_good(value):
-                raise UserError(f"{key}={value}: must be {words}")
+    )
+    choices = {
+        "optim.name": ("adamw", "lamb"),
+        "optim.loss": task.losses,
+        "optim.schedule_per": ("step", "epoch"),
+        "loop.unit": ("steps", "epochs"),
+        "loop.best_tie": ("latest", "earliest"),
+        "init_checkpoint": ("last", "best"),
+        "logger.mode": MODES,
+        "data.placement": ("device", "stream"),
+    }
+    rules = [(key, f"must be {words}", is_good) for words, is_good, keys in ranges for key in keys.split()]
+    rules += [(key, f"choose one of {', '.join(known)}", known.__contains__) for key, known in choices.items()]
+    for key, words, is_good in rules:
+        value = functools.reduce(lambda node, part: getattr(node, part, None), key.split("."), config)
+        if value is not None and not is_good(value):
+            raise UserError(f"{key}={value}: {words}")
     every, save_every = config.loop.eval_every, config.loop.save_every
     if save_every is not None and (save_every < 1 or save_every % every):
         raise UserError(f"loop.save_every={save_every}: must be a multiple of loop.eval_every={every}, or null")
     if config.optim.warmup_epochs >= config.optim.epochs:
         raise UserError(f"optim.warmup_epochs={config.optim.warmup_epochs}: must be under optim.epochs")
+    if config.augment is not None and not task.augments:
+        raise UserError(f"augment: task {config.task} takes its training examples as they are; leave it out")
+    if config.init_checkpoint != "last" and config.init_from is None:
+        raise UserError(f"init_checkpoint={config.init_checkpoint}: says which weights of init_from, which is not set")
 
 
 def _check_splits(config: Config) -> None:
@@ -185,25 +182,6 @@ def _check_splits(config: Config) -> None:
             raise UserError(f"loop.best_split={loop.best_split}: must be one of {key}, {', '.join(splits)}")
 
 
-def _check_choices(config: Config) -> None:
-    task = TASKS[config.task]
-    for key, choices in (
-        ("optim.name", ("adamw", "lamb")),
-        ("optim.loss", task.losses),
-        ("optim.schedule_per", ("step", "epoch")),
-        ("loop.unit", ("steps", "epochs")),
-        ("loop.best_tie", ("latest", "earliest")),
-        ("init_checkpoint", ("last", "best")),
-        ("logger.mode", MODES),
-    ):
-        if (value := attrgetter(key)(config)) not in choices:
-            raise UserError(f"{key}={value}: choose one of {', '.join(choices)}")
-    if config.augment is not None and not task.augments:
-        raise UserError(f"augment: task {config.task} takes its training examples as they are; leave it out")
-    if config.init_checkpoint != "last" and config.init_from is None:
-        raise UserError(f"init_checkpoint={config.init_checkpoint}: says which weights of init_from, which is not set")
-
-
 # ---------------------------------------------------------------------- from Hydra and from files
 def schema(task: Any = "arrow", family: Any = "vision") -> DictConfig:
     """The typed defaults of a task's runs with a family of models. Raises UserError where there is none of the name."""
@@ -214,14 +192,10 @@ def schema(task: Any = "arrow", family: Any = "vision") -> DictConfig:
 
 
 def from_plain(plain: dict[str, Any]) -> Config:
-    """The dataclasses of nested dictionaries, not checked; missing keys have their defaults.
-
-    OmegaConf's error names a key that is not in the schema: Hydra's + lets any pass.
-    """
+    """The unchecked dataclasses of nested dictionaries, defaults filled in; OmegaConf's error for an unknown key."""
     model = plain.get("model")
-    chosen = {"task": plain["task"]} if "task" in plain else {}
-    chosen |= {"family": model["family"]} if isinstance(model, dict) and "family" in model else {}
-    return OmegaConf.to_object(OmegaConf.merge(schema(**chosen), plain))
+    family = model.get("family", "vision") if isinstance(model, dict) else "vision"
+    return OmegaConf.to_object(OmegaConf.merge(schema(plain.get("task", "arrow"), family), plain))
 
 
 def to_config(node: DictConfig) -> Config:
@@ -251,7 +225,6 @@ def from_file(plain: dict[str, Any]) -> Config:
 
 
 def to_eval_config(node: DictConfig) -> EvalConfig:
-    """As `to_config`, for an evaluation."""
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), _resolved(node)))
     _check_values(config)
     return config
@@ -266,7 +239,6 @@ def _resolved(node: DictConfig) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------- identity
 def plain_config(config: Config) -> dict[str, Any]:
-    """The config as nested dictionaries of JSON values."""
     return OmegaConf.to_container(OmegaConf.structured(config), resolve=True)
 
 
@@ -287,7 +259,6 @@ def shared_config(config: Config) -> str:
 
 
 def _drop(plain: dict[str, Any], key: str) -> None:
-    """Removes a dotted key, where it is there."""
     *parents, leaf = key.split(".")
     for parent in parents:
         plain = plain.get(parent) or {}
@@ -295,10 +266,8 @@ def _drop(plain: dict[str, Any], key: str) -> None:
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What the run's id is a hash of: the portable config's values that differ from the schema's defaults.
-
-    So a new key changes no id as long as its default does what the code did before.
-    """
+    """What the run's id is a hash of: the portable config's values that differ from the schema's defaults."""
+    # So a new key changes no id as long as its default does what the code did before.
     defaults = plain_config(Config(model=type(config.model)(), data=type(config.data)()))
     defaults["augment"] = asdict(AugmentConfig())
     always = {"task": config.task, "family": config.model.family, "augmented": config.augment is not None}
@@ -318,13 +287,9 @@ def run_id(config: Config) -> str:
 
 
 def portable_overrides(overrides: list[str], init_from: str | None = None) -> list[str]:
-    """The overrides that mean the same on another machine: without those of the keys of `OUTSIDE_ID`.
-
-    `init_from`, the id of the run to fine-tune, takes the place of its folder; quoted, as Hydra takes some ids for
-    numbers.
-    """
+    """The overrides for any machine: without keys of `OUTSIDE_ID`, the run to fine-tune by its id, `init_from`."""
     kept = [override for override in overrides if not override.lstrip("+").startswith(OUTSIDE_ID)]
-    start = f'init_from="{init_from}"'
+    start = f'init_from="{init_from}"'  # quoted, as Hydra takes some ids for numbers
     return [start if override.lstrip("+").startswith("init_from=") else override for override in kept]
 
 

@@ -19,7 +19,7 @@ import jax
 
 from plstm.errors import run_script
 from plstm.ops.grid import STRUCTURES
-from plstm.training.memory import keep_freed_memory
+from plstm.training.environment import keep_freed_memory
 from scripts.benchmarks import models, operators, pipeline
 from scripts.benchmarks.harness import peak_memory, shown
 from scripts.common import ROOT, Parser, positive, write_results

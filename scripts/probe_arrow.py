@@ -23,8 +23,7 @@ from data.arrow_pointing.geometry import KAPPA, SPLITS, Arrow, Canvas, base_seed
 from data.loading import PackedSplit, pack
 from plstm.config import Config, run_name
 from plstm.errors import UserError, run_script
-from plstm.runs.folders import find_run, load_config
-from plstm.runs.weights import from_checkpoint
+from plstm.runs.weights import find_run, from_checkpoint, load_config
 from plstm.tasks import TASKS
 from plstm.training.steps import make_predict
 from scripts.common import ROOT, Parser, positive, write_results

@@ -28,10 +28,10 @@ from data.files import write_file
 from plstm.config import OUTSIDE_ID
 from plstm.errors import UserError, run_script
 from plstm.results import sweeps
-from plstm.results.cells import superfluous_runs
 from plstm.results.definitions import TableDefinition, check_overrides, load_table
 from plstm.results.figures import draw_table
 from plstm.results.records import Hardware, read_records
+from plstm.results.sweeps import superfluous_runs
 from plstm.results.tables import render_table
 from plstm.runs.programs import experiment_cost
 from scripts.common import Parser, positive

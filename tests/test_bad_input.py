@@ -8,7 +8,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from plstm.config import Config, EvalConfig
 from plstm.runs.cli import run_entry
-from plstm.runs.folders import lock_folder
+from plstm.runs.weights import lock_folder
 from tests.commands import ROOT, files, paths
 
 TINY = ["debug=smoke", "experiment=arrow/plstm", "model.dim=16", "model.heads=2", "optim.epochs=1"]

@@ -1,1 +1,1 @@
-"""ImageNet augmentation on the host: Pillow and numpy, no device. Mixing and erasing are in `plstm.training.mixing`."""
+"""ImageNet augmentation on the host: Pillow and numpy, no device. Mixing and erasing are in `plstm.tasks.imagenet`."""

@@ -97,7 +97,7 @@ class ReadoutModel(nnx.Module):
     readout: "Readout"
 
     def units(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
-        """A batch as `plstm.tasks.graph_batches` makes it -> float32 [graphs, dim]; `key` makes it a training pass."""
+        """A batch as `plstm.tasks.graphs` makes it -> float32 [graphs, dim]; `key` makes it a training pass."""
         raise NotImplementedError
 
     def __call__(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:

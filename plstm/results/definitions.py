@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from plstm.errors import UserError
 from plstm.results.records import PRIMARY_METRIC, Strict, first_problem
@@ -18,8 +18,6 @@ COSTS = ("parameters", "flops")  # of which the paper's words are shown
 
 
 class Measure(Strict):
-    """A metric of a split at the last step or at the best one."""
-
     split: str
     at: Literal["last", "best"] = "last"
     metric: str = PRIMARY_METRIC
@@ -32,8 +30,6 @@ class Measure(Strict):
 
 
 class Column(Measure):
-    """A column of the table."""
-
     title: str
 
 
@@ -56,8 +52,6 @@ class Reference(Strict):
 
 
 class Row(Reference):
-    """A model of the table and the experiment that trains it."""
-
     experiment: str
     init_from: str | None = None  # an earlier row's experiment, whose run of the same swept values this row fine-tunes
     require: dict[str, Any] = {}  # beside the table's
@@ -66,8 +60,6 @@ class Row(Reference):
 
 
 class Figure(Strict):
-    """Which figures are drawn."""
-
     dots: bool = False  # the table's columns beside the paper's numbers
     panels: dict[str, str] = {}  # training curves: split -> title
     metric: str = PRIMARY_METRIC  # of these
@@ -75,8 +67,6 @@ class Figure(Strict):
 
 
 class TableDefinition(Strict):
-    """A file of `configs/tables`."""
-
     name: str
     title: str
     caption: str
@@ -105,7 +95,6 @@ class TableDefinition(Strict):
 
     @property
     def chosen_key(self) -> str | None:
-        """The key of `select`, or None where nothing is chosen."""
         return self.select and self.select.over
 
     @property
@@ -120,16 +109,13 @@ class TableDefinition(Strict):
 
     @property
     def scale(self) -> int:
-        """What metrics are multiplied with."""
         return 100 if self.percent else 1
 
     @property
     def section_values(self) -> list[Any]:
-        """One None without sections."""
         return self.sweep[self.sections] if self.sections else [None]
 
     def section_title(self, section: Any) -> str:
-        """As the table shows it; nothing without sections."""
         return self.section_titles.get(str(section), str(section)) if self.sections else ""
 
     def paper(self, model: Reference, column: Column, section: Any) -> list[float]:
@@ -182,8 +168,7 @@ def load_table(path: Path) -> TableDefinition:
         raise UserError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from error
 
 
-class _Baseline(BaseModel):
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+class _Baseline(BaseModel, extra="allow", allow_inf_nan=False):
     __pydantic_extra__: dict[str, float]
     name: str
 
@@ -193,10 +178,7 @@ class _Baselines(BaseModel):
 
 
 def read_baselines(table: TableDefinition, results_dir: Path) -> list[dict[str, Any]]:
-    """Entries {"name", split or section: value, ...}: chance, then those of the table's baseline file.
-
-    A file not made yet gives one entry without values; a file of another form raises UserError.
-    """
+    """Entries {"name", split or section: value, ...}: chance, then the baseline file's. UserError for another form."""
     keys = map(str, table.section_values) if table.sections else (column.split for column in table.columns)
     chance = [] if table.chance is None else [{"name": "chance", **dict.fromkeys(keys, table.chance)}]
     if table.baselines is None:
@@ -221,5 +203,4 @@ def check_overrides(table: TableDefinition, overrides: Sequence[str], outside_id
 
 
 def is_part(key: str, of: Sequence[str]) -> bool:
-    """Whether a dotted key is one of these or in one of these groups."""
     return any(f"{key}.".startswith(f"{other}.") for other in of)

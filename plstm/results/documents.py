@@ -29,7 +29,6 @@ PAIR = re.compile(
 
 
 def document_paths(root: Path) -> list[Path]:
-    """README.md and docs/*.md."""
     return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
 
 
@@ -58,11 +57,8 @@ def _first_grid(path: Path, folder: Path) -> str:
     lines = path.read_text(encoding="utf-8").splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith("|"))
     end = next((n for n, line in enumerate(lines) if n > start and not line.startswith("|")), len(lines))
-
-    def relative(link: re.Match) -> str:
-        return f"]({os.path.relpath(path.parent / link[1], folder)})"
-
-    return re.sub(r"\]\(([^)\s]+)\)", relative, "\n".join(lines[start:end]))
+    text = "\n".join(lines[start:end])
+    return re.sub(r"\]\(([^)\s]+)\)", lambda link: f"]({os.path.relpath(path.parent / link[1], folder)})", text)
 
 
 @functools.lru_cache(maxsize=64)

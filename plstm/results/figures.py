@@ -1,21 +1,16 @@
 """Figures of results tables, from run records: training curves, and columns beside the paper's numbers."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pandas as pd
 
 from plstm.drawing import legend_below, new_figure, save, style
-from plstm.results.cells import Cell, find_groups, t_interval
 from plstm.results.definitions import TableDefinition, read_baselines
 from plstm.results.records import Record, read_curve
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from plstm.results.sweeps import Cell, find_groups, t_interval
 
 DASHED = (0, (4, 1.5))
 # By the model in the experiment's name: colour and line style, the same in all curves.
@@ -34,10 +29,7 @@ BASELINE = {"color": "0.45", "lw": 0.9, "ls": (0, (6, 3)), "zorder": 0}
 
 
 def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> list[Path]:
-    """Draw what `figure` asks for of the cells that the table shows; nothing without a whole seed.
-
-    Returns `figures/<name>-curves` and `figures/<name>-dots` as .png and .svg; UserError for a run without its curve.
-    """
+    """Draw what `figure` asks for of cells with a whole seed; returns .png and .svg. UserError for a missing curve."""
     cells = [group.chosen for group in find_groups(table, records)[0] if group.chosen.runs]
     wanted = {draw_curves: table.figure.panels, draw_dots: table.figure.dots}
     return [path for draw, asked in wanted.items() if cells and asked for path in draw(table, cells, results_dir)]
@@ -88,7 +80,7 @@ def _mean_curves(runs: Sequence[Record], metric: str, results_dir: Path) -> dict
     return found
 
 
-def _draw_line(axis: Axes, curve: pd.DataFrame, label: str, colour: str, line: object) -> None:
+def _draw_line(axis: Any, curve: pd.DataFrame, label: str, colour: str, line: object) -> None:
     marker = "o" if len(curve) == 1 else None  # a line of one point shows nothing
     axis.plot(curve["epoch"], curve["mean"], color=colour, ls=line, lw=1.6, marker=marker, ms=4, label=label, zorder=3)
     if curve["half_width"].notna().any():
@@ -128,15 +120,15 @@ def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) 
         return save(figure, results_dir / "figures" / f"{table.name}-dots")
 
 
-def _draw_cell(axis: Axes, table: TableDefinition, cell: Cell, line: int) -> None:
+def _draw_cell(axis: Any, table: TableDefinition, cell: Cell, line: int) -> None:
     first, *others = table.columns
-    ours = cell.interval(first)
-    if ours.half_width is not None:
-        ends = [ours.mean - ours.half_width, ours.mean + ours.half_width]
+    mean, half_width, _ = cell.interval(first)
+    if half_width is not None:
+        ends = [mean - half_width, mean + half_width]
         axis.plot(ends, [line, line], color=OURS, lw=1.6, label="90% interval over seeds")
     for column in others:
         label = f"ours, {column.title.lower()}"
-        axis.plot(cell.interval(column).mean, line, "o", color=OURS, mfc="white", ms=5, label=label)
-    axis.plot(ours.mean, line, "o", color=OURS, ms=5, label=f"ours, {first.title.lower()}")
+        axis.plot(cell.interval(column)[0], line, "o", color=OURS, mfc="white", ms=5, label=label)
+    axis.plot(mean, line, "o", color=OURS, ms=5, label=f"ours, {first.title.lower()}")
     if paper := table.paper(cell.row, first, cell.section):
         axis.plot(paper[0], line + 0.25, "D", color=PAPER, ms=4.5, label="paper")

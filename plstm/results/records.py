@@ -31,10 +31,8 @@ Metrics = dict[str, Annotated[float, WrapValidator(_as_written)] | None]  # coun
 Time = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")]
 
 
-class Strict(BaseModel):
+class Strict(BaseModel, extra="forbid", strict=True, frozen=True, allow_inf_nan=False):
     """Refuses unknown fields, other types, and numbers that are not finite."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Hardware(TypedDict):
@@ -73,10 +71,8 @@ class FinalMetrics(TypedDict):
 
 
 class CurvePoint(NamedTuple):
-    """One value of a curve; `epoch` counts passes over the training examples."""
-
     step: int
-    epoch: float
+    epoch: float  # passes over the training examples
     split: str
     metric: str
     value: float
@@ -147,7 +143,6 @@ def commits_of(records: Sequence[Record], digits: int = 7) -> list[str]:
 
 
 def record_path(experiment: str, results_dir: str | Path) -> Path:
-    """The file of an experiment's runs."""
     return Path(results_dir, "runs", f"{experiment.replace('/', '-')}.jsonl")
 
 
@@ -161,9 +156,8 @@ def write_record(record: Record, points: Iterable[CurvePoint], results_dir: str 
     for step, _, split, metric, value in points:
         column = curve.setdefault(f"{split}.{metric}", [None] * len(steps))
         column[bisect_left(steps, step)] = float(f"{value:.{CURVE_DIGITS}g}")
-    new = json.dumps(
-        {"record": dict(record), "curve": curve}, separators=(",", ":"), allow_nan=False, ensure_ascii=False
-    )
+    line = {"record": dict(record), "curve": curve}
+    new = json.dumps(line, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)  # processes that write at the same time take turns
@@ -194,10 +188,7 @@ def find_record(run_id: str, experiment: str, results_dir: str | Path) -> Record
 
 
 def read_records(results_dir: str | Path) -> list[Record]:
-    """All records under `runs/`, ordered by id; an empty list without this folder.
-
-    Raises UserError naming file, line and field where a line breaks the schema or belongs into another file.
-    """
+    """All records under `runs/`, ordered by id; UserError naming file, line and field where a line is not one."""
     lines = (line for path in Path(results_dir, "runs").glob("*.jsonl") for line in _read_lines(path))
     return sorted((line.record for line in lines), key=lambda record: record.id)
 

@@ -28,19 +28,15 @@ class SweepSummary(Callback):
             self.groups.setdefault(json.dumps(rest, sort_keys=True), []).append(record)
 
     def on_multirun_end(self, config: Any, **kwargs: Any) -> None:
-        for runs in self.groups.values():
-            if len(runs) > 1:
-                print(self._line(runs), flush=True)
-
-    def _line(self, runs: list[Record]) -> str:
-        name = value_at(runs[0].config, "data.name")
-        what = [runs[0].experiment, *[name] * bool(name), f"seed {runs[0].seed}"]
-        shown = ("experiment=", "seed=", "data.name=", *(f"{key}=" for key in self.over))
-        what += [override for override in runs[0].overrides if not override.startswith(shown)]
-        figures = []
-        for at, words in (("best", "the best epoch"), ("last", "the last")):
-            values = [run.metric(self.split, self.metric, at) for run in runs]
-            if None not in values:
-                figures.append(f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f} at {words}")
-        figures = ", ".join(figures) or "unknown"
-        return f"{', '.join(what)}: {self.split} {self.metric} over {len(runs)} runs {figures}"
+        for runs in (runs for runs in self.groups.values() if len(runs) > 1):
+            name = value_at(runs[0].config, "data.name")
+            what = [runs[0].experiment, *[name] * bool(name), f"seed {runs[0].seed}"]
+            shown = ("experiment=", "seed=", "data.name=", *(f"{key}=" for key in self.over))
+            what += [override for override in runs[0].overrides if not override.startswith(shown)]
+            found = []
+            for at, words in (("best", "the best epoch"), ("last", "the last")):
+                values = [run.metric(self.split, self.metric, at) for run in runs]
+                if None not in values:
+                    found.append(f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f} at {words}")
+            over = f"{self.split} {self.metric} over {len(runs)} runs"
+            print(f"{', '.join(what)}: {over} {', '.join(found) or 'unknown'}", flush=True)

@@ -1,6 +1,9 @@
-"""The runs of a results table: which there are, in what order, which are finished, and what they should take."""
+"""The runs of a results table: which there are, in what order, which are finished, what they
+should take, and for each row, section and chosen value the means over seeds. All from run records alone.
+"""
 
 import contextlib
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +11,14 @@ from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from scipy.stats import t
 
 from plstm.errors import UserError
-from plstm.results.definitions import FREE, Row, TableDefinition, is_part
+from plstm.results.definitions import FREE, Measure, Row, TableDefinition, is_part
 from plstm.results.records import Hardware, Record, value_at
 
 
@@ -44,7 +49,6 @@ class Job:
 
     @property
     def overrides(self) -> list[str]:
-        """The arguments of `train.py`."""
         values = self.runs[0].values
         if self.shared:
             values = values | {self.shared: ",".join(str(run.values[self.shared]) for run in self.runs)}
@@ -54,9 +58,9 @@ class Job:
 def planned_runs(table: TableDefinition) -> list[PlannedRun]:
     """Every row times every swept value, in the order to run them.
 
-    Section by section and seed by seed over all rows. The value of `select.over` that the paper found best (the sweep's
-    first where it gives none) comes before the others, so that a sweep cut short still fills every row; with
-    `choose_once` a seed's values stay together. Of sections, rows without published numbers come last.
+    Section by section, seed by seed over all rows. The value of `select.over` that the paper chose (else the first)
+    comes before the others, so that a sweep cut short still fills every row; with `choose_once` a seed's values stay
+    together. Of sections, rows without published numbers come last.
     """
     chosen = table.chosen_key
 
@@ -132,17 +136,12 @@ def initial_override(run: PlannedRun, found: dict[tuple, Record]) -> list[str]:
 def expected_seconds(
     table: TableDefinition, run: PlannedRun, found: dict[tuple, Record], hardware: Hardware
 ) -> float | None:
-    """Wall seconds that a run should take: the mean over the row's finished runs of its section on the same hardware.
-
-    Of those with the same value of `select.over` where there are such; None without any.
-    """
-
-    def alike(records: list[Record], key: str | None) -> list[Record]:
-        return [record for record in records if not key or value_at(record.config, key) == run.values[key]]
-
+    """Mean wall seconds of the row's runs on the hardware, of its section and, if there are any, chosen value."""
     own = [r for r in found.values() if r.experiment == run.row.experiment and r.hardware == hardware]
-    own = alike(own, table.sections)
-    own = alike(own, table.chosen_key) or own
+    if key := table.sections:
+        own = [record for record in own if value_at(record.config, key) == run.values[key]]
+    if key := table.chosen_key:
+        own = [record for record in own if value_at(record.config, key) == run.values[key]] or own
     return statistics.fmean(record.wall_seconds for record in own) if own else None
 
 
@@ -154,3 +153,94 @@ def started_runs(table: TableDefinition, runs_dir: Path) -> set[tuple]:
             with contextlib.suppress(OSError, ValueError, yaml.YAMLError, OmegaConfBaseException):  # a damaged folder
                 found.add(_key(table, OmegaConf.to_container(OmegaConf.load(path))))  # as written: nothing is filled in
     return found
+
+
+# ---------------------------------------------------------------------- cells
+def t_interval(values: Sequence[float], level: float = 0.90) -> tuple[float | None, float | None, int]:
+    """Mean and half width t((1 + level) / 2, n - 1) s / sqrt(n) of Student's interval, None where unknown, and n."""
+    n = len(values)
+    if n < 2:
+        return [*values, None][0], None, n
+    half_width = float(t.ppf((1 + level) / 2, n - 1)) * statistics.stdev(values) / math.sqrt(n)
+    return statistics.fmean(values), half_width, n
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity
+class Cell:
+    """A row in one section with one value of `select.over`; a seed is whole when all its runs have finished."""
+
+    row: Row
+    section: Any
+    choice: Any
+    keys: list[tuple]  # the `PlannedRun.key` of all its runs
+    planned_seeds: int
+    finished: int  # how many runs
+    runs: list[Record]  # of whole seeds
+    means: pd.DataFrame  # over `average_over`: a line a whole seed, a column a measure, in the table's unit
+    deviations: pd.DataFrame
+
+    def interval(self, measure: Measure) -> tuple[float | None, float | None, int]:
+        return t_interval(self.means[measure.name].tolist())
+
+    def mean(self, field: str) -> float | None:
+        return statistics.fmean(getattr(run, field) for run in self.runs) if self.runs else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The cells of a row and section, one for each value of `select.over`."""
+
+    cells: list[Cell]
+    chosen: Cell  # of the highest mean of `select` over the shared seeds, or over all seeds where none is shared
+    shared_seeds: set[str]  # of all cells with whole seeds
+    needed: list[Cell]  # to run: with `choose_once`, the chosen one as soon as all cells share a seed
+
+
+def find_groups(table: TableDefinition, records: Sequence[Record]) -> tuple[list[Group], list[str]]:
+    """All cells by section and row, and the ids of other records of the rows' experiments, which are left out."""
+    runs, (found, left_out) = planned_runs(table), match_records(table, records)
+    lines = []
+    for number, run in enumerate(runs):
+        record = found.get(run.key)
+        line = {"number": number, "row": table.rows.index(run.row), "done": record is not None}
+        for name, key in (("section", table.sections), ("choice", table.chosen_key)):
+            line[name] = table.sweep[key].index(run.values[key]) if key else 0
+        line["seed"] = " ".join(str(run.values[key]) for key in table.seed_keys)
+        for name, m in table.measures.items():
+            line[name] = table.scale * record.metric(m.split, m.metric, m.at) if record else None
+        lines.append(line)
+    cells: dict[tuple, list[Cell]] = {}
+    for (section, row, choice), part in pd.DataFrame(lines).groupby(["section", "row", "choice"]):
+        whole = part[part.groupby("seed")["done"].transform("all")].sort_values(["seed", "number"])
+        seeds = whole.astype(dict.fromkeys(table.measures, float)).groupby("seed")[[*table.measures]]
+        cell = Cell(
+            row=table.rows[row],
+            section=table.section_values[section],
+            choice=table.sweep[table.chosen_key][choice] if table.select else None,
+            keys=[runs[number].key for number in part["number"]],
+            planned_seeds=part["seed"].nunique(),
+            finished=int(part["done"].sum()),
+            runs=[found[runs[number].key] for number in whole["number"]],
+            means=seeds.mean(),
+            deviations=seeds.std(),
+        )
+        cells.setdefault((section, row), []).append(cell)
+    return [_choose(table, group) for group in cells.values()], left_out
+
+
+def _choose(table: TableDefinition, cells: list[Cell]) -> Group:
+    candidates = [cell for cell in cells if cell.runs]
+    shared = set.intersection(*(set(cell.means.index) for cell in candidates)) if candidates else set()
+
+    def score(cell: Cell) -> float:
+        return cell.means.loc[sorted(shared) or slice(None), table.select.name].mean()
+
+    chosen = max(candidates, key=score) if candidates and table.select else cells[0]
+    is_settled = table.choose_once and shared and len(candidates) == len(cells)
+    return Group(cells, chosen, shared, [chosen] if is_settled else cells)
+
+
+def superfluous_runs(table: TableDefinition, records: Sequence[Record]) -> set[tuple]:
+    """The `PlannedRun.key` of the runs that `choose_once` saves: those of values not chosen, where one is."""
+    groups = find_groups(table, records)[0] if table.choose_once else []
+    return {key for group in groups for cell in group.cells for key in cell.keys if cell not in group.needed}

@@ -12,9 +12,9 @@ from typing import Any
 
 import pandas as pd
 
-from plstm.results.cells import Cell, Group, find_groups
 from plstm.results.definitions import COSTS, PRIMARY_METRIC, Reference, TableDefinition, read_baselines
 from plstm.results.records import Record, commits_of, record_path
+from plstm.results.sweeps import Cell, Group, find_groups
 
 DASH = "–"
 CostOf = Callable[[str], Any]  # experiment -> its pixels, epochs, steps, parameters, flops (two a multiply-add)
@@ -25,10 +25,7 @@ ONLY_SHOWN = ["shown", "link", "giga", "hours"]  # parts of a line that the CSV 
 def render_table(
     table: TableDefinition, records: Sequence[Record], results_dir: Path, cost: CostOf | None = None
 ) -> dict[Path, bytes]:
-    """The files of a table, path -> contents: `tables/<name>.md` and `.csv` below `results_dir`.
-
-    cost: asked for the experiments of a table with `costs`.
-    """
+    """The .md and .csv of a table, path -> contents; `cost` is asked for the experiments of a table with `costs`."""
     groups, left_out = find_groups(table, records)
     lines = [_cell_line(table, group, cell, cost) for group in groups for cell in group.cells]
     for section in table.section_values:
@@ -192,7 +189,6 @@ def _overview(table: TableDefinition, lines: list[Line]) -> list[list[str]]:
 
 
 def _pipes(grid: list[list[str]]) -> list[str]:
-    """The lines of a Markdown table whose first row is its header."""
     header, *rows = ("| " + " | ".join(cells) + " |" for cells in grid)
     return [header, "|" + " --- |" * len(grid[0]), *rows]
 

@@ -23,7 +23,7 @@ from plstm.config import Config, EvalConfig, schema
 from plstm.errors import UserError
 from plstm.models import MODELS
 from plstm.tasks import TASKS
-from plstm.training.memory import keep_freed_memory
+from plstm.training.environment import keep_freed_memory
 
 EXIT_BAD_INPUT = 2
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -78,7 +78,6 @@ def run_entry(main: Callable[[], Any], entry: type) -> None:
 
 
 def uncomposable(error: Exception, words: list[str]) -> str:
-    """One line on an error that Hydra did not foresee."""
     return f"{_printable(' '.join(words))}: cannot be composed ({' '.join(str(error).split())})"
 
 
@@ -117,15 +116,13 @@ def check_overrides(overrides: list[str]) -> None:
 
 
 def _choices(group: str) -> list[str]:
-    """The files of a group of configs, also in folders of it."""
     return sorted(str(path.relative_to(CONFIGS / group))[:-5] for path in (CONFIGS / group).rglob("*.yaml"))
 
 
 def _listed(group: str) -> str:
     names = _choices(group)
-    return (
-        f"; they are the files of configs/{group}" if len(names) > 20 else f"; there are {', '.join(names) or 'none'}"
-    )
+    few = f"there are {', '.join(names) or 'none'}"
+    return f"; they are the files of configs/{group}" if len(names) > 20 else f"; {few}"
 
 
 def _printable(word: str) -> str:
@@ -182,7 +179,6 @@ def known_keys(entry: type) -> list[str]:
 
 
 def _groups(entry: type) -> dict[str, str]:
-    """Names of the schema's classes, and the keys that hold them."""
     groups = {"AugmentConfig": "augment"}  # null in a schema
     for node in _schema_nodes(entry):
         groups |= {OmegaConf.get_type(node, key).__name__: key for key in node if isinstance(node[key], DictConfig)}

@@ -1,22 +1,26 @@
-"""What a run computes, and how much of it: how many steps, the jitted functions, parameters and operations."""
+"""What a run computes, and how much of it: steps, jitted functions, parameters, operations; whether it is sound."""
 
 import functools
 import json
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import jax
 import optax
 from flax import nnx
 from hydra import compose, initialize_config_dir
+from jax.sharding import Mesh
 
-from plstm.config import Config, from_plain, to_config
+from plstm.config import Config, LoopConfig, from_plain, to_config
 from plstm.errors import UserError
 from plstm.runs.cli import CONFIGS, register
 from plstm.tasks import TASKS, Task
+from plstm.training.checkpoints import Checkpoints
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer, epoch_schedule, learning_rate_schedule
-from plstm.training.steps import make_predict, make_train_step
+from plstm.training.progress import MetricAverager
+from plstm.training.steps import GUARDED, TrainState, make_predict, make_train_step
 
 
 class Plan(NamedTuple):
@@ -32,7 +36,6 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, config: Config, task: Task) -> Self:
-        """The plan of a run."""
         optim, loop, per_epoch = config.optim, config.loop, task.steps_per_epoch
         unit = per_epoch if loop.unit == "epochs" else 1
         if not per_epoch:
@@ -50,8 +53,6 @@ class Plan(NamedTuple):
 
 
 class Programs(NamedTuple):
-    """The model's static definition, the optimizer, and the jitted functions of a run."""
-
     graphdef: nnx.GraphDef
     optimizer: optax.GradientTransformation
     step: Callable  # (state, batch, key) -> (state, StepMetrics)
@@ -77,13 +78,11 @@ def compile_programs(config_json: str, steps: int, steps_per_epoch: int, warmup_
 
 
 class Cost(NamedTuple):
-    """pixels: a side of the training images. flops: of one image's forward pass, as `plstm.models.flops` counts."""
-
-    pixels: int
+    pixels: int  # a side of the training images
     epochs: float
     steps: int
     parameters: int
-    flops: int
+    flops: int  # of one image's forward pass, as `plstm.models.flops` counts
 
 
 def compose_experiment(experiment: str, *overrides: str) -> Config:
@@ -105,3 +104,46 @@ def experiment_cost(experiment: str) -> Cost:
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     steps = Plan.of(config, task).steps
     return Cost(config.data.size, config.optim.epochs, steps, parameters, flops)
+
+
+# ---------------------------------------------------------------------- a run under way
+def is_best(found: dict[str, dict[str, float]], best: dict[str, Any] | None, loop: LoopConfig, metric: str) -> bool:
+    """Whether an evaluation is the best so far; ties are broken by loop.best_tie."""
+    if loop.best_split is None or best is None:
+        return loop.best_split is not None
+    new, old = found[loop.best_split][metric], best[loop.best_split][metric]
+    return new > old or (new == old and loop.best_tie == "latest")
+
+
+def check_finite(state: TrainState, averager: MetricAverager, checkpoints: Checkpoints) -> None:
+    """Raises UserError if the loss, gradient or parameters of any step so far were not finite."""
+    if (bad_step := int(state.bad_step)) >= 0:
+        metric = averager.first_not_finite(GUARDED) or "loss"
+        checkpoints.wait()
+        last, where = checkpoints.last_step(), f"({checkpoints.folder})"
+        kept = f"the checkpoint of step {last:,} is good {where}" if last else f"no checkpoint was kept before {where}"
+        remedy = "Lower optim.peak_lr, or set model.dtype=float32, and start anew"
+        raise UserError(f"step {bad_step:,}: {metric} is not finite; {kept}. {remedy}")
+
+
+def describe_run(
+    task: Task, plan: Plan, mesh: Mesh, state: TrainState, folder: Path, origin: str | None
+) -> list[tuple[str, str]]:
+    """The rows of the banner; origin: what fine-tuning starts from, None otherwise."""
+    config, step, flops = task.config, int(state.step), task.flops()
+    batch, devices = config.optim.batch_size, mesh.size
+    where = jax.default_backend() + (f", {jax.process_count()} processes" if jax.process_count() > 1 else "")
+    shared = f", parameters split over {config.mesh.fsdp}" if config.mesh.fsdp > 1 else ""
+    rows = [
+        ("run", f"{folder.name} in {folder}" + (f", resumed at step {step:,}" if step else "")),
+        ("devices", f"{devices} x {jax.devices()[0].device_kind} ({where}){shared}"),
+        ("data", task.describe_data()),
+        ("batch", f"{batch} = {devices} devices x {batch // devices}"),
+        ("schedule", f"{plan.steps:,} steps = {config.optim.epochs:g} epochs x {plan.steps_per_epoch:,}"),
+        ("optimizer", f"{config.optim.name}, peak {config.optim.peak_lr:g} after {plan.warmup_steps:,} steps"),
+        ("parameters", f"{sum(leaf.size for leaf in jax.tree.leaves(state.params)):,}"),
+    ]
+    if flops:
+        cost = f"{flops / 1e9:.3g} G an example forward, {3 * flops * batch / 1e12:.3g} T a training step"
+        rows.append(("FLOPs", cost))
+    return rows + ([("start", origin)] if origin else [])

@@ -1,4 +1,4 @@
-"""Trained weights, of a run or of a .safetensors file, as a model that is ready to use.
+"""The folders of runs, and trained weights, of a run or of a .safetensors file, as a model that is ready to use.
 
     model = from_checkpoint("model.safetensors")  # or a run: its folder, its id or the first digits of it
     logits = model(model.info.preprocessing(image)[None])
@@ -10,9 +10,12 @@ head.kernel; axis 0 of those under `groups` counts the groups of blocks. Its met
 [0, 1]; null for a model that takes no pictures). Reading executes nothing.
 """
 
+import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,26 +23,82 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import yaml
 from flax import nnx
 from jax.sharding import Sharding, SingleDeviceSharding
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from plstm.config import Config, from_file, portable_config, run_id
+from data.files import write_errors, write_file
+from plstm.config import Config, from_file, plain_config, portable_config, run_id
 from plstm.errors import UserError, first_line
 from plstm.models import build_model
-from plstm.runs.folders import find_run, load_config
 from plstm.tasks import TASKS
 from plstm.tasks.vision import Preprocessing
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.optimizers import build_optimizer
-from plstm.training.steps import TrainState, init_state
+from plstm.training.steps import TrainState, init_state, named_leaves
 
+MAX_NAME = 255  # letters of a file name that every file system takes
 FORMAT, VERSION = "plstm", "2"
 SAVED = nnx.Any(nnx.Param, nnx.BatchStat)
+# Keys of `model` in which the two models may differ: they do not change the parameters' meaning.
+MAY_DIFFER = ("image_size", "classes", "drop_path", "dtype", "method", "gate_init", "remat")
+POSITION, HEAD = "position", "head."
 
 
+# ---------------------------------------------------------------------- folders
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Holds a run's folder, made where missing. Raises UserError where another process does, or it is read-only."""
+    with write_errors(folder, "choose another paths.runs"):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "w")  # noqa: SIM115 (held until the end of the with block below)
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            told = f"{folder}: this run is being trained by another process; wait for it or stop it"
+            raise UserError(told) from None
+        yield
+
+
+def find_run(run: str, runs: Path, key: str = "run") -> Path:
+    """The folder of a run given by its folder or the first digits of its id. Raises UserError naming the `key`."""
+    if len(run) > MAX_NAME or not run.isprintable():
+        raise UserError(f"{key}={run[:40]!r}...: no such run in {runs}; name its folder or id")
+    if (Path(run) / ".hydra").is_dir():
+        return Path(run)
+    known = sorted(path.name for path in runs.glob("*") if (path / ".hydra").is_dir())
+    found = [name for name in known if run and name.startswith(run)]
+    if len(found) == 1:
+        return runs / found[0]
+    if found:
+        raise UserError(f"{key}={run}: {len(found)} runs in {runs} begin so: {', '.join(found[:5])}")
+    listed = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+    raise UserError(f"{key}={run}: no such run in {runs}; " + (f"there are {listed}" if known else "train one first"))
+
+
+def write_config(folder: Path, config: Config, overrides: list[str]) -> None:
+    """Writes .hydra/config.yaml and overrides.yaml, once: a resumed run keeps those of its start."""
+    path = folder / ".hydra" / "config.yaml"
+    if not path.exists():
+        write_file(path.with_name("overrides.yaml"), yaml.safe_dump(overrides).encode())
+        write_file(path, yaml.safe_dump(plain_config(config), sort_keys=False).encode())
+
+
+def load_config(folder: Path) -> Config:
+    """The checked config that the run in `folder` was started with. Raises UserError where it is missing or damaged."""
+    path = folder / ".hydra" / "config.yaml"
+    try:
+        return from_file(OmegaConf.to_container(OmegaConf.load(path)))
+    except (OSError, ValueError, TypeError, UserError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{path}: not the config of a run ({str(error).splitlines()[0]})") from error
+
+
+# ---------------------------------------------------------------------- weights
 @dataclass(frozen=True)
 class Info:
     """Where a model's weights come from, and what it needs to be used."""
@@ -61,7 +120,12 @@ def from_checkpoint(source: str | os.PathLike, *, runs: str | os.PathLike = "run
     if _is_file(source):
         graphdef, weights, info = _from_file(Path(source))
     else:
-        graphdef, weights, info = _from_run(find_run(str(source), Path(runs)), checkpoint)
+        folder = find_run(str(source), Path(runs))
+        config = load_config(folder)
+        checkpoints, step = open_checkpoint(folder, config, checkpoint)
+        graphdef, state, saved = restore_state(checkpoints, step, _usable_here(config))
+        names, preprocessing = tuple(saved["class_names"]), TASKS[config.task](config).preprocessing
+        weights, info = state.weights, Info(run_id(config), step, names, preprocessing, saved["sizes"], config)
     model = nnx.merge(graphdef, weights)
     model.info = info
     return model
@@ -113,22 +177,16 @@ def restore_state(
 
 def open_checkpoint(folder: Path, config: Config, which: str, key: str = "checkpoint") -> tuple[Checkpoints, int]:
     """The checkpoints of a run, and the step of its "last" or "best". Raises UserError where there is none."""
-    if which == "best" and not config.loop.keeps_best:
-        raise UserError(f"{key}=best: {folder} kept none ({config.loop.why_no_best}); take {key}=last")
+    loop = config.loop
+    if which == "best" and (loop.best_split is None or loop.save_every is not None):
+        why = "loop.best_split is null" if loop.best_split is None else f"loop.save_every is {loop.save_every}"
+        raise UserError(f"{key}=best: {folder} kept none ({why}); take {key}=last")
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     step = checkpoints.last_step() if which == "last" else checkpoints.best_step()
     if step is None:
         other = f", or take {key}=last" if checkpoints.last_step() else ""
         raise UserError(f"{key}={which}: {folder} has none; train the run until its first evaluation{other}")
     return checkpoints, step
-
-
-def _from_run(folder: Path, checkpoint: str) -> tuple[nnx.GraphDef, nnx.State, Info]:
-    config = load_config(folder)
-    checkpoints, step = open_checkpoint(folder, config, checkpoint)
-    graphdef, state, info = restore_state(checkpoints, step, _usable_here(config))
-    preprocessing, names = TASKS[config.task](config).preprocessing, tuple(info["class_names"])
-    return graphdef, state.weights, Info(run_id(config), step, names, preprocessing, info["sizes"], config)
 
 
 def _from_file(path: Path) -> tuple[nnx.GraphDef, nnx.State, Info]:
@@ -192,3 +250,59 @@ def _info(path: Path, metadata: Mapping[str, str] | None) -> Info:
 
 def _named(weights: nnx.State) -> dict[str, nnx.Variable]:
     return {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(weights)}
+
+
+# ---------------------------------------------------------------------- fine-tuning
+def initial_id(init_from: str, runs: Path) -> str:
+    """The id of the run that `init_from` names by id or folder: a new run's id must not follow from where it lies."""
+    if not init_from:  # as experiments that fine-tune have it
+        raise UserError("init_from: name the run to fine-tune, init_from=<its id or folder>")
+    if re.fullmatch(r"[0-9a-f]{12}", init_from):
+        return init_from
+    return run_id(load_config(find_run(init_from, runs, "init_from")))
+
+
+def initial_weights(run: str, config: Config, params: Any, sharding: Sharding) -> tuple[Any, str]:
+    """A finished run's weights for the new `params` of a run with `config`, and a line on them; else UserError."""
+    folder = find_run(run, Path(config.paths.runs), "init_from")
+    trained = load_config(folder)
+    theirs, ours = asdict(trained.model), asdict(config.model)
+    for key in ours | theirs:
+        if key not in MAY_DIFFER and theirs.get(key) != ours.get(key):
+            has = f"the run {folder} has {theirs.get(key)}; fine-tune with the same model"
+            raise UserError(f"model.{key}={ours.get(key)}: {has}")
+    checkpoints, step = open_checkpoint(folder, trained, config.init_checkpoint, "init_checkpoint")
+    last = checkpoints.last_step()
+    if checkpoints.info(last)["final"] is None:
+        raise UserError(f"init_from={folder}: this run has not finished (stopped at step {last:,}); finish it first")
+    _, state, _ = restore_state(checkpoints, step, trained, sharding)
+    params, changes = adapt(state.params, params)
+    return params, "; ".join([f"the weights of {folder}, step {step:,}", *changes])
+
+
+def adapt(found: Any, wanted: Any) -> tuple[Any, list[str]]:
+    """A tree like `wanted` of the trained parameters `found`, and words for what was not simply taken over.
+
+    The position embedding [Y, X, dim] is resized (bicubic, as in evaluation at another size). If any parameter of the
+    head has another number of classes (its last axis), the whole head stays as `wanted` has it. Any other difference
+    raises UserError naming the parameter.
+    """
+    trained, fresh, leaves, changes = named_leaves(found), named_leaves(wanted), [], []
+    if others := sorted(fresh.keys() ^ trained.keys()):
+        whose = "the new model" if others[0] in fresh else "the trained one"
+        raise UserError(f"init_from: parameter {others[0]} is in {whose} only; fine-tune with the same model")
+    classes = [(trained[name].shape[-1], fresh[name].shape[-1]) for name in fresh if name.startswith(HEAD)]
+    new_head = next((pair for pair in classes if pair[0] != pair[1]), None)
+    if new_head:
+        changes.append("a new head, {:,} -> {:,} classes".format(*new_head))
+    for name, leaf in fresh.items():
+        weights = trained[name]
+        if name == POSITION and weights.shape != leaf.shape and weights.shape[2:] == leaf.shape[2:]:
+            changes.append("position embedding {} x {} -> {} x {}".format(*weights.shape[:2], *leaf.shape[:2]))
+            weights = jax.image.resize(weights, leaf.shape, "bicubic")
+        elif new_head and name.startswith(HEAD) and weights.shape[:-1] == leaf.shape[:-1]:
+            weights = leaf
+        if weights.shape != leaf.shape:
+            raise UserError(f"init_from: parameter {name} is {weights.shape} there and {leaf.shape} here")
+        leaves.append(weights)
+    return jax.tree.unflatten(jax.tree.structure(wanted), leaves), changes

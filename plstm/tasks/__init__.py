@@ -6,5 +6,3 @@ from plstm.tasks.graphs import GraphTask
 from plstm.tasks.imagenet import ImageNetTask
 
 TASKS: dict[str, type[Task]] = {"arrow": ArrowTask, "imagenet": ImageNetTask, "graphs": GraphTask}
-
-__all__ = ["TASKS", "Task"]

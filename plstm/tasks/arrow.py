@@ -8,15 +8,12 @@ from omegaconf import MISSING
 from data.arrow_pointing.builder import data_source, load_packed
 from data.arrow_pointing.geometry import LABELS, ArrowVariant
 from data.loading import DeviceBatches, PackedSplit, StreamedBatches
-from plstm.tasks.base import RunConfig, require
 from plstm.tasks.vision import VisionTask
 from plstm.training.meshes import Layout
 
 
 @dataclass
 class ArrowData:
-    """Which images, and how they reach the device."""
-
     name: str = "arrow_pointing"  # the only one
     classes: int = 2  # always
     size: int = 192  # pixels a side; the extrapolation splits have twice that
@@ -39,12 +36,6 @@ class ArrowTask(VisionTask):
     splits = ("train", "val", "val_ext", "test", "test_ext")
     class_names = LABELS
     uncompiled = {**VisionTask.uncompiled, "data.train_seed": 0}
-
-    @classmethod
-    def check(cls, config: RunConfig) -> None:
-        is_known = config.data.placement in ("device", "stream")
-        require(config, ("data.placement", is_known, "choose one of device, stream"))
-        super().check(config)
 
     def describe_data(self) -> str:
         data = self.config.data

@@ -1,10 +1,10 @@
 """What a task gives the training loop: batches, a loss, metrics. The loop knows nothing else of data and models."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +13,10 @@ from flax import nnx
 
 from plstm.errors import UserError
 from plstm.models import MODELS, build_model
-from plstm.training.evaluation import Split
 from plstm.training.meshes import Layout
-from plstm.training.steps import Batch, Metrics
+from plstm.training.steps import Batch, Metrics, Split
 
 RunConfig = Any  # a `plstm.config.Config`, whose module imports the tasks
-
-
-class Batches(Protocol):
-    """Training examples in an order that depends on the seed and the step alone."""
-
-    def from_step(self, step: int) -> Iterator[Batch]:
-        """Endless batches, placed on the devices; `step` 0 is the first of the training."""
 
 
 class Task:
@@ -38,6 +30,8 @@ class Task:
     losses: ClassVar[tuple[str, ...]] = ("cross_entropy",)  # choices of `optim.loss`
     augments: ClassVar[bool] = False  # whether `augment` applies
     class_names: Sequence[str] = ()  # meaning of the logits, in order; empty where they are no classes
+    train_examples: int  # of one epoch
+    sizes: Mapping[str, int] = {}  # of the model, that only the data know; see `plstm.models.Family`
     preprocessing: Any = None  # from a picture to the model's input; None for a model that takes no pictures
     # Keys in which runs may differ and still share compiled programs, with the value that stands in for all others.
     uncompiled: ClassVar[Mapping[str, Any]] = {"seed": 0, "experiment": "custom", "loop": {}}
@@ -56,11 +50,6 @@ class Task:
 
     # ------------------------------------------------------------------ data
     @property
-    def train_examples(self) -> int:
-        """Examples of one epoch."""
-        raise NotImplementedError
-
-    @property
     def steps_per_epoch(self) -> int:
         """Batches of one epoch; all are full, and the remaining examples are dropped."""
         return self.train_examples // self.config.optim.batch_size
@@ -77,16 +66,11 @@ class Task:
         """The pictures in the class folders of a folder, to evaluate on."""
         raise UserError(f"data.folder={path}: this task classifies no pictures; leave it out")
 
-    def batches(self, layout: Layout) -> Batches:
-        """The training examples, in the order that the config's seed gives; `layout` places them on the devices."""
+    def batches(self, layout: Layout) -> Any:
+        """Its from_step(step), from 0, yields endless placed batches, which depend on the seed and the step alone."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ model
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Sizes of the model that only the data know; see `plstm.models.Family`."""
-        return {}
-
     def build_model(self, key: jax.Array | int) -> nnx.Module:
         """The model of the config, its parameters drawn from `key`."""
         return build_model(self.config.model, key, self.sizes)

@@ -1,30 +1,139 @@
-"""Graph classification on sets of TUDataset, one fold of a cross-validation a run (Section 4.2 and Table 1)."""
+"""Graph classification on sets of TUDataset, one fold of a cross-validation a run (Section 4.2 and Table 1).
+
+Batches have few shapes: nodes and edges of many graphs are packed side by side (see `plstm.ops.dag`).
+A batch is a dictionary of arrays for `graphs` graphs, the last of them padding where there are fewer:
+
+    features float32 [N, F], degree int32 [N], graph int32 [N] (padding: number `graphs`)
+    label int32 [graphs], mask bool [graphs], nodes int32 [graphs] (how many each graph has)
+    dags     a tuple of `PackedDags`, the small graphs, then the large ones; their nodes one after another are the N
+
+Each undirected edge points from the lower to the higher node number.
+"""
 
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from data.graphs.tudataset import SIZES, Fold, Sizes, load_tudataset, make_folds
+from data.graphs.tudataset import SIZES, Fold, GraphSet, Sizes, load_tudataset, make_folds
 from data.loading import epoch_order
 from plstm.errors import UserError
 from plstm.models.graph import ReadoutModel
+from plstm.ops.dag import Dag, PackedDags, pack
 from plstm.tasks.base import RunConfig, Task, classification_metrics, require
-from plstm.tasks.graph_batches import GraphBatches
 from plstm.training.meshes import Layout
 from plstm.training.steps import Batch, Metrics
+
+SMALL = 128  # nodes of the largest graph that goes into blocks; larger ones share a block of their own
+BLOCK = 64  # nodes of a block, or as many as the largest of the small graphs has
+WIDTH = 64  # line edges a step of the level scan
+# Sizes of batches, over that of a full one of average graphs: each is one compiled program.
+LADDER = (0.4, 0.7, 1.0, 1.1, 1.25, 1.6, 2.0, 3.0, 5.0, 8.0)
+
+
+class GraphBatches:
+    """A graph set ready for batches of `batch_size` graphs: DAGs built once, and the sizes to pad to."""
+
+    def __init__(self, graphs: GraphSet, batch_size: int):
+        self.graphs, self.batch_size = graphs, batch_size
+        self.dags = [Dag.from_edges(*graphs.graph(g)) for g in range(len(graphs))]
+        self.nodes = np.diff(graphs.node_start).astype(np.int32)
+        self.edges = np.diff(graphs.edge_start).astype(np.int32)
+        ends = graphs.edges + np.repeat(graphs.node_start[:-1], self.edges)[:, None]
+        self.degree = np.bincount(ends.ravel(), minlength=len(graphs.features)).astype(np.int32)
+        self.lines = np.array([len(dag.line_from) for dag in self.dags])
+        self.depth = max(dag.depth for dag in self.dags)
+        is_small = self.nodes <= SMALL
+        self._parts = [_Part(self, takes) for takes in (is_small, ~is_small) if takes.any()]
+
+    def batch(self, indices: Sequence[int]) -> dict[str, Any]:
+        """The batch of the graphs `indices`, at most `batch_size` of them, in this order."""
+        graphs, indices = self.graphs, np.asarray(indices)
+        missing = self.batch_size - len(indices)
+        parts = []
+        for part in self._parts:
+            position = np.flatnonzero(part.takes[indices])
+            if not len(position):
+                continue
+            chosen = indices[position]
+            dag, first = part.pack(chosen)
+            count = self.nodes[chosen]
+            within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+            node, graph = np.full(dag.num_nodes, -1), np.full(dag.num_nodes, self.batch_size, np.int32)
+            node[np.repeat(first, count) + within] = np.repeat(graphs.node_start[chosen], count) + within
+            graph[np.repeat(first, count) + within] = np.repeat(position, count)
+            parts.append((dag, node, graph))
+        dags, nodes, owners = zip(*parts, strict=True)
+        node = np.concatenate(nodes)
+        return {
+            "features": np.where(node[:, None] < 0, np.float32(0), graphs.features[node]),
+            "degree": np.where(node < 0, np.int32(0), self.degree[node]),
+            "graph": np.concatenate(owners),
+            "label": np.pad(graphs.labels[indices], (0, missing)),
+            "mask": np.arange(self.batch_size) < len(indices),
+            "nodes": np.pad(self.nodes[indices], (0, missing)),
+            "dags": dags,
+        }
+
+    def batches(self, indices: Sequence[int]) -> Iterator[dict[str, Any]]:
+        for start in range(0, len(indices), self.batch_size):
+            yield self.batch(indices[start : start + self.batch_size])
+
+
+class _Part:
+    """The graphs of a set that are packed alike: `takes` bool [graphs]."""
+
+    def __init__(self, owner: GraphBatches, takes: np.ndarray):
+        self.takes, self._owner = takes, owner
+        nodes, edges, lines = (getattr(owner, name)[takes] for name in ("nodes", "edges", "lines"))
+        share, size = takes.mean(), owner.batch_size
+        self._shared_block = nodes.max() > SMALL
+        self._block_nodes, self._block_edges, self._lines = (_typical(n, share, size) for n in (nodes, edges, lines))
+        if not self._shared_block:
+            self._block_nodes = max(BLOCK, _multiple(nodes.max(), 16))
+            even = self._block_nodes * edges.sum() / max(nodes.sum(), 1)
+            self._block_edges = _multiple(max(1.1 * even, edges.max()), 8)
+        self._blocks = math.ceil(share * size * nodes.mean() / self._block_nodes)
+
+    def pack(self, indices: np.ndarray) -> tuple[PackedDags, np.ndarray]:
+        """The padded DAGs of these graphs and each one's first node."""
+        owner, lines = self._owner, self._owner.lines[indices].sum()
+        block_nodes, block_edges, scale = self._block_nodes, self._block_edges, 0.0
+        if self._shared_block:
+            scale = max(owner.nodes[indices].sum() / block_nodes, owner.edges[indices].sum() / block_edges)
+            scale = _step(max(scale, lines / self._lines))
+            block_nodes, block_edges = (_multiple(scale * size, 8) for size in (block_nodes, block_edges))
+        packed, placement = pack([owner.dags[g] for g in indices], block_nodes, block_edges, width=WIDTH)
+        scale = scale or _step(max(packed.blocks / self._blocks, lines / self._lines))
+        blocks = 1 if self._shared_block else math.ceil(scale * self._blocks)
+        line_edges = math.ceil(scale * self._lines)
+        steps = -(-line_edges // WIDTH) + owner.depth  # no batch needs more: each level wastes less than a step
+        return packed.pad(blocks, line_edges, steps, owner.depth), placement.node
+
+
+def _typical(values: np.ndarray, share: float, batch_size: int) -> int:
+    """The sum over a batch that few batches exceed: two deviations above the mean."""
+    mean, second = share * values.mean(), share * np.square(values.astype(float)).mean()
+    return max(math.ceil(batch_size * mean + 2 * math.sqrt(batch_size * max(second - mean**2, 0))), 1)
+
+
+def _step(scale: float) -> float:
+    return next((step for step in LADDER if scale <= step), math.ceil(scale))
+
+
+def _multiple(size: float, of: int) -> int:
+    return of * math.ceil(size / of)
 
 
 @dataclass
 class GraphData:
-    """Which graphs, and which of them train, validate and test."""
-
     name: str = "MUTAG"  # PTC_FM, PROTEINS, NCI1, or any other set of TUDataset
     folds: int = 10  # stratified; each is the test set of one run, and 1 / (folds - 1) of the rest validates
     fold: int = 0  # which of them tests, from 0
@@ -44,14 +153,13 @@ class GraphSplit:
     """Some graphs of a set to evaluate on; their batches are made once."""
 
     def __init__(self, source: GraphBatches, indices: np.ndarray):
-        self._source, self._indices = source, indices
-        self._made: dict[tuple[int, int], Batch] = {}
+        self._source, self._indices, self._made = source, indices, {}
 
     def __len__(self) -> int:
         return len(self._indices)
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        """See `plstm.training.evaluation.Split`; at most the training's `batch_size` graphs a batch."""
+        """See `plstm.training.steps.Split`; at most the training's `batch_size` graphs a batch."""
         size = min(batch_size, self._source.batch_size)
         for start in range(0, len(self), size):
             if (size, start) not in self._made:
@@ -81,7 +189,7 @@ class GraphTrainBatches:
 
 
 class GraphTask(Task):
-    """Batches are those of `plstm.tasks.graph_batches`, padding included."""
+    """Batches are those of `GraphBatches`, padding included."""
 
     data_schema = GraphData
     inputs = "graphs"
@@ -109,7 +217,6 @@ class GraphTask(Task):
 
     @functools.cached_property
     def source(self) -> GraphBatches:
-        """The whole set."""
         data = self.config.data
         if jax.device_count() > 1:
             raise UserError(f"task graphs: trains on one device, not {jax.device_count()}; show it one")
@@ -171,7 +278,6 @@ class GraphTask(Task):
         return metrics | {"active_units": (active, metrics["loss"][1])}
 
     def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
-        """Mean cross entropy (nats) of the real graphs."""
         metrics = classification_metrics(model(batch, key=key), batch["label"], batch["mask"])
         total, count = metrics["loss"]
         return total / count, metrics

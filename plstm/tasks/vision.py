@@ -1,7 +1,7 @@
 """Image classification: what arrow pointing and ImageNet share."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,14 +17,15 @@ from data.augment.views import evaluation_crop
 from data.imagenet.batches import MAX_CORRUPT, ImageSplit
 from data.imagenet.folders import folder_source
 from data.loading import unpack
-from plstm.models.inspection import gate_statistics
+from plstm.drawing import new_figure, save, style
+from plstm.models.inspection import gate_statistics, gating_patterns
 from plstm.models.vision import VisionModel
 from plstm.tasks.base import RunConfig, Task, classification_metrics, require
-from plstm.tasks.pictures import draw_gating, draw_samples
-from plstm.training.evaluation import Split
-from plstm.training.steps import Batch, Metrics
+from plstm.training.steps import Batch, Metrics, Split
 
 IMAGE_MEAN, IMAGE_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+SAMPLES = 6  # images a split
+RIGHT, WRONG = "#00735C", "#C04A00"
 
 
 def as_pixels(images: Any) -> Any:
@@ -40,8 +41,6 @@ def normalise(images: Any) -> jax.Array:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """From a picture to the model's input."""
-
     size: int  # pixels a side
     crop_ratio: float = 1.0  # of `size` to the resized picture's shorter side
     mean: tuple[float, ...] = IMAGE_MEAN  # of each channel, pixels in [0, 1]
@@ -78,19 +77,14 @@ class VisionTask(Task):
 
     @property
     def train_examples(self) -> int:
-        """Training images, without those held out."""
         return self.config.data.train_images - getattr(self.config.data, "held_out", 0)
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """That of the evaluation."""
         return Preprocessing(self.config.data.size, getattr(self.config.data, "crop_ratio", 1.0))
 
     def folder(self, path: str, max_corrupt: float | None = None) -> Split:
-        """The images of path/<class>/ to evaluate on; see `folder_source`.
-
-        max_corrupt: share of them that may be undecodable; None: that of the run's data, else 0.001.
-        """
+        """The images of path/<class>/, see `folder_source`; `max_corrupt` as the run's data have it, unless given."""
         how, data, source = self.preprocessing, self.config.data, folder_source(path, self.class_names)
         most = getattr(data, "max_corrupt", MAX_CORRUPT) if max_corrupt is None else max_corrupt
         return ImageSplit(source, how.size, how.crop_ratio, workers=data.workers, max_corrupt=most)
@@ -106,7 +100,6 @@ class VisionTask(Task):
         return losses.mean(), classification_metrics(logits, batch["label"], losses=losses)
 
     def statistics(self, model: VisionModel, batch: Batch) -> dict[str, jax.Array]:
-        """The gates' means in each layer; none for ViT."""
         return gate_statistics(model, normalise(batch["image"]))
 
     def draw(
@@ -120,3 +113,66 @@ class VisionTask(Task):
         written = draw_samples(samples, self.class_names, folder / f"{name}-samples")
         image = normalise(next(iter(samples.values()))[0][:1])[0]
         return written + draw_gating(model, image, folder / f"{name}-gating")
+
+
+# ---------------------------------------------------------------------- pictures
+def draw_samples(
+    samples: Mapping[str, tuple[np.ndarray, Batch, jax.Array]], class_names: Sequence[str], path: Path
+) -> list[Path]:
+    """Draws the first images of each split with predicted class and probability, as Figure 5; returns the .png.
+
+    samples: by split its first images, uint8 [n, S, S, 1 or 3], their batch and the logits [n, classes].
+    """
+    counts = {name: min(SAMPLES, int(batch["mask"].sum())) for name, (_, batch, _) in samples.items()}
+    with style():
+        axes = iter(_picture_grid(sum(counts.values()), columns=6, width=1.6, height=2.0))
+        for name, (pixels, batch, logits) in samples.items():
+            probabilities = np.asarray(jax.nn.softmax(logits))
+            for n in range(counts[name]):
+                axis, predicted = next(axes), int(np.argmax(probabilities[n]))
+                axis.imshow(np.asarray(pixels[n]), cmap="gray", vmin=0, vmax=255)
+                mark, colour = ("✓", RIGHT) if predicted == batch["label"][n] else ("✗", WRONG)
+                title = f"{mark} {class_names[predicted]} {probabilities[n, predicted]:.2f}"
+                axis.set_title(title, color=colour, fontsize=9, pad=3)
+                axis.set_xlabel(f"{name} {n}", fontsize=8, color="0.3")
+        return save(axis.figure, path)[:1]
+
+
+def draw_gating(model: nnx.Module, image: jax.Array, path: Path) -> list[Path]:
+    """Draws what a node in the middle of a normalised image passes on in the first layer of each mode, as Figure 1.
+
+    Red is positive, blue negative; colours are linear up to a thousandth of a pattern's largest magnitude and
+    logarithmic above. Draws nothing for a model without gates. Returns the .png.
+    """
+    from matplotlib.colors import SymLogNorm
+
+    row, column = image.shape[0] // model.patch_size // 2, image.shape[1] // model.patch_size // 2
+    graphdef, weights = nnx.split(model)
+    patterns = jax.jit(lambda weights, image: gating_patterns(nnx.merge(graphdef, weights), image, (row, column)))
+    shown = sorted((int(n), mode, np.asarray(pattern[0])) for mode, (n, pattern) in patterns(weights, image).items())
+    if not shown:
+        return []
+    with style():
+        axes = _picture_grid(len(shown), columns=4, width=3.3, height=3.0)
+        for axis, (n, mode, pattern) in zip(axes, shown, strict=True):
+            largest = float(np.abs(pattern).max()) or 1.0
+            norm = SymLogNorm(linthresh=largest / 1000, vmin=-largest, vmax=largest)
+            picture = axis.imshow(pattern, cmap="RdBu_r", norm=norm)
+            axis.plot(column, row, "o", ms=9, mfc="white", mec="black", mew=1.5)
+            axis.set_title(f"{mode}-mode, layer {n + 1}, head 1")
+            ticks = [-largest, -largest / 30, -largest / 1000, 0, largest / 1000, largest / 30, largest]
+            bar = axis.figure.colorbar(picture, ax=axis, shrink=0.85, ticks=ticks, format=lambda x, _: f"{x:.1g}")
+            bar.ax.minorticks_off()
+            bar.outline.set_visible(False)
+        return save(axis.figure, path)[:1]
+
+
+def _picture_grid(count: int, columns: int, width: float, height: float) -> list[Any]:
+    """`count` framed axes for pictures in one figure, in lines of at most `columns`; inches for each."""
+    columns = min(count, columns)
+    lines = -(-count // columns)
+    figure = new_figure(width * columns, height * lines)
+    axes = [figure.add_subplot(lines, columns, index + 1, xticks=[], yticks=[]) for index in range(count)]
+    for axis in axes:
+        axis.spines[:].set(visible=True, color="0.6", linewidth=0.6)
+    return axes

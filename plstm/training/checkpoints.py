@@ -30,17 +30,11 @@ WITHOUT_CHECKSUM = (CHECKSUMS, "_CHECKPOINT_METADATA", "commit_success.txt")  # 
 DAMAGED, DELETED = "damaged", "deleted"  # folders beside the steps
 NEWEST = 2  # checkpoints that are kept, beside the best
 NO_SCORE = -1e30  # of a checkpoint that was not evaluated
-
-
 _score = itemgetter("score")
 
 
 class Checkpoints:
-    """The folder `checkpoints/` of a run.
-
-    It keeps the newest two and the one with the highest `score`, each with the training state and a small JSON
-    dictionary. A checkpoint is complete once it is renamed, so a killed process leaves whole ones only.
-    """
+    """The folder `checkpoints/` of a run: the newest two and that of the highest `score`, complete once renamed."""
 
     def __init__(self, folder: str | Path, *, read_only: bool = False, say: Callable[[str], None] = print):
         """Opens the folder, or raises UserError; unless `read_only`, sets damaged checkpoints aside, a line each."""
@@ -94,7 +88,6 @@ class Checkpoints:
             self._manager.save(step, args=args, metrics={"score": float(score)})
 
     def last_step(self) -> int | None:
-        """The newest checkpoint's step, or None."""
         return self._manager.latest_step()
 
     def best_step(self) -> int | None:
@@ -126,7 +119,6 @@ class Checkpoints:
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits, then releases the folder."""
         self.wait()
         self._manager.close()
         self._empty_deleted()

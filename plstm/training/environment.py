@@ -1,26 +1,35 @@
-"""What a run was made with: commit, versions, hardware, XLA flags; no other environment variable, they hold secrets."""
+"""What a run was made with, and the host's memory.
 
+Of environment variables only the XLA flags are told, others hold secrets. Freed memory is kept between steps, mappings
+are counted, out-of-memory errors become one line.
+"""
+
+import contextlib
+import ctypes
 import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
 import jax
 
 import plstm
+from plstm.errors import UserError, first_line
 
 CODE_PATHS = ("train.py", "eval.py", "plstm", "data", "configs", "scripts", "pyproject.toml", "requirements.lock")
 DISTRIBUTIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow", "tensorflow-datasets")
+# M_MMAP_MAX, M_ARENA_MAX, M_TRIM_THRESHOLD and M_TOP_PAD of glibc's malloc.h: no allocation has its own mapping, all
+# threads share one heap, which never shrinks and grows by at least 64 MiB.
+MALLOC_OPTIONS = ((-4, 0), (-8, 1), (-1, -1), (-2, 2**26))
+MAPPINGS, MOST_MAPPINGS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
+FULL = 0.8  # of the mappings that Linux allows; what is compiled until the next check must fit into the rest
 
 
 def describe_environment(repo_root: str | Path) -> dict:
-    """What is needed to repeat a run, as JSON: {"commit", "dirty", "versions", "hardware", "xla_flags"}.
-
-    `commit` and `dirty`, that a file under `CODE_PATHS` differs from the commit, are None unless `repo_root` is the top
-    of a git clone. The threads in `xla_flags`, the variable XLA_FLAGS, change the last digits of sums.
-    """
+    """What is needed to repeat a run, as JSON; `commit` and `dirty` are None unless `repo_root` is that of a clone."""
     root = Path(repo_root).resolve()
     top, commit = _git(root, "rev-parse", "--show-toplevel"), _git(root, "rev-parse", "HEAD")
     # A copy without .git may lie inside another repository, whose commit says nothing about this code.
@@ -39,10 +48,10 @@ def describe_environment(repo_root: str | Path) -> dict:
     }
     return {
         "commit": commit,
-        "dirty": None if status is None else bool(status),
+        "dirty": None if status is None else bool(status),  # a file under `CODE_PATHS` differs from the commit
         "versions": {"python": platform.python_version(), "plstm": plstm.__version__, **found},
         "hardware": hardware,
-        "xla_flags": os.environ.get("XLA_FLAGS"),
+        "xla_flags": os.environ.get("XLA_FLAGS"),  # its threads change the last digits of sums
     }
 
 
@@ -52,3 +61,47 @@ def _git(root: Path, *arguments: str) -> str | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+# ---------------------------------------------------------------------- memory
+def keep_freed_memory() -> bool:
+    """Makes malloc keep freed memory for the next allocation; returns whether it does. Call it before threads start.
+
+    On CPUs the system must otherwise clear fresh pages in every step, a tenth to a third of its time. Nothing changes
+    without glibc, with an accelerator, or where the environment has MALLOC_... or mmap_max in GLIBC_TUNABLES.
+    """
+    is_set = "mmap_max" in os.environ.get("GLIBC_TUNABLES", "") or any(n.startswith("MALLOC_") for n in os.environ)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if is_set or mallopt is None or metadata.entry_points(group="jax_plugins"):
+        return False
+    return all([mallopt(option, value) for option, value in MALLOC_OPTIONS])
+
+
+def forget_programs_near_limit() -> bool:
+    """Drops all compiled programs if the process has nearly as many mappings as Linux allows; returns whether it did.
+
+    XLA maps every kernel of a CPU program; beyond vm.max_map_count (65,530) the process aborts, and batches of dozens
+    of sizes come near. What is needed again is read from the compilation cache.
+    """
+    if not (MAPPINGS.exists() and MOST_MAPPINGS.exists()):  # another system
+        return False
+    if is_near := MAPPINGS.read_bytes().count(b"\n") >= FULL * int(MOST_MAPPINGS.read_text()):
+        jax.clear_caches()
+    return is_near
+
+
+@contextlib.contextmanager
+def memory_errors(batch_size: int) -> Iterator[None]:
+    """Turns out-of-memory errors of JAX and Python into UserError, which names the batch size."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        where = "this machine" if isinstance(error, MemoryError) else "a device"
+        if where == "a device" and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        each = -(-batch_size // jax.device_count())
+        raise UserError(
+            f"optim.batch_size={batch_size}: {where} ran out of memory, at {each:,} examples a device "
+            f"({first_line(error)}); take more devices, a smaller optim.batch_size, model.remat=true where the model "
+            "has it (blocks are computed twice, not kept), or mesh.fsdp, which splits the state between devices"
+        ) from error

@@ -19,8 +19,6 @@ MIN_SPLIT = 4096  # numbers; a smaller tensor is not split: splitting it would c
 
 @dataclass
 class MeshConfig:
-    """How a run is spread over its devices; each has its part of the batch."""
-
     fsdp: int = 1  # so many devices share one copy of parameters and optimizer state; 1: each has its own copy
     timeout: float = 300.0  # seconds that the processes of a run wait for each other at the start
 
@@ -52,9 +50,8 @@ class Layout:
             if parts == 1 or not axes or np.prod(leaf.shape) < MIN_SPLIT:
                 return self.copies
             largest = max(axes, key=lambda axis: leaf.shape[axis])
-            return NamedSharding(
-                self.mesh, PartitionSpec(*("fsdp" if axis == largest else None for axis in range(leaf.ndim)))
-            )
+            parts_by_axis = ("fsdp" if axis == largest else None for axis in range(leaf.ndim))
+            return NamedSharding(self.mesh, PartitionSpec(*parts_by_axis))
 
         return jax.tree.map(sharding, tree)
 

@@ -16,8 +16,6 @@ DECAYED = {"kernel", "weight", "node_weight", "edge_weight"}
 
 @dataclass
 class OptimConfig:
-    """Optimizer, schedule and batch."""
-
     name: str = "adamw"  # or "lamb"
     peak_lr: float = 1e-4  # not scaled with the batch
     end_factor: float = 1e-3  # the last step's learning rate over the peak
@@ -35,10 +33,7 @@ class OptimConfig:
 
 
 def learning_rate_schedule(config: OptimConfig, steps: int, warmup_steps: int) -> optax.Schedule:
-    """Linear from 0 to the peak over the warm-up, then a cosine that reaches end_factor x peak at the last step.
-
-    Step n (from 0) of `steps` uses schedule(n); schedule(steps - 1) is the end value.
-    """
+    """Linear from 0 to the peak over the warm-up, then a cosine to end_factor x peak at the last step, `steps` - 1."""
     end = config.peak_lr * config.end_factor
     cosine_steps = max(steps - 1 - warmup_steps, 1)
 

@@ -1,13 +1,18 @@
-"""What a run shows while it trains: a live bar in a terminal, plain lines in a log file."""
+"""What a run shows while it trains: a live bar in a terminal, plain lines in a log file, with averaged metrics."""
 
 import math
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import jax
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from plstm.training.steps import StepMetrics
+
+STEPS_IN_FLIGHT = 2  # how far the host may run ahead: enough to keep a device busy, few enough to stop soon
 EVERY_SECONDS = 30.0  # a plain line comes at most so often, but for the last step
 
 
@@ -40,7 +45,6 @@ class Progress(Bar):
 
 
 def banner(title: str, rows: list[tuple[str, str]], console: Console) -> None:
-    """Prints what is about to run, in aligned lines."""
     width = max(len(name) for name, _ in rows)
     print_plain(console, "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)]))
 
@@ -48,3 +52,57 @@ def banner(title: str, rows: list[tuple[str, str]], console: Console) -> None:
 def print_plain(console: Console, text: str) -> None:
     """Prints a line as it is: above the bar in a terminal."""
     console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+class MetricAverager:
+    """Averages metrics over steps; with its `state`, JSON, a resumed run logs the same as one never stopped."""
+
+    def __init__(self, state: dict[str, Any] | None = None):
+        self._sums = dict(state or {})  # name -> [sum, count]
+        self._pending: list[StepMetrics] = []
+        self._clock: float | None = None  # starts when the first step has finished, so it leaves out compilation
+        self._timed_steps = 0
+
+    def add(self, metrics: StepMetrics) -> None:
+        """Adds one step, whose metrics may still be being computed; waits until at most STEPS_IN_FLIGHT are."""
+        self._pending.append(metrics)
+        if self._clock is None:
+            jax.block_until_ready(metrics)
+            self.restart_clock()
+            return
+        self._timed_steps += 1
+        if len(self._pending) > STEPS_IN_FLIGHT:
+            jax.block_until_ready(self._pending[-1 - STEPS_IN_FLIGHT])
+
+    def restart_clock(self) -> None:
+        """Leaves out of the speed the time since the last step, of an evaluation or a save."""
+        self._clock, self._timed_steps = time.monotonic(), 0
+
+    def state(self) -> dict[str, Any]:
+        self._drain()
+        return dict(self._sums)
+
+    def first_not_finite(self, names: tuple[str, ...]) -> str | None:
+        """The first of these metrics that was not finite, in the steps since the last `state` or `close`."""
+        steps = jax.device_get(self._pending)
+        values = [{name: total for name, (total, _) in step.averaged.items()} | step.latest for step in steps]
+        return next((name for step in values for name in names if not math.isfinite(step[name])), None)
+
+    def close(self, examples_per_step: float) -> dict[str, float]:
+        """Returns the metrics of the steps since the last call, and "examples_per_second" where it is known."""
+        latest = self._drain()
+        values = {name: total / count if count else math.nan for name, (total, count) in self._sums.items()} | latest
+        self._sums = {}
+        if self._timed_steps:
+            values["examples_per_second"] = self._timed_steps * examples_per_step / (time.monotonic() - self._clock)
+        self.restart_clock()
+        return values
+
+    def _drain(self) -> dict[str, float]:
+        """Adds the pending steps to the sums; returns the latest values."""
+        steps, self._pending = jax.device_get(self._pending), []
+        for step in steps:
+            for name, pair in step.averaged.items():
+                before = self._sums.get(name, (0.0, 0.0))
+                self._sums[name] = [old + float(new) for old, new in zip(before, pair, strict=True)]
+        return {name: float(value) for name, value in steps[-1].latest.items()} if steps else {}

@@ -1,15 +1,17 @@
-"""The training step and what a training run carries from step to step."""
+"""The training step, what a training run carries from step to step, and evaluation."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
-from plstm.training.meshes import Layout
+from plstm.training.meshes import Layout, make_mesh
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), float32 scalars
@@ -35,13 +37,10 @@ class TrainState(NamedTuple):
 
     @property
     def weights(self) -> Any:
-        """All that the model predicts with."""
         return self.params if self.statistics is None else nnx.merge_state(self.params, self.statistics)
 
 
 class StepMetrics(NamedTuple):
-    """The metrics of one step."""
-
     averaged: Metrics  # the task's, which are averaged over steps
     latest: dict[str, jax.Array]  # float32: learning_rate, gradient_norm (before clipping), parameter_norm, update_norm
 
@@ -100,3 +99,51 @@ def make_train_step(
 def make_predict(graphdef: nnx.GraphDef, function: Callable[[nnx.Module, Batch], Any]) -> Callable[[Any, Batch], Any]:
     """A jitted function (weights, batch) of a task's (model, batch); the weights are those of `TrainState.weights`."""
     return jax.jit(lambda weights, batch: function(nnx.merge(graphdef, weights), batch))
+
+
+# ---------------------------------------------------------------------- evaluation
+# The one way to evaluate, used during training, at its end, and by eval.py, so that all agree to the last digit.
+# What to evaluate on: `len` is its number of examples, batches(batch_size) yields this process's rows of batches, every
+# example once and in order, with "mask" False at padding, and first(batch_size) is the first of them.
+Split = Any
+BATCHES_IN_FLIGHT = 2  # how far the host may run ahead, as in training
+
+
+def make_ready(model: nnx.Module, function: Callable, batch_size: int) -> tuple[Callable, Any, Callable]:
+    """The arguments measure, weights and place of `evaluate` for a model and a task's function (model, batch)."""
+    layout = Layout(make_mesh(batch_size))
+    graphdef, weights = nnx.split(model)
+    return make_predict(graphdef, function), layout.place_copies(weights), layout.place_rows
+
+
+def evaluate(
+    measure: Callable[[Any, Batch], Metrics],
+    weights: Any,
+    split: Split,
+    batch_size: int,
+    place: Callable[[Batch], Batch] = lambda batch: batch,
+    each_batch: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """The mean of each metric over every example of a split, each exactly once, and "count", the number of examples.
+
+    The last batch is padded, so that one compiled program serves the whole split; the metrics leave out the padding.
+    `batch_size` fixes the order of the floating-point sums. `place` puts a batch on the devices; `each_batch` is called
+    after each, and what it raises ends the evaluation.
+    """
+    found = []
+    for batch in map(place, split.batches(batch_size)):
+        found.append((measure(weights, batch), batch["mask"].sum()))
+        if len(found) > BATCHES_IN_FLIGHT:
+            jax.block_until_ready(found[-1 - BATCHES_IN_FLIGHT])
+        each_batch()
+    metrics, counts = zip(*jax.device_get(found), strict=True)
+    sums = {name: np.sum([batch[name] for batch in metrics], axis=0, dtype=np.float64) for name in metrics[0]}
+    means = {name: float(total / count) if count else math.nan for name, (total, count) in sums.items()}
+    return means | {"count": int(sum(counts))}
+
+
+def describe(name: str, metrics: dict[str, float], unit: str) -> str:
+    """One line for a split, as training and eval.py print it; `unit` is the plural name of an example."""
+    names = sorted(metrics.keys() - {"count"}, key=lambda metric: (metric != "loss", metric))
+    values = "  ".join(f"{metric} {metrics[metric]:.6f}" for metric in names)
+    return f"{name:<8}  {values}  ({metrics['count']:,} {unit})"

@@ -23,20 +23,15 @@ INIT_TIMEOUT, FINISH_TIMEOUT = 30, 60  # seconds that the training waits for W&B
 
 @dataclass
 class LoggerConfig:
-    """Weights & Biases."""
-
     mode: str = "auto"  # or "online", "offline", "disabled"; auto: online when logged in, else offline
     project: str = "plstm"  # the project that the run is logged to
     entity: str | None = None  # the user or team that owns the project; none: the default of the login
 
 
 class MetricsWriter:
-    """Appends a run's values to `metrics.jsonl`, one JSON object per line:
+    """Appends a run's values to `metrics.jsonl` if `enabled`, null where they are not finite. Raises UserError if full.
 
     {"step": 100, "epoch": 0.26, "split": "train", "loss": 0.61, "accuracy": 0.66}
-
-    Values that are not finite are written as null. Unless `enabled`, nothing is written. Raises UserError if the file
-    cannot be written.
     """
 
     def __init__(self, path: Path, enabled: bool = True):
@@ -53,14 +48,10 @@ class MetricsWriter:
         return line
 
     def lines(self) -> list[dict]:
-        """All lines so far."""
         return read_metrics(self.path) if self._enabled and self.path.exists() else []
 
     def truncate_after(self, step: int, evaluated: int) -> None:
-        """Drops the lines of later steps, so that a run resumed at `step` writes them once.
-
-        `evaluated`, at most `step`, is the last step whose evaluation the checkpoint knows; a later one is repeated.
-        """
+        """Drops what a run resumed at `step` repeats: later steps, and evaluations after the step `evaluated`."""
         last = lambda line: step if line["split"] == "train" and "count" not in line else evaluated  # noqa: E731
         kept = [json.dumps(line) + "\n" for line in self.lines() if line["step"] <= last(line)]
         if self._enabled and self.path.exists():
@@ -92,11 +83,7 @@ class Tracker:
     """
 
     def __init__(self, mode: str, **arguments: Any):
-        """Starts a run, or continues the one of the same id. Raises UserError for an unknown mode.
-
-        mode: see `LoggerConfig`; WANDB_MODE goes before the login. arguments: of `wandb.init`, with "id", and the
-        folder "dir", whose wandb/ holds the client's files.
-        """
+        """Starts or continues a run; `arguments` of `wandb.init` with "id" and "dir". UserError for an unknown mode."""
         if mode == "auto":
             mode = os.environ.get("WANDB_MODE") or ("online" if _is_logged_in() else "offline")
         if mode not in MODES[1:]:
@@ -111,11 +98,9 @@ class Tracker:
         self._try("log", lambda: self._run.log(row | {"epoch": line["epoch"]}, step=line["step"]))
 
     def image(self, name: str, path: str | Path, step: int) -> None:
-        """Logs a picture."""
         self._try("log", lambda: self._run.log({name: _client().Image(str(path))}, step=step))
 
     def summary(self, values: Mapping[str, object]) -> None:
-        """Sets values of the run as a whole, such as its final metrics."""
         self._try("log", lambda: self._run.summary.update(dict(values)))
 
     def finish(self) -> None:
@@ -130,7 +115,8 @@ class Tracker:
             return function()
         except Exception as error:
             self._ended = True
-            _say(f"could not {action} ({type(error).__name__}: {first_line(error)}); training continues")
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            print(f"W&B: could not {action} ({reason}); training continues", file=sys.stderr, flush=True)
             with contextlib.suppress(Exception):
                 _client().teardown()  # a client left half alive complains when the process ends
 
@@ -162,9 +148,6 @@ def _start_client(mode: str, **arguments):
     wandb.setup(settings=settings)
     run = wandb.init(settings=settings, mode=mode, resume="allow", **arguments)
     if mode == "offline":
-        _say(f"offline; upload with: wandb sync {shlex.quote(f'{folder}/offline-run-')}*-{arguments['id']}")
+        files = f"{shlex.quote(f'{folder}/offline-run-')}*-{arguments['id']}"
+        print(f"W&B: offline; upload with: wandb sync {files}", file=sys.stderr, flush=True)
     return run
-
-
-def _say(text: str) -> None:
-    print(f"W&B: {text}", file=sys.stderr, flush=True)

@@ -26,10 +26,9 @@ from plstm.ops.grid import plstm2d
 from plstm.results.records import read_records
 from plstm.runs.programs import compose_experiment
 from plstm.tasks import TASKS
-from plstm.training.evaluation import evaluate
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
-from plstm.training.steps import init_state, make_predict, make_train_step
+from plstm.training.steps import evaluate, init_state, make_predict, make_train_step
 from scripts.benchmarks.harness import Row, alternate, compare, compile_step, ratio, timing, wall_seconds
 from scripts.benchmarks.operators import draw_operator_inputs, gradient_step
 from scripts.common import ROOT

@@ -14,7 +14,7 @@ from plstm.models import GraphConfig, build_model
 from plstm.models.graph import KINDS, neighbourhood
 from plstm.models.graph_layers import GAT, GCN, GIN, MPNN, LSTMCell
 from plstm.nn.graph import degree_encoding
-from plstm.tasks.graph_batches import GraphBatches
+from plstm.tasks.graphs import GraphBatches
 
 TOY = read_tudataset("TOY", Path(__file__).parents[1] / "data" / "tudataset" / "TOY")
 FEATURES = TOY.features.shape[1]

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from plstm.errors import UserError
-from plstm.results.cells import t_interval
 from plstm.results.definitions import load_table
 from plstm.results.records import record_path
+from plstm.results.sweeps import t_interval
 from plstm.results.tables import DASH
 
 from .conftest import TABLES, edit_line, example_record, rendered, run_script
@@ -45,7 +45,7 @@ def test_cells(arrow, add, tmp_path):
         assert (tmp_path / "tables" / target).resolve().is_file()
     line = csv_lines(text["csv"])["pLSTM", "0.0001"]
     assert float(line["test"]) == pytest.approx(0.974, abs=1e-12) and (line["chosen"], line["n"]) == ("1", "5")
-    assert float(line["test_interval"]) == pytest.approx(t_interval([0.970, 0.972, 0.974, 0.976, 0.978]).half_width)
+    assert float(line["test_interval"]) == pytest.approx(t_interval([0.970, 0.972, 0.974, 0.976, 0.978])[1])
     assert line["runs"].split() == [run.id for run in runs] and line["seeds"] == "43 44 45 46 47"
 
 

@@ -12,12 +12,11 @@ import train
 from plstm.config import LoopConfig, run_id, to_config
 from plstm.errors import ReadError
 from plstm.results.records import commits_of, read_records
-from plstm.runs.programs import Plan
-from plstm.runs.status import is_best
+from plstm.runs.programs import Plan, is_best
 from plstm.tasks import TASKS
-from plstm.training import memory
+from plstm.training import environment as memory
 from plstm.training.checkpoints import Checkpoints
-from plstm.training.interrupt import Interrupt
+from plstm.training.processes import Interrupt
 from plstm.training.tracking import read_metrics
 from tests.commands import paths
 

@@ -15,8 +15,7 @@ from safetensors.numpy import load_file, save_file
 from plstm.config import Config, portable_config, run_id
 from plstm.errors import UserError
 from plstm.models import VisionConfig
-from plstm.runs.folders import write_config
-from plstm.runs.weights import config_of, from_checkpoint, save_safetensors
+from plstm.runs.weights import config_of, from_checkpoint, save_safetensors, write_config
 from plstm.tasks.arrow import ArrowData
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
 from plstm.training.optimizers import build_optimizer

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from data.graphs.tudataset import read_tudataset
-from plstm.tasks import graph_batches
-from plstm.tasks.graph_batches import GraphBatches
+from plstm.tasks import graphs as graph_batches
+from plstm.tasks.graphs import GraphBatches
 
 TOY = read_tudataset("TOY", Path(__file__).parents[1] / "data" / "tudataset" / "TOY")
 

@@ -18,8 +18,7 @@ from plstm.results.records import read_curve, read_records, record_problems
 from plstm.runs.weights import from_checkpoint, save_safetensors
 from plstm.tasks import TASKS, graphs
 from plstm.tasks.graphs import GraphBatches, GraphSplit, GraphTrainBatches
-from plstm.training.evaluation import evaluate, make_ready
-from plstm.training.steps import named_leaves
+from plstm.training.steps import evaluate, make_ready, named_leaves
 from plstm.training.tracking import read_metrics
 from tests.commands import SPEED, TIMES, paths, state_of, steps_of
 

@@ -13,10 +13,9 @@ from data.imagenet.folders import MosaicSource
 from plstm.config import Config, LoopConfig, OptimConfig, check
 from plstm.errors import UserError
 from plstm.models import VisionConfig
-from plstm.tasks.imagenet import LOSSES, ImageNetData, ImageNetTask
+from plstm.tasks.imagenet import LOSSES, ImageNetData, ImageNetTask, mix
 from plstm.tasks.vision import normalise
 from plstm.training.meshes import Layout, make_mesh
-from plstm.training.mixing import mix
 
 MIXED = dict(mixup=0.8, cutmix=1.0)
 LAYOUT = Layout(make_mesh(1))

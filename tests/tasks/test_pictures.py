@@ -6,7 +6,7 @@ from PIL import Image
 
 from plstm.models.vision import VisionConfig, VisionModel
 from plstm.tasks import pictures
-from plstm.tasks.pictures import draw_gating, draw_samples
+from plstm.tasks.vision import draw_gating, draw_samples
 
 
 def pixels(path):

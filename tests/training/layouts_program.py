@@ -20,11 +20,10 @@ from plstm.models import VisionConfig, build_model
 from plstm.nn.layers import drop_path
 from plstm.ops.grid import chunks
 from plstm.training.checkpoints import Checkpoints
-from plstm.training.evaluation import evaluate
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import OptimConfig, build_optimizer
 from plstm.training.processes import Votes, from_main, is_main, start_processes
-from plstm.training.steps import init_state, make_predict, make_train_step
+from plstm.training.steps import evaluate, init_state, make_predict, make_train_step
 from tests.training import classifying
 
 BATCH, EXAMPLES = 8, 19

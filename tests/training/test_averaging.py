@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plstm.training import averaging
-from plstm.training.averaging import MetricAverager
+from plstm.training import progress as averaging
+from plstm.training.progress import MetricAverager
 from plstm.training.steps import StepMetrics
 
 BATCH = 32

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from data.loading import unpack
-from plstm.training.evaluation import describe, evaluate, make_ready
+from plstm.training.steps import describe, evaluate, make_ready
 from tests.models.vision_models import MODELS, filled, tiny
 from tests.training.classifying import draw_split, expected_metrics, logits, measure, metrics_of
 

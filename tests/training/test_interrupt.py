@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from plstm.training.interrupt import Interrupt
+from plstm.training.processes import Interrupt
 from tests.commands import begin, end
 
 
@@ -22,7 +22,7 @@ def test_the_first_signal_is_a_request_and_a_second_ctrl_c_ends_it(number):
 
 NOTHING_TO_LOSE = """
 import hashlib, signal, sys
-from plstm.training.interrupt import Interrupt
+from plstm.training.processes import Interrupt
 with Interrupt() as interrupt:
     if sys.argv[1] == "all saved":
         interrupt.wait_for_saving()

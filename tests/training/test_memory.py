@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from plstm.training import memory
+from plstm.training import environment as memory
 from tests.commands import begin, end
 
 PROGRAM = """
 import resource, sys, threading
 import jax, jax.numpy as jnp
 import numpy as np
-from plstm.training.memory import keep_freed_memory
+from plstm.training.environment import keep_freed_memory
 
 kept = keep_freed_memory() if "keep" in sys.argv else None
 counts = []
@@ -64,9 +64,9 @@ def test_malloc_is_left_alone_where_it_is_configured_and_beside_an_accelerator(m
     options = []
     library = SimpleNamespace(mallopt=lambda *option: options.append(option) or 1)
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: library)
-    monkeypatch.setattr(memory, "entry_points", lambda group: ())
+    monkeypatch.setattr(memory.metadata, "entry_points", lambda group: ())
     assert memory.keep_freed_memory() and len(options) == 4
-    monkeypatch.setattr(memory, "entry_points", lambda group: plugins)
+    monkeypatch.setattr(memory.metadata, "entry_points", lambda group: plugins)
     for name, value in setting.items():
         monkeypatch.setenv(name, value)
     assert not memory.keep_freed_memory() and len(options) == 4

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plstm.training.losses import LOSSES, binary_cross_entropy
+from plstm.tasks.imagenet import LOSSES, binary_cross_entropy
 
 
 def softmax_oracle(logits, targets):

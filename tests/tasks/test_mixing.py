@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from plstm.training import mixing
-from plstm.training.mixing import kept_weights, mix, random_erasing
+from plstm.tasks import imagenet as mixing
+from plstm.tasks.imagenet import kept_weights, mix, random_erasing
 
 MAPS = 4000
 HEIGHT, WIDTH = 24, 30
