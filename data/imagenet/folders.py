@@ -35,9 +35,9 @@ class FolderSource(Sequence):
 def folder_source(path: str | os.PathLike, known: Sequence[str] | None = None) -> FolderSource:
     """The images under path/<class>/, at any depth, by their suffix; hidden files are left out.
 
-    Labels number the class folders in sorted order; where all have names of ImageNet's classes, such as n01440764, they
-    are ImageNet's. Where `known` has the names of a model's classes, folders must be named so, or by their numbers, and
-    labels are places in it. Raises UserError where there is no such folder, class folder, image, or class.
+    Labels number the class folders in sorted order, or are ImageNet's where all have names such as n01440764, or are
+    places in `known`, a model's classes, by whose names or numbers folders must be named. Raises UserError where there
+    is no such folder, class folder, image, or class.
     """
     folder = Path(path)
     if not folder.is_dir():

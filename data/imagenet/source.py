@@ -3,14 +3,10 @@
     make data-imagenet MANUAL=/path/to/tars      # once; see scripts/prepare_imagenet.py
     source = load_source("train")                # source[i]: {"image": bytes, "label": 0 to 999, "file_name"}
 
-Labels are places in the sorted list of the 1,000 WordNet ids, as everywhere. Our splits:
-
-    train   the training images without `val`
-    val     10,000 training images held out to choose models and learning rates by
-    test    the 50,000 official validation images, whose accuracy papers report
+Labels are places in the sorted list of the 1,000 WordNet ids, as everywhere. Our splits: `val`, 10,000 training images
+held out to choose models and learning rates by; `train`, the others; `test`, the 50,000 official validation images.
 """
 
-import contextlib
 import json
 import os
 import resource
@@ -33,14 +29,10 @@ SPLITS = {"train": "train", "val": "train", "test": "validation"}  # ours -> TFD
 HELD_OUT = 10_000
 
 
-def synsets() -> list[str]:
-    """The WordNet ids of the 1,000 classes, such as n01440764, in the order of the labels."""
-    return tfds.core.tfds_path("datasets/imagenet2012/labels.txt").read_text().split()
-
-
-def validation_synsets() -> list[str]:
-    """The WordNet id of each of the 50,000 official validation images, in the order of their names."""
-    return tfds.core.tfds_path("datasets/imagenet2012/validation_labels.txt").read_text().split()
+def synsets(file: str = "labels.txt") -> list[str]:
+    """The WordNet ids of the 1,000 classes, such as n01440764, in the order of the labels; in validation_labels.txt
+    those of the 50,000 official validation images, in the order of their names."""
+    return tfds.core.tfds_path(f"datasets/imagenet2012/{file}").read_text().split()
 
 
 def class_words() -> dict[str, str]:
@@ -68,7 +60,7 @@ def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT, m
     builder = tfds.builder_from_directory(versions[-1])
     if SPLITS[split] not in builder.info.splits:
         raise UserError(f"{versions[-1]}: has no {SPLITS[split]} images; delete it, then: {build}")
-    allow_many_files()
+    _allow_many_files()
     try:
         source = builder.as_data_source(SPLITS[split], decoders={"image": tfds.decode.SkipDecoding()})
     except NotImplementedError as error:
@@ -103,10 +95,9 @@ class _ImageNet(TfdsSource):
         return example | {"label": int(example["label"]), "file_name": example["file_name"].decode()}
 
 
-def allow_many_files() -> None:
+def _allow_many_files() -> None:
     """Lets this process, and those it starts, open as many files as the system allows: TFDS keeps 1,024 open."""
-    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)[1:] * 2)
 
 
 def prepare(tars: Path, root: str | None = None) -> Path:
@@ -122,14 +113,10 @@ def prepare(tars: Path, root: str | None = None) -> Path:
 
     files = SimpleNamespace(GFile=open, exists=os.path.exists, remove=os.remove)
     tf = SimpleNamespace(io=SimpleNamespace(gfile=files), errors=SimpleNamespace(ResourceExhaustedError=()))
-    allow_many_files()
+    _allow_many_files()
     builder = tfds.builder(NAME, data_dir=data_root(root), file_format="array_record")
-    with (
-        quiet_tfds(),
-        mock.patch.multiple(module, tf=tf, CMYK_IMAGES=[], PNG_IMAGES=[]),
-        contextlib.ExitStack() as stack,
-    ):
-        for other in (shuffle, extractor, common):
-            stack.enter_context(mock.patch.object(other, "tf", tf))
+    with quiet_tfds() as stack, mock.patch.multiple(module, CMYK_IMAGES=[], PNG_IMAGES=[]):
+        for part in (module, shuffle, extractor, common):
+            stack.enter_context(mock.patch.object(part, "tf", tf))
         builder.download_and_prepare(download_config=tfds.download.DownloadConfig(manual_dir=tars))
     return Path(builder.data_path)

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from plstm.errors import UserError
+from plstm.errors import one_of, positive, require
 from plstm.models.graph_layers import LAYERS, LSTMCell, Neighbours, Nodes, dense
 from plstm.nn.graph import TRANSITION_NODES, GraphMixer, degree_encoding
 from plstm.nn.layers import MLP, norm
@@ -39,25 +40,18 @@ class GraphConfig:
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
-        for key, choices in (
-            ("kind", KINDS),
-            ("p_norm", NORMS),
-            ("reverse_p", ("full", "pruned")),
-            ("transition_node", TRANSITION_NODES),
-            ("method", METHODS),
-            ("lstm_pool", ("tanh_c", "h")),
-        ):
-            if getattr(self, key) not in choices:
-                raise UserError(f"model.{key}={getattr(self, key)}: choose one of {', '.join(choices)}")
-        for key in ("dim", "depth", "heads", "mlp_ratio"):
-            if not 1 <= getattr(self, key) <= MAX_SIZE:
-                raise UserError(f"model.{key}={getattr(self, key)}: must be at least 1 and at most {MAX_SIZE}")
-        if self.kind == "plstm" and (self.dim % self.heads or self.dim % 2):
-            raise UserError(f"model.dim={self.dim}: must be even and a multiple of model.heads={self.heads}")
+        check, pools, both = partial(require, self, prefix="model."), ("tanh_c", "h"), ("full", "pruned")
+        check(
+            *one_of(self, kind=KINDS, p_norm=NORMS, reverse_p=both, transition_node=TRANSITION_NODES),
+            *one_of(self, method=METHODS, lstm_pool=pools),
+            *positive(self, "dim", "depth", "heads", "mlp_ratio", most=MAX_SIZE),
+        )
+        divides = self.kind != "plstm" or self.dim % self.heads == self.dim % 2 == 0
+        check(("dim", divides, f"must be even and a multiple of model.heads={self.heads}"))
         for field in fields(self):
             kind = "plstm" if field.name in PLSTM_ONLY else "lstm" if field.name == "lstm_pool" else self.kind
-            if self.kind != kind and getattr(self, field.name) != field.default:
-                raise UserError(f"model.{field.name}={getattr(self, field.name)}: only model.kind={kind} has it")
+            is_default = getattr(self, field.name) == field.default
+            check((field.name, is_default or self.kind == kind, f"only model.kind={kind} has it"))
 
 
 class Block(nnx.Module):

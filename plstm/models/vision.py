@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from plstm.errors import UserError
+from plstm.errors import UserError, one_of, positive, require
 from plstm.nn.layers import MLP, NORMS, LayerScale, PatchEmbedding, drop_path, linear, norm
 from plstm.nn.mixers import AttentionMixer, PLSTMMixer
 from plstm.ops.grid import METHODS, WIDEST_FUSED
@@ -48,41 +49,35 @@ class VisionConfig:
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
-        for key, choices in (
-            ("gates", ("released", "printed")),
-            ("gate_init", ("zeros", "normal")),
-            ("pooling", ("corners", "class_token")),
-            ("norm", tuple(NORMS)),
-            ("dtype", tuple(DTYPES)),
-            ("method", METHODS),
-        ):
-            if getattr(self, key) not in choices:
-                raise UserError(f"model.{key}={getattr(self, key)}: choose one of {', '.join(choices)}")
-        for key in ("image_size", "channels", "classes", "patch_size", "dim", "depth", "heads", "mlp_ratio"):
-            if not 1 <= getattr(self, key) <= MAX_SIZE:
-                raise UserError(f"model.{key}={getattr(self, key)}: must be at least 1 and at most {MAX_SIZE}")
-        if not 0 <= self.drop_path < 1:
-            raise UserError(f"model.drop_path={self.drop_path}: must be in [0, 1)")
-        if not self.modes or any(mode not in MODES for mode in self.modes):
-            raise UserError(f"model.modes={list(self.modes)}: choose from {', '.join(MODES)}")
-        if "attention" in self.modes and len(set(self.modes)) > 1:
-            raise UserError(f"model.modes={list(self.modes)}: attention cannot alternate with P or D")
-        if self.pooling == "class_token" and "attention" not in self.modes:
-            raise UserError("model.pooling=class_token: a class token has no place on pLSTM's grid; use corners")
-        if self.gates != "released" and "P" not in self.modes:
-            raise UserError(f"model.gates={self.gates}: only P-mode has it, and model.modes={list(self.modes)}")
-        if self.stm_bias_only and "attention" in self.modes:
-            raise UserError("model.stm_bias_only=true: attention has no such gates; leave it out")
-        if self.depth % len(self.modes):
-            raise UserError(f"model.depth={self.depth}: must be a multiple of the {len(self.modes)} model.modes")
-        if self.image_size % self.patch_size:
-            raise UserError(f"model.patch_size={self.patch_size}: does not divide model.image_size={self.image_size}")
-        if self.method == "fused" and self.image_size // self.patch_size > WIDEST_FUSED:
-            raise UserError(f"model.method=fused: takes at most {WIDEST_FUSED} patches a side; use auto")
-        if self.dim % self.heads:
-            raise UserError(f"model.heads={self.heads}: must divide model.dim={self.dim}")
-        if "attention" not in self.modes and self.dim % (4 * self.heads):
-            raise UserError(f"model.heads={self.heads}: pLSTM's gates need 4 x heads to divide model.dim={self.dim}")
+        check, modes = partial(require, self, prefix="model."), list(self.modes)
+        sizes = ("image_size", "channels", "classes", "patch_size", "dim", "depth", "heads", "mlp_ratio")
+        pools, norms, dtypes = ("corners", "class_token"), tuple(NORMS), tuple(DTYPES)
+        check(
+            *one_of(self, gates=("released", "printed"), gate_init=("zeros", "normal"), pooling=pools, norm=norms),
+            *one_of(self, dtype=dtypes, method=METHODS),
+            *positive(self, *sizes, most=MAX_SIZE),
+            ("drop_path", 0 <= self.drop_path < 1, "must be in [0, 1)"),
+            ("modes", modes and set(modes) <= set(MODES), f"choose from {', '.join(MODES)}"),
+        )
+        attention, side = "attention" in modes, self.image_size // self.patch_size
+        no_token = "a class token has no place on pLSTM's grid; use corners"
+        no_gates = "attention has no such gates; leave it out"
+        of_heads, of_gates = f"must divide model.dim={self.dim}", f"4 x heads to divide model.dim={self.dim}"
+        check(
+            ("modes", not attention or len(set(modes)) == 1, "attention cannot alternate with P or D"),
+            ("pooling", self.pooling != "class_token" or attention, no_token),
+            ("gates", self.gates == "released" or "P" in modes, f"only P-mode has it, and model.modes={modes}"),
+            ("stm_bias_only", not (self.stm_bias_only and attention), no_gates),
+            ("depth", self.depth % len(modes) == 0, f"must be a multiple of the {len(modes)} model.modes"),
+            ("patch_size", self.image_size % self.patch_size == 0, f"must divide model.image_size={self.image_size}"),
+            (
+                "method",
+                self.method != "fused" or side <= WIDEST_FUSED,
+                f"takes {WIDEST_FUSED} patches a side; use auto",
+            ),
+            ("heads", self.dim % self.heads == 0, of_heads),
+            ("heads", attention or self.dim % (4 * self.heads) == 0, f"pLSTM's gates need {of_gates}"),
+        )
 
 
 class Block(nnx.Module):

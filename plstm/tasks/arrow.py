@@ -8,7 +8,8 @@ from omegaconf import MISSING
 from data.arrow_pointing.builder import data_source, load_packed
 from data.arrow_pointing.geometry import LABELS, ArrowVariant
 from data.loading import DeviceBatches, PackedSplit, StreamedBatches
-from plstm.tasks.base import RunConfig, require
+from plstm.errors import require
+from plstm.tasks.base import RunConfig
 from plstm.tasks.vision import VisionTask
 from plstm.training.meshes import Layout
 

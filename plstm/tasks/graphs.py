@@ -13,9 +13,9 @@ from flax import nnx
 
 from data.graphs.tudataset import SIZES, Fold, Sizes, load_tudataset, make_folds
 from data.loading import epoch_order
-from plstm.errors import UserError
+from plstm.errors import UserError, require
 from plstm.models.graph import ReadoutModel
-from plstm.tasks.base import RunConfig, Task, classification_metrics, require
+from plstm.tasks.base import RunConfig, Task, classification_metrics
 from plstm.tasks.graph_batches import GraphBatches
 from plstm.training.meshes import Layout
 from plstm.training.steps import Batch, Metrics

@@ -11,9 +11,9 @@ import optax
 from data.imagenet.batches import ImageBatches, ImageSplit
 from data.imagenet.folders import MosaicSource
 from data.imagenet.source import load_source, synsets
-from plstm.errors import UserError
+from plstm.errors import UserError, require
 from plstm.models.vision import VisionModel
-from plstm.tasks.base import RunConfig, classification_metrics, require
+from plstm.tasks.base import RunConfig, classification_metrics
 from plstm.tasks.vision import VisionTask, normalise
 from plstm.training.losses import LOSSES
 from plstm.training.meshes import Layout

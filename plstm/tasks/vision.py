@@ -17,9 +17,10 @@ from data.augment.views import evaluation_crop
 from data.imagenet.batches import MAX_CORRUPT, ImageSplit
 from data.imagenet.folders import folder_source
 from data.loading import unpack
+from plstm.errors import require
 from plstm.models.inspection import gate_statistics
 from plstm.models.vision import VisionModel
-from plstm.tasks.base import RunConfig, Task, classification_metrics, require
+from plstm.tasks.base import RunConfig, Task, classification_metrics
 from plstm.tasks.pictures import draw_gating, draw_samples
 from plstm.training.evaluation import Split
 from plstm.training.steps import Batch, Metrics
