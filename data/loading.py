@@ -82,7 +82,7 @@ def unpack(bits: Any, size: int) -> Any:
 
 
 class DeviceBatches:
-    """A whole packed split on the device, or by `put` a copy on each, shuffled there into batches sharded as `layout`."""
+    """A packed split on the device, or by `put` a copy on each, shuffled there into batches sharded as `layout`."""
 
     def __init__(self, split: PackedSplit, batch_size: int, seed: int, put=jnp.asarray, layout=None):
         self._bits, self._labels = put(np.asarray(split.bits)), put(split.labels.astype(np.int32))

@@ -18,24 +18,20 @@ from plstm.models.vision import VisionConfig, VisionModel
 
 
 class Family(NamedTuple):
-    """What the rest of the code knows of a family of models.
+    """What the rest of the code knows of a family of models."""
 
-    config: a dataclass with a default for every field, among them `family`, and a method `check` that raises UserError.
-    build: (config, sizes, key) -> module; `sizes` are those that only the data know, such as {"classes": 2}.
-    inputs: what a batch holds, as in `Task.inputs`.
-    flops: config -> operations of one example's forward pass; None: nobody counts them.
-    """
+    config: type  # a dataclass with a default for every field, among them `family`, and a `check` that raises UserError
+    build: Callable[[Any, Mapping[str, int], jax.Array | int], nnx.Module]  # sizes: those that only the data know
+    inputs: str  # what a batch holds, as in `Task.inputs`
+    flops: Callable[[Any], int] | None = None  # of one example's forward pass; None: nobody counts them
 
-    config: type
-    build: Callable[[Any, Mapping[str, int], jax.Array | int], nnx.Module]
-    inputs: str
-    flops: Callable[[Any], int] | None = None
+
+def _build_vision(config: VisionConfig, sizes: Mapping[str, int], key: jax.Array | int) -> VisionModel:
+    return VisionModel(config, nnx.Rngs(key))
 
 
 MODELS: dict[str, Family] = {
-    "vision": Family(
-        VisionConfig, lambda config, _, key: VisionModel(config, nnx.Rngs(key)), "images", flops.forward_flops
-    ),
+    "vision": Family(VisionConfig, _build_vision, "images", flops.forward_flops),
     "graph": Family(GraphConfig, build_graph_model, "graphs"),
 }
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from plstm.errors import one_of, positive, require
-from plstm.models.graph_layers import LAYERS, LSTMCell, Neighbours, Nodes, dense
+from plstm.models.graph_layers import LAYERS, LSTMCell, Neighbours, dense
 from plstm.nn.graph import TRANSITION_NODES, GraphMixer, degree_encoding
 from plstm.nn.layers import MLP, norm
 from plstm.ops.dag import METHODS, NORMS, PackedDags
@@ -75,27 +76,18 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array, edges: list[jax.Array], dags: tuple[PackedDags, ...]) -> jax.Array:
         """Nodes [N, dim] and the edge features of each part -> nodes."""
-        h = self.mixer_norm(x)
-        mixed, start = [], 0
-        for e, dag in zip(edges, dags, strict=True):
-            part = h[start : start + dag.num_nodes]
+        h, mixed = split_nodes(self.mixer_norm(x), dags), []
+        for part, e, dag in zip(h, edges, dags, strict=True):
             mixed.append(self.mixer(part, e, dag.reverse() if self.reverse else dag))
-            start += dag.num_nodes
         x = x + jnp.concatenate(mixed)
         return x + self.mlp(self.mlp_norm(x))
 
 
 class ReadoutModel(nnx.Module):
-    """A classifier of graphs that ends in `readout`; `units` gives the ReLUs of its hidden layer."""
-
-    readout: "Readout"
-
-    def units(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
-        """A batch as `plstm.tasks.graph_batches` makes it -> float32 [graphs, dim]; `key` makes it a training pass."""
-        raise NotImplementedError
+    """A classifier of graphs that ends in `readout`; its method `units` gives the ReLUs of that one's hidden layer."""
 
     def __call__(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
-        """As `units`, but logits [graphs, classes]."""
+        """A batch of `plstm.tasks.graph_batches` -> float32 logits [graphs, classes]; `key` makes it a training pass."""
         return self.readout.out(self.units(batch, key=key))
 
 
@@ -104,22 +96,18 @@ class GraphPLSTM(ReadoutModel):
 
     def __init__(self, config: GraphConfig, features: int, classes: int, rngs: nnx.Rngs):
         self.encoder = dense(features, config.dim, rngs)
-        self.blocks = nnx.List(
-            [Block(config, "PD"[n % 2], reverse=n // 2 % 2 == 1, rngs=rngs) for n in range(config.depth)]
-        )
+        reverse = [n // 2 % 2 == 1 for n in range(config.depth)]
+        self.blocks = nnx.List([Block(config, "PD"[n % 2], reverse=r, rngs=rngs) for n, r in enumerate(reverse)])
         self.readout = Readout(config.dim, classes, rngs)
 
     def units(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
-        """See `ReadoutModel.units`."""
-        x = self.encoder(batch["features"])
+        """Float32 [graphs, dim]."""
+        x, dags = self.encoder(batch["features"]), batch["dags"]
         x = x + degree_encoding(batch["degree"], x.shape[-1])
-        edges, start = [], 0
-        for dag in batch["dags"]:
-            part = x[start : start + dag.num_nodes]
-            edges.append((part[dag.tail] + part[dag.head]) / 2)
-            start += dag.num_nodes
+        parts = zip(split_nodes(x, dags), dags, strict=True)
+        edges = [(part[dag.tail] + part[dag.head]) / 2 for part, dag in parts]
         for block in self.blocks:
-            x = block(x, edges, batch["dags"])
+            x = block(x, edges, dags)
         return self.readout(pool(x, batch) / jnp.maximum(batch["nodes"], 1)[:, None])
 
 
@@ -135,14 +123,14 @@ class GNN(ReadoutModel):
         self.readout = Readout(config.dim, classes, rngs)
 
     def units(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
-        """See `ReadoutModel.units`."""
-        h, nodes = self.encoder(batch["features"]), neighbourhood(batch)
+        """Float32 [graphs, dim]."""
+        h, edges = self.encoder(batch["features"]), neighbourhood(batch)
         for layer in self.layers:
-            h = layer(h, nodes, train=key is not None)
+            h = layer(h, edges, train=key is not None)
         if self.cell is not None:
             h, c = jnp.zeros_like(h), h
             for _ in range(self.depth):
-                h, c = self.cell(h, c, nodes.neighbours)
+                h, c = self.cell(h, c, edges)
             h = jnp.tanh(c) if self.lstm_pool == "tanh_c" else h
         return self.readout(pool(h, batch))
 
@@ -157,10 +145,10 @@ class GINModel(nnx.Module):
 
     def __call__(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
         """As `ReadoutModel.__call__`; a training pass normalises by the batch and updates the running statistics."""
-        h, nodes = self.encoder(batch["features"]), neighbourhood(batch)
+        h, edges = self.encoder(batch["features"]), neighbourhood(batch)
         logits = self.readouts[0](pool(h, batch))
         for layer, readout in zip(self.layers, self.readouts[1:], strict=True):
-            h = layer(h, nodes, train=key is not None)
+            h = layer(h, edges, train=key is not None)
             logits = logits + readout(pool(h, batch))
         return logits
 
@@ -182,15 +170,17 @@ def pool(x: jax.Array, batch: Batch) -> jax.Array:
     return jnp.zeros((graphs + 1, x.shape[-1]), x.dtype).at[batch["graph"]].add(x)[:graphs]
 
 
-def neighbourhood(batch: Batch) -> Nodes:
+def split_nodes(x: jax.Array, dags: tuple[PackedDags, ...]) -> list[jax.Array]:
+    return jnp.split(x, np.cumsum([dag.num_nodes for dag in dags])[:-1])
+
+
+def neighbourhood(batch: Batch) -> Neighbours:
     """The undirected graphs of a batch, for layers that pass messages."""
-    ends, start = [], 0
-    for dag in batch["dags"]:
-        ends.append((start + dag.tail, start + dag.head, dag.edge_mask))
-        start += dag.num_nodes
+    numbers = split_nodes(jnp.arange(len(batch["graph"]), dtype=jnp.int32), batch["dags"])
+    ends = [(n[dag.tail], n[dag.head], dag.edge_mask) for n, dag in zip(numbers, batch["dags"], strict=True)]
     tail, head, real = (jnp.concatenate(parts) for parts in zip(*ends, strict=True))
-    both = (jnp.concatenate([tail, head]), jnp.concatenate([head, tail]), jnp.concatenate([real, real]))
-    return Nodes(Neighbours(*both, batch["degree"]), batch["graph"] < len(batch["label"]))
+    both = jnp.concatenate([tail, head]), jnp.concatenate([head, tail]), jnp.concatenate([real, real])
+    return Neighbours(*both, batch["degree"], batch["graph"] < len(batch["label"]))
 
 
 def build_graph_model(config: GraphConfig, sizes: Mapping[str, int], key: int | jax.Array) -> nnx.Module:

@@ -15,12 +15,13 @@ MOMENTUM = 0.9  # of GIN's running statistics
 
 
 class Neighbours(NamedTuple):
-    """The undirected edges of packed graphs, each both ways: sender, receiver int32 [M], real bool [M]; degree [N]."""
+    """The undirected edges of packed graphs, each both ways, and which rows are nodes."""
 
-    sender: jax.Array
+    sender: jax.Array  # int32 [M]
     receiver: jax.Array
-    real: jax.Array
-    degree: jax.Array
+    real: jax.Array  # bool [M]
+    degree: jax.Array  # [N]
+    nodes: jax.Array  # bool [N]
 
     def sum(self, messages: jax.Array) -> jax.Array:
         """Messages along the edges [M, ...], summed where they arrive: [N, ...]."""
@@ -31,13 +32,6 @@ class Neighbours(NamedTuple):
     def mean(self, h: jax.Array) -> jax.Array:
         """The mean over a node's neighbours, zero where it has none: [N, dim] -> [N, dim]."""
         return self.sum(h[self.sender]) / jnp.maximum(self.degree, 1)[:, None]
-
-
-class Nodes(NamedTuple):
-    """What a layer may know of the nodes besides their states: edges, and which rows are nodes, bool [N]."""
-
-    neighbours: Neighbours
-    real: jax.Array
 
 
 def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, use_bias: bool = True) -> nnx.Linear:
@@ -55,19 +49,16 @@ class GAT(nnx.Module):
         self.weight = nnx.Param(GLOROT(rngs.params(), (dim, 2), jnp.float32))  # of a sender, of a receiver
         self.bias = nnx.Param(jnp.zeros((dim,), jnp.float32))
 
-    def __call__(self, h: jax.Array, nodes: Nodes, train: bool) -> jax.Array:
+    def __call__(self, h: jax.Array, edges: Neighbours, train: bool) -> jax.Array:
         """[N, dim] -> [N, dim]."""
-        edges = nodes.neighbours
         z = self.linear(h)
         sent, received = (z @ self.weight[...]).T
         own = jax.nn.leaky_relu(sent + received, SLOPE)
         logits = jax.nn.leaky_relu(sent[edges.sender] + received[edges.receiver], SLOPE)
-        largest = own.at[edges.receiver].max(jnp.where(edges.real, logits, -jnp.inf))
-        largest = jax.lax.stop_gradient(largest)
+        largest = jax.lax.stop_gradient(own.at[edges.receiver].max(jnp.where(edges.real, logits, -jnp.inf)))
         weights, own = jnp.exp(logits - largest[edges.receiver]), jnp.exp(own - largest)
-        total = own + edges.sum(weights)
         mixed = own[:, None] * z + edges.sum(weights[:, None] * z[edges.sender])
-        return jax.nn.relu(mixed / total[:, None] + self.bias[...])
+        return jax.nn.relu(mixed / (own + edges.sum(weights))[:, None] + self.bias[...])
 
 
 class GCN(nnx.Module):
@@ -77,9 +68,8 @@ class GCN(nnx.Module):
         self.linear = nnx.Linear(dim, dim, kernel_init=GLOROT, rngs=rngs, use_bias=False)
         self.bias = nnx.Param(jnp.zeros((dim,), jnp.float32))
 
-    def __call__(self, h: jax.Array, nodes: Nodes, train: bool) -> jax.Array:
+    def __call__(self, h: jax.Array, edges: Neighbours, train: bool) -> jax.Array:
         """[N, dim] -> [N, dim]."""
-        edges = nodes.neighbours
         scale = jax.lax.rsqrt(edges.degree + 1.0)[:, None]
         z = scale * self.linear(h)
         return jax.nn.relu(scale * (z + edges.sum(z[edges.sender])) + self.bias[...])
@@ -90,14 +80,13 @@ class GIN(nnx.Module):
 
     def __init__(self, dim: int, rngs: nnx.Rngs):
         self.up, self.down = dense(dim, dim, rngs), dense(dim, dim, rngs)
-        self.inner_norm, self.norm = (
-            nnx.BatchNorm(dim, momentum=MOMENTUM, epsilon=NORM_EPSILON, rngs=rngs) for _ in range(2)
-        )
+        norm = dict(momentum=MOMENTUM, epsilon=NORM_EPSILON, rngs=rngs)
+        self.inner_norm, self.norm = nnx.BatchNorm(dim, **norm), nnx.BatchNorm(dim, **norm)
 
-    def __call__(self, h: jax.Array, nodes: Nodes, train: bool) -> jax.Array:
+    def __call__(self, h: jax.Array, edges: Neighbours, train: bool) -> jax.Array:
         """[N, dim] -> [N, dim]; batch statistics, in training, are those of the real nodes."""
-        norm = dict(mask=nodes.real[:, None], use_running_average=not train)
-        z = self.up(h + nodes.neighbours.sum(h[nodes.neighbours.sender]))
+        norm = dict(mask=edges.nodes[:, None], use_running_average=not train)
+        z = self.up(h + edges.sum(h[edges.sender]))
         z = self.down(jax.nn.relu(self.inner_norm(z, **norm)))
         return jax.nn.relu(self.norm(z, **norm))
 
@@ -109,9 +98,9 @@ class MPNN(nnx.Module):
         self.own = dense(dim, dim, rngs)
         self.neighbour = dense(dim, dim, rngs, use_bias=False)
 
-    def __call__(self, h: jax.Array, nodes: Nodes, train: bool) -> jax.Array:
+    def __call__(self, h: jax.Array, edges: Neighbours, train: bool) -> jax.Array:
         """[N, dim] -> [N, dim]."""
-        return jax.nn.relu(self.own(h) + self.neighbour(nodes.neighbours.mean(h)))
+        return jax.nn.relu(self.own(h) + self.neighbour(edges.mean(h)))
 
 
 class LSTMCell(nnx.Module):
@@ -121,10 +110,9 @@ class LSTMCell(nnx.Module):
         self.own = dense(dim, 4 * dim, rngs)
         self.neighbour = dense(dim, 4 * dim, rngs, use_bias=False)
 
-    def __call__(self, h: jax.Array, c: jax.Array, neighbours: Neighbours) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, h: jax.Array, c: jax.Array, edges: Neighbours) -> tuple[jax.Array, jax.Array]:
         """h, c [N, dim] -> the next h, c."""
-        gates = self.own(h) + self.neighbour(neighbours.mean(h))
-        enter, keep, new, read = jnp.split(gates, 4, axis=-1)
+        enter, keep, new, read = jnp.split(self.own(h) + self.neighbour(edges.mean(h)), 4, axis=-1)
         c = jax.nn.sigmoid(keep) * c + jax.nn.sigmoid(enter) * jnp.tanh(new)
         return jax.nn.sigmoid(read) * jnp.tanh(c), c
 

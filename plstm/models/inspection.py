@@ -20,10 +20,8 @@ def _gate_means(block: Block, x: jax.Array) -> dict[str, jax.Array]:
 
 
 def gate_statistics(model: VisionModel, images: jax.Array) -> dict[str, jax.Array]:
-    """Mean of each layer's gates over normalised images [batch, height, width, channels], heads, directions and nodes.
-
-    Returns {"gates/layer00_P/s_r": scalar, ...}; empty without gates. The blocks are scanned over, as in the model.
-    """
+    """Mean of each layer's gates over normalised images [batch, height, width, channels], heads, directions and nodes:
+    {"gates/layer00_P/s_r": scalar, ...}; empty without gates."""
     _, means = model.apply_blocks(model.embed(images), look=_gate_means)
     return {
         f"gates/layer{group * len(means) + n:02d}_{model.groups.blocks[n].mixer.gates.mode}/{name}": values[group]
@@ -34,11 +32,8 @@ def gate_statistics(model: VisionModel, images: jax.Array) -> dict[str, jax.Arra
 
 
 def gating_patterns(model: VisionModel, image: jax.Array, source: tuple[int, int]) -> dict[str, tuple[int, jax.Array]]:
-    """What the gating matrix of the first layer of each mode passes from one node to all others, for one image.
-
-    image: [height, width, channels], normalised. source: the node's (row, column) on the grid of patches.
-    Returns {mode: (number of the layer from 0, [heads, Y, X])}; empty without gates.
-    """
+    """What the gating matrix of the first layer of each mode passes from the node at (row, column) to all others, for
+    a normalised image: {mode: (number of the layer from 0, [heads, Y, X])}; empty without gates."""
     patterns, x = {}, model.embed(image[None])
     for n, block in enumerate(itertools.islice(model.blocks(), len(model.groups.blocks))):
         if isinstance(block.mixer, PLSTMMixer) and (mode := block.mixer.gates.mode) not in patterns:

@@ -84,9 +84,8 @@ class Block(nnx.Module):
     """A pre-norm residual block: mixer, then MLP."""
 
     def __init__(self, config: VisionConfig, mode: str, rngs: nnx.Rngs):
-        dtype, scaled = DTYPES[config.dtype], config.layer_scale is not None
-        deviation = math.sqrt(0.4 / (4 * config.heads)) if config.gate_init == "normal" else 0
-        self.rate = config.drop_path
+        dtype, self.rate, scaled = DTYPES[config.dtype], config.drop_path, config.layer_scale is not None
+        normal = nnx.initializers.normal(math.sqrt(0.4 / (4 * config.heads)))
         self.mixer_norm = norm(config.norm, config.dim, rngs)
         if mode == "attention":
             self.mixer = AttentionMixer(config.dim, config.heads, dtype=dtype, rngs=rngs)
@@ -97,7 +96,7 @@ class Block(nnx.Module):
                 mode,
                 released=config.gates == "released",
                 bias_only=config.stm_bias_only,
-                gate_init=nnx.initializers.normal(deviation) if deviation else nnx.initializers.zeros,
+                gate_init=normal if config.gate_init == "normal" else nnx.initializers.zeros,
                 method=config.method,
                 dtype=dtype,
                 rngs=rngs,
@@ -147,10 +146,8 @@ class VisionModel(nnx.Module):
         if config.method == "fused" and (backend := jax.default_backend()) != "gpu":  # not asked before it is needed
             raise UserError(f"model.method=fused: runs on GPUs alone, and this is {backend}; use auto")
         dtype = DTYPES[config.dtype]
-        grid = config.image_size // config.patch_size
-        self.patch_size = config.patch_size
-        self.groups_size = len(config.modes)
-        self.groups_count = config.depth // self.groups_size
+        grid, self.patch_size = config.image_size // config.patch_size, config.patch_size
+        self.groups_count = config.depth // len(config.modes)
         self.embedding = PatchEmbedding(config.patch_size, config.channels, config.dim, dtype=dtype, rngs=rngs)
         of_position = nnx.initializers.truncated_normal(0.02)
         of_token = nnx.initializers.normal(math.sqrt(0.4 / config.dim))  # as released
@@ -166,11 +163,8 @@ class VisionModel(nnx.Module):
         self.head = linear(pooled, config.classes, dtype=jnp.float32, rngs=rngs, kernel_init=head_init)
 
     def __call__(self, images: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
-        """Normalised images [batch, height, width, channels] -> float32 logits [batch, classes].
-
-        Height and width may differ from the training size, if the patch size divides them. `key` makes it a training
-        pass (stochastic depth); without one the pass is deterministic.
-        """
+        """Normalised images [batch, height, width, channels] of any size that the patch size divides -> float32 logits
+        [batch, classes]. `key` makes it a training pass (stochastic depth); otherwise it is deterministic."""
         x, _ = self.apply_blocks(self.embed(images), key)
         return self.head(self.pool(x, (images.shape[1] // self.patch_size, images.shape[2] // self.patch_size)))
 
@@ -187,7 +181,7 @@ class VisionModel(nnx.Module):
             return nnx.merge(graphdef, state)(x, group_key, look)
 
         # A shallow stack compiles fast anyway, and runs a quarter faster on CPUs without the loop.
-        unroll = self.groups_count * self.groups_size <= MAX_UNROLLED
+        unroll = self.groups_count * len(self.groups.blocks) <= MAX_UNROLLED
         return jax.lax.scan(apply_group, x, (stacked, jnp.arange(self.groups_count)), unroll=unroll)
 
     def embed(self, images: jax.Array) -> jax.Array:
@@ -206,10 +200,8 @@ class VisionModel(nnx.Module):
         return x
 
     def pool(self, x: jax.Array, grid: tuple[int, int]) -> jax.Array:
-        """Final norm of the class token, or of the four corner tokens side by side: float32 [batch, pooled].
-
-        x is as `embed` returns it for an image of `grid` = (Y, X) patches.
-        """
+        """Tokens as of `embed`, for an image of `grid` = (Y, X) patches -> the final norm of the class token, or of the
+        four corner tokens side by side: float32 [batch, pooled]."""
         if self.class_token is not None:
             return self.norm(x[:, 0])
         x = x.reshape(x.shape[0], *grid, x.shape[-1])

@@ -1,12 +1,21 @@
 """What the operators share: checks of their arguments, the gates' dtype, attention with a gating matrix."""
 
 import functools
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 # In full precision: the default of GPUs and TPUs would round gates to fewer bits.
 product = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+
+
+class DagGates(NamedTuple):
+    """The gates of a DAG of E edges and L line edges, or those of a sequence, each [..., T]."""
+
+    source: Array  # [..., E]
+    transition: Array  # [..., L]
+    mark: Array  # [..., E]
 
 
 def gate_dtype(gates):

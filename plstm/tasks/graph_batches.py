@@ -101,12 +101,12 @@ class _Part:
             scale = max(owner.nodes[indices].sum() / block_nodes, owner.edges[indices].sum() / block_edges)
             scale = _step(max(scale, lines / self._lines))
             block_nodes, block_edges = (_multiple(scale * size, 8) for size in (block_nodes, block_edges))
-        packed, placement = pack([owner.dags[g] for g in indices], block_nodes, block_edges, width=WIDTH)
+        packed, (first_node, _) = pack([owner.dags[g] for g in indices], block_nodes, block_edges, width=WIDTH)
         scale = scale or _step(max(packed.blocks / self._blocks, lines / self._lines))
         blocks = 1 if self._shared_block else math.ceil(scale * self._blocks)
         line_edges = math.ceil(scale * self._lines)
         steps = -(-line_edges // WIDTH) + owner.depth  # no batch needs more: each level wastes less than a step
-        return packed.pad(blocks, line_edges, steps, owner.depth), placement.node
+        return packed.pad(blocks, line_edges, steps, owner.depth), first_node
 
 
 def _typical(values: np.ndarray, share: float, batch_size: int) -> int:

@@ -119,7 +119,7 @@ def test_layers_are_their_formulas(make):
     layer = make(5, nnx.Rngs(0))
     h, c = np.random.default_rng(0).normal(size=(2, len(real), 5)).astype(np.float32)
     if make is LSTMCell:
-        actual = run(layer, h, c, neighbourhood(batch).neighbours)
+        actual = run(layer, h, c, neighbourhood(batch))
         np.testing.assert_allclose(actual, lstm_by_formula(layer, h, c, adjacency), atol=1e-5)
     else:
         actual = run(layer, h, neighbourhood(batch), train=True)

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import attend, check_choice, check_inputs, check_shape, direct_term, gate_dtype
-from plstm.ops.dag.forms import IN_BOUNDS, DagGates, by_doubling, by_levels, recurrent
-from plstm.ops.dag.line_graph import Dag, PackedDags, Placement, pack
+from plstm.ops.common import DagGates, attend, check_choice, check_inputs, check_shape, direct_term, gate_dtype
+from plstm.ops.dag.forms import IN_BOUNDS, by_doubling, by_levels, recurrent
+from plstm.ops.dag.line_graph import Dag, PackedDags, pack
 
-__all__ = ["Dag", "DagGates", "PackedDags", "Placement", "normalise_transitions", "pack", "plstm_dag"]
+__all__ = ["Dag", "DagGates", "PackedDags", "normalise_transitions", "pack", "plstm_dag"]
 
 METHODS = ("auto", "levels", "doubling", "recurrent")
 NORMS = ("l1", "linf")
@@ -38,11 +38,9 @@ def plstm_dag(
     node's own key and value. Gating and accumulation are done in the gates' dtype, at least float32; gates of padding
     count as zero. The arrays of packed graphs may be traced, so that one program serves many.
 
-    Args:
-        scale: of the queries; None: d_k ** -0.5.
-        method: "levels" (gating matrix by a scan over levels), "doubling" (gating matrix by few large products),
-            "recurrent" (matrix states, for large graphs), or "auto": "recurrent" where a block has more than d_k d_v
-            nodes; else "levels" on a CPU; elsewhere "doubling", over 256 edges a block "recurrent".
+    scale: of the queries; None: d_k ** -0.5. method: "levels" (gating matrix by a scan over levels), "doubling" (gating
+    matrix by few large products), "recurrent" (matrix states, for large graphs), or "auto": "recurrent" where a block
+    has more than d_k d_v nodes; else "levels" on a CPU; elsewhere "doubling", over 256 edges a block "recurrent".
 
     Returns [..., N, d_v] in v's dtype; "levels" and "recurrent" have reverse-mode derivatives only. Raises ValueError
     where shapes disagree or the method is unknown.
@@ -60,11 +58,9 @@ def plstm_dag(
     heads, dtype, shape = math.prod(v.shape[:-2]), gate_dtype(gates), v.shape
     # The forms take nodes, edges and line edges first and the leading axes as one: [N, H, ...].
     q, k, v = (jnp.moveaxis(tensor.reshape(heads, *tensor.shape[-2:]), 0, 1) for tensor in (q, k, v))
-    source, transition, mark, direct = (
-        gate.reshape(heads, gate.shape[-1]).T.astype(dtype) for gate in (*gates, direct)
-    )
-    source, mark = (jnp.where(dag.edge_mask[:, None], gate, 0) for gate in (source, mark))
-    gates = DagGates(source, jnp.where(dag.line_mask[:, None], transition, 0), mark)
+    *gates, direct = (gate.reshape(heads, gate.shape[-1]).T.astype(dtype) for gate in (*gates, direct))
+    masks = dag.edge_mask, dag.line_mask, dag.edge_mask
+    gates = DagGates(*(jnp.where(mask[:, None], gate, 0) for mask, gate in zip(masks, gates, strict=True)))
     if method == "recurrent":
         hidden = recurrent(q, k, v, gates, dag, scale)
     else:

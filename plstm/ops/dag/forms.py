@@ -1,24 +1,15 @@
 """The forms of the operator on packed graphs. Nodes, edges and line edges come first, then heads: [N, H, ...]."""
 
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import product
+from plstm.ops.common import DagGates, product
 from plstm.ops.dag.line_graph import PackedDags
 
 IN_BOUNDS = "promise_in_bounds"  # of indices; otherwise the gradient of a sum masks those that are not
-
-
-class DagGates(NamedTuple):
-    """The gates of a DAG, in the order of `Dag`'s fields."""
-
-    source: Array  # [..., E]
-    transition: Array  # [..., L]
-    mark: Array  # [..., E]
 
 
 def by_levels(gates: DagGates, dag: PackedDags) -> Array:
@@ -74,18 +65,13 @@ def _propagate(transition: Array, inputs: Array, dag: PackedDags) -> Array:
     return _scan_levels(transition, inputs, dag)[0]
 
 
-def _propagate_forward(transition, inputs, dag):
-    states = _propagate(transition, inputs, dag)
-    return states, (transition, states, dag)
-
-
 def _propagate_backward(kept, cotangent):
     transition, states, dag = kept
     reached, weights = _scan_levels(transition, cotangent, dag.reverse(), states)
     return weights, reached, None
 
 
-_propagate.defvjp(_propagate_forward, _propagate_backward)
+_propagate.defvjp(lambda t, inputs, dag: (c := _propagate(t, inputs, dag), (t, c, dag)), _propagate_backward)
 
 
 def _scan_levels(transition, inputs, dag, other=None):

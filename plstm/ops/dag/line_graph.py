@@ -9,7 +9,7 @@ import functools
 import graphlib
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import Self
 
 import jax
 import numpy as np
@@ -25,9 +25,8 @@ class _Reversible:
     def reverse(self) -> Self:
         """The graph with the direction of every edge reversed; edges and line edges keep their numbers."""
         fields = {name: getattr(self, BACKWARD[name]) for name in vars(self) if name in BACKWARD}
-        if isinstance(self, Dag):
-            fields["rank"] = self.num_nodes - 1 - self.rank
-        return dataclasses.replace(self, **fields)
+        rank = {"rank": self.num_nodes - 1 - self.rank} if isinstance(self, Dag) else {}
+        return dataclasses.replace(self, **fields, **rank)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,11 +46,9 @@ class Dag(_Reversible):
 
     @classmethod
     def from_edges(cls, num_nodes: int, edges) -> Self:
-        """The graph of `edges` [E, 2], pairs (tail, head) of node numbers; gates of edges keep this order.
-
-        Nodes without an order between them are visited lowest number first; this decides what the multitree keeps.
-        Two edges may join the same nodes. Raises ValueError for numbers outside 0 to num_nodes - 1, and for a cycle.
-        """
+        """The graph of `edges` [E, 2], pairs (tail, head) of node numbers, among which a pair may come twice. Nodes
+        without an order between them are visited lowest number first, which decides what the multitree keeps. Raises
+        ValueError for numbers outside 0 to num_nodes - 1, and for a cycle."""
         if num_nodes < 1:
             raise ValueError(f"num_nodes must be at least 1; got {num_nodes}")
         edges = np.asarray(edges) if len(edges) else np.zeros((0, 2), np.int32)
@@ -122,10 +119,8 @@ class PackedDags(_Reversible):
         return self.line_from.shape[-1]
 
     def pad(self, blocks: int, line_edges: int, steps: int, depth: int) -> Self:
-        """Padded to these sizes, so that batches of many sizes share one compiled program; positions stay.
-
-        Raises ValueError where a size is smaller than now.
-        """
+        """Padded to these sizes, so that batches of many sizes share one compiled program; positions stay. Raises
+        ValueError where a size is smaller than now."""
         lines, most = self.num_line_edges, max(len(self.schedule), len(self.reverse_schedule))
         if blocks < self.blocks or line_edges < lines or steps < most or depth < self.depth:
             raise ValueError(f"cannot pad to {blocks} blocks, {line_edges} line edges, {steps} steps, depth {depth}")
@@ -140,41 +135,33 @@ class PackedDags(_Reversible):
         return dataclasses.replace(self, **padded, blocks=blocks, depth=depth)
 
 
-class Placement(NamedTuple):
-    """The first node and the first edge of each packed graph, int32 [graphs] each; line edges follow one another."""
-
-    node: np.ndarray
-    edge: np.ndarray
-
-
 def pack(
     dags: Sequence[Dag], block_nodes: int, block_edges: int, *, width: int | None = None
-) -> tuple[PackedDags, Placement]:
+) -> tuple[PackedDags, np.ndarray]:
     """Places graphs into equal blocks by first fit, largest first; a graph's nodes, edges and line edges stay in order.
 
-    width: line edges that a step of the level scan handles; None: by the mean number of line edges on a level.
-    Raises ValueError where there is no graph, or one is larger than a block.
+    width: line edges that a step of the level scan handles; None: by the mean number of line edges on a level. Returns
+    also the first node and the first edge of each graph, int32 [2, graphs]; line edges follow one another. Raises
+    ValueError where there is no graph, or one is larger than a block.
     """
     if not dags:
         raise ValueError("there are no graphs to pack")
     nodes, edges, lines = np.array([(dag.num_nodes, dag.num_edges, len(dag.line_to)) for dag in dags]).T
     if nodes.max() > block_nodes or edges.max() > block_edges:
-        raise ValueError(
-            f"a graph of {nodes.max()} nodes or {edges.max()} edges does not fit a block of {block_nodes} nodes and "
-            f"{block_edges} edges"
-        )
-    placement = _first_fit(nodes, edges, block_nodes, block_edges)
-    blocks, depth = int(placement.node.max()) // block_nodes + 1, max(dag.depth for dag in dags)
+        largest = f"a graph of {nodes.max()} nodes or {edges.max()} edges"
+        raise ValueError(f"{largest} does not fit a block of {block_nodes} nodes and {block_edges} edges")
+    placement = first_node, first_edge = _first_fit(nodes, edges, block_nodes, block_edges)
+    blocks, depth = int(first_node.max()) // block_nodes + 1, max(dag.depth for dag in dags)
     if width is None:
         mean = -(-int(lines.sum()) // max(depth - 1, 1))
         width = min(MAX_STEP_WIDTH, 1 << max(mean - 1, 0).bit_length())
-    real = np.repeat(placement.edge, edges) + _ranges(edges)
+    real = np.repeat(first_edge, edges) + _ranges(edges)
     arrays = {name: np.concatenate([getattr(dag, name) for dag in dags]) for name in PACKED}
     for name in ("line_from", "line_to"):
-        arrays[name] += np.repeat(placement.edge, lines)
+        arrays[name] += np.repeat(first_edge, lines)
     for name in ("tail", "head"):
         placed = _first_nodes(0, blocks, block_nodes, block_edges)
-        placed[real] = arrays[name] + np.repeat(placement.node, edges)
+        placed[real] = arrays[name] + np.repeat(first_node, edges)
         arrays[name] = placed
     arrays["edge_mask"] = np.isin(np.arange(blocks * block_edges), real)
     arrays["line_mask"] = np.ones(lines.sum(), bool)
@@ -194,15 +181,15 @@ def _ranges(counts: np.ndarray) -> np.ndarray:
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def _first_fit(nodes, edges, block_nodes: int, block_edges: int) -> Placement:
+def _first_fit(nodes, edges, block_nodes: int, block_edges: int) -> np.ndarray:
     used: list[tuple[int, int]] = []  # nodes and edges of each block
-    placement = Placement(*np.zeros((2, len(nodes)), np.int32))
+    placement = np.zeros((2, len(nodes)), np.int32)
     for g in np.argsort(-nodes, kind="stable").tolist():
         n, e = int(nodes[g]), int(edges[g])
         fits = (block for block, (a, b) in enumerate(used) if a + n <= block_nodes and b + e <= block_edges)
         block = next(fits, len(used))
         a, b = used[block] if block < len(used) else (0, 0)
-        placement.node[g], placement.edge[g] = block * block_nodes + a, block * block_edges + b
+        placement[:, g] = block * block_nodes + a, block * block_edges + b
         used[block : block + 1] = [(a + n, b + e)]
     return placement
 

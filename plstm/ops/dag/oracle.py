@@ -5,18 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from plstm.ops.common import direct_term
-from plstm.ops.dag.forms import DagGates
+from plstm.ops.common import DagGates, direct_term
 from plstm.ops.dag.line_graph import Dag
 
 
 def plstm_dag_oracle(
     q: Array, k: Array, v: Array, gates: DagGates, direct: Array, dag: Dag, scale: float | None = None
 ) -> Array:
-    """The recurrence, its nodes visited in topological order; arguments as for `plstm.ops.dag.plstm_dag`.
-
-    Returns [..., N, d_v] in the widest dtype among the arguments.
-    """
+    """The recurrence, its nodes in topological order; arguments as for `plstm.ops.dag.plstm_dag`. Returns
+    [..., N, d_v] in the widest dtype among the arguments."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     nodes = np.argsort(dag.rank)
     into, out_of = dag.head == nodes[:, None], dag.tail == nodes[:, None]  # [N, E]

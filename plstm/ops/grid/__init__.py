@@ -1,11 +1,9 @@
 """pLSTM on two-dimensional grids (arXiv 2506.11997, Section 3.3 and Appendix D).
 
 A node (y, x) has a left and an upper incoming edge, a right and a lower outgoing edge: the right-down direction. The
-other three directions are mirror images, with gates of their own. Three words, one meaning each:
-
-* `structure`: what the caller promises about the transitions, which saves work (STRUCTURES).
-* `method`: how `plstm2d` computes the sum over nodes (METHODS). All methods give the same numbers.
-* `form`: how the gating matrix is made, by those methods that make it (FORMS).
+other three are mirror images, with gates of their own. A `structure` is what the caller promises about the transitions,
+which saves work; a `method`, how `plstm2d` computes the sum over nodes; a `form`, how the gating matrix is made, by
+those methods that make it. All methods and forms give the same numbers.
 """
 
 import math
@@ -31,10 +29,13 @@ FORMS = {
     "no_ru": {"single_path": matrix.single_path, "batch_minor": batch_minor.single_path},
 }
 # From results/benchmarks/tune-cpu.json: the fastest form of each structure; by structure and head size (the root of
-# d_k d_v) the number of nodes from which chunkwise is faster, None: not up to the largest grid measured.
-CPU_FORMS = {"general": "source_scan", "no_ru": "batch_minor", "rank_one": "batch_minor"}
-CPU_CHUNKWISE_FROM = {"general": {64: 1882}, "no_ru": {64: None}, "rank_one": {64: None}}
-TABLE = {"cpu": {"forms": CPU_FORMS, "chunkwise_from": CPU_CHUNKWISE_FROM}}
+# d_k d_v) the number of nodes from which chunkwise is faster, where it is up to the largest grid measured.
+TABLE = {
+    "cpu": {
+        "forms": {"general": "source_scan", "no_ru": "batch_minor", "rank_one": "batch_minor"},
+        "chunkwise_from": {"general": {64: 1882}},
+    }
+}
 WIDEST_FUSED = 64  # columns: what the kernels carry should fit the registers
 # Max bytes of gating matrices at once under method="auto", of which a CPU's two passes take some 20 times as much.
 MAX_MATRIX_BYTES, MAX_MATRIX_BYTES_ELSEWHERE = {"cpu": 2**29}, 2**33
@@ -87,16 +88,12 @@ def plstm2d(
 def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "auto") -> Array:
     """The gating matrix G of Equation 3: for each pair of nodes the sum over all paths of source, transitions and mark.
 
-    Args:
-        gates: eight tensors [..., 4, Y, X], any Y, X >= 1.
-        structure: a promise that saves work. "general": any 2x2 transition. "rank_one" (P-mode, Equation 5):
-            t_rl = t_ru, t_dl = t_du and m_l = m_u, of which t_ru, t_du and m_u are then not read. "no_ru" (D-mode):
-            t_ru = 0, not read.
-        form: one of FORMS[structure], or "auto": the fastest on this backend. "batch_minor" has reverse-mode
-            derivatives only.
+    structure: "general": any 2x2 transition. "rank_one" (P-mode, Equation 5): t_rl = t_ru, t_dl = t_du and m_l = m_u,
+    of which t_ru, t_du and m_u are then not read. "no_ru" (D-mode): t_ru = 0, not read. form: one of FORMS[structure],
+    or "auto": the fastest on this backend. "batch_minor" has reverse-mode derivatives only.
 
-    Returns G [..., Y, X, Y, X] in the gates' dtype, at least float32: source node, then target; directions summed; zero
-    from a node to itself. Raises ValueError where shapes disagree, or a structure or form is unknown.
+    Gates [..., 4, Y, X] give G [..., Y, X, Y, X] in their dtype, at least float32: source node, then target; directions
+    summed; zero from a node to itself. Raises ValueError where shapes disagree, or a structure or form is unknown.
     """
     check_choice("structure", structure, STRUCTURES)
     _check_gates(gates, gates.s_r.shape)
@@ -115,7 +112,7 @@ def prefers_chunkwise(shape: tuple[int, ...], value_size: int, structure: str, i
         return True
     measured, size = TABLE.get(backend, {}).get("chunkwise_from", {}).get(structure), math.sqrt(key_size * value_size)
     least = measured[min(measured, key=lambda d: abs(math.log(d / size)))] if measured else None
-    return least is not None and nodes >= least
+    return nodes >= (least or math.inf)
 
 
 def by_matrix(q, k, v, gates: GridGates, direct, structure: str, form: str, chunks: int | None = None) -> Array:

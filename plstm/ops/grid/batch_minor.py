@@ -18,8 +18,7 @@ from plstm.ops.grid.gates import GridGates, mirror, mirror_gates
 
 def rank_one(gates: GridGates) -> Array:
     """P-mode; t_ru, t_du and m_u are not read."""
-    height, width = gates.s_r.shape[-2:]
-    g = _batch_minor(gates)
+    (height, width), g = gates.s_r.shape[-2:], _batch_minor(gates)
     leads_out = (jnp.arange(width) == width - 1)[:, None]  # of the grid: a row's last right edge
     s_r, t_r = (jnp.where(leads_out, 0, gate) for gate in (g.s_r, g.t_rl))
     used = (gate.reshape(4, height * width, -1) for gate in (s_r, g.s_d, t_r, g.t_dl, g.m_l))
@@ -28,8 +27,7 @@ def rank_one(gates: GridGates) -> Array:
 
 def single_path(gates: GridGates) -> Array:
     """D-mode (t_ru = 0, not read): a path runs along its row, turns once, and runs down its column."""
-    height, width = gates.s_r.shape[-2:]
-    g = _batch_minor(gates)
+    (height, width), g = gates.s_r.shape[-2:], _batch_minor(gates)
     along = g.s_r[:, :, :, None] * _segment_products(g.t_rl)  # [4, y, x, x', B]
     turned = jnp.eye(width, dtype=along.dtype)[..., None] * g.s_d[:, :, :, None] + along * g.t_dl[:, :, None]
     within_row = along * g.m_l[:, :, None]
@@ -77,17 +75,12 @@ def _turn_once_backward(saved, cotangent):
 _turn_once.defvjp(lambda *factors: (_turn_once(*factors), factors[:2]), _turn_once_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _rank_one(grid: tuple[int, int], s_r, s_d, t_r, t_d, m) -> Array:
+def _rank_one_forward(grid: tuple[int, int], s_r, s_d, t_r, t_d, m):
     """G [N target, N source, B] of mirrored gates [4, N, B]; s_r and t_r are zero where the right edge leads out.
 
     With h = left + up, each source's weight on what reaches a node, a direction is one linear recurrence:
     h[y, x] = t_r[y, x-1] h[y, x-1] + t_d[y-1, x] h[y-1, x], plus what the source itself emits; then G = m h.
     """
-    return _rank_one_forward(grid, s_r, s_d, t_r, t_d, m)[0]
-
-
-def _rank_one_forward(grid, s_r, s_d, t_r, t_d, m):
     nodes, width = grid[0] * grid[1], grid[1]
     sources, every = _image_numbers(grid), jnp.arange(nodes)
 
@@ -132,6 +125,7 @@ def _rank_one_backward(grid, saved, cotangent):
     return d_s_r, d_s_d, d_t_r, d_t_d, jnp.stack(d_m)
 
 
+_rank_one = jax.custom_vjp(lambda *arguments: _rank_one_forward(*arguments)[0], nondiff_argnums=(0,))
 _rank_one.defvjp(_rank_one_forward, _rank_one_backward)
 _node = partial(lax.dynamic_index_in_dim, axis=0, keepdims=False)
 

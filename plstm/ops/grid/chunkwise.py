@@ -12,8 +12,7 @@ and with the states C of its edges a block computes
 
     C_out = T C_in + S (k v^T)        H = (M q) C_in + (G * q k^T) v
 
-Block rows follow one another, and in a row block columns. The backward pass keeps the states between block rows of one
-chunk of batch x heads at a time, and computes the rest again.
+The backward pass keeps the states between rows of blocks, of one chunk of batch x heads, and computes the rest again.
 """
 
 import functools
@@ -36,8 +35,8 @@ def chunkwise(
 ) -> Array:
     """Equations 1 and 2 on a grid; arguments as for `plstm.ops.grid.plstm2d`. Reverse-mode derivatives only.
 
-    block: nodes a side of a block. chunks: of batch x heads; None: single entries on CPUs, whose caches hold the states
-    of few, elsewhere all at once. Returns [..., Y, X, d_v] in the dtype of direct, which the gates must have too.
+    chunks: of batch x heads; None: single entries on CPUs, whose caches hold the states of few, elsewhere all at once.
+    Returns [..., Y, X, d_v] in the dtype of direct, which the gates must have too.
     """
     scale, dtype, leading = q.shape[-1] ** -0.5, direct.dtype, q.ndim - 3
     if chunks is None:

@@ -13,10 +13,8 @@ from plstm.ops.sequence import segment_products
 
 
 def row_transfer(gates: GridGates) -> Array:
-    """Any 2x2 transition: carries the weight of every source node of the rows above on the current row's upper edges.
-
-    A row costs one product with an X x 2X matrix.
-    """
+    """Any 2x2 transition: carries the weight of every source node of the rows above on the current row's upper edges,
+    by one product with an X x 2X matrix a row."""
     gates = mirror_gates(gates)
     batch, _, height, width = gates.s_r.shape
     along = segment_products(gates.t_rl)  # L[..., a, b], strictly upper triangular
@@ -41,10 +39,8 @@ def row_transfer(gates: GridGates) -> Array:
 
 
 def single_path(gates: GridGates) -> Array:
-    """D-mode (t_ru = 0, not read): a path runs along its row, turns once, and runs down its column.
-
-    So G[y, x, y', x'] = A[y, x, x'] B[y, y', x'] for y' > y, and a pair costs a multiplication a direction.
-    """
+    """D-mode (t_ru = 0, not read): a path runs along its row, turns once, and runs down its column, so that
+    G[y, x, y', x'] = A[y, x, x'] B[y, y', x'] for y' > y."""
     batch, _, height, width = gates.s_r.shape
     g = GridGates(*(gate.swapaxes(0, 1) for gate in mirror_gates(gates)))  # [4, B, Y, X]
     along = g.s_r[..., None] * segment_products(g.t_rl)  # [4, B, y, x, x']

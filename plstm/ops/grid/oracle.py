@@ -1,7 +1,6 @@
 """pLSTM on grids as the paper defines it: Equations 1 and 2, node by node (arXiv 2506.11997, Section 3).
 
-This is the definition that every fast form is tested against, and `method="recurrent"`. Under `jax.enable_x64` it runs
-in float64; it can be jitted and differentiated.
+This is the definition that every fast form is tested against, and `method="recurrent"`.
 """
 
 import jax
@@ -18,23 +17,17 @@ def plstm2d_oracle(q: Array, k: Array, v: Array, gates: GridGates, direct: Array
     Returns [..., Y, X, d_v] in the widest dtype among the arguments.
     """
     scale, dtype = q.shape[-1] ** -0.5, jnp.result_type(q, k, v, *gates)
-    nodes = (scale * q.astype(dtype), k.astype(dtype), v.astype(dtype))
-    hidden = _sum_directions(
-        gates,
-        tuple(jnp.moveaxis(tensor, (-3, -2), (0, 1)) for tensor in nodes),
-        jnp.zeros((*q.shape[:-3], 4, k.shape[-1], v.shape[-1]), dtype),
-        structure,
-        emit=lambda node: node[1][..., :, None] * node[2][..., None, :],
-        read=lambda marked, node: jnp.einsum("...k,...kv->...v", node[0], marked),
-    )
+    nodes = tuple(jnp.moveaxis(x.astype(dtype), (-3, -2), (0, 1)) for x in (scale * q.astype(dtype), k, v))
+    empty = jnp.zeros((*q.shape[:-3], 4, k.shape[-1], v.shape[-1]), dtype)
+    emit = lambda node: node[1][..., :, None] * node[2][..., None, :]  # noqa: E731
+    read = lambda marked, node: jnp.einsum("...k,...kv->...v", node[0], marked)  # noqa: E731
+    hidden = _sum_directions(gates, nodes, empty, structure, emit, read)
     return jnp.moveaxis(hidden, (0, 1), (-3, -2)) + direct_term(q, k, v, direct, scale)
 
 
 def source_scan(gates: GridGates) -> Array:
-    """G [..., N, N], target rows and source columns: each node emits a unit signal of its own.
-
-    So an edge's state has, instead of d_k x d_v numbers, its weight on each of the N source nodes.
-    """
+    """G [..., N, N], target rows and source columns: each node emits a unit signal of its own, so that an edge's state
+    has, instead of d_k x d_v numbers, its weight on each of the N source nodes."""
     *lead, _, height, width = gates.s_r.shape
     nodes, dtype = height * width, gates.s_r.dtype
     signals = jnp.eye(nodes, dtype=dtype).reshape(height, width, *(1,) * len(lead), nodes)
