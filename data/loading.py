@@ -48,9 +48,7 @@ class PackedSplit:
 
     def batches(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
         """This process's rows of every image once, in order: "image" packed bits, "label" int32, "mask" bool.
-
-        `batch_size` is over all processes, which must divide it; the last batch is padded with 0.
-        """
+        `batch_size` is over all processes, which must divide it; the last batch is padded with 0."""
         rows = batch_size // self.process_count
         for start in range(self.process_index * rows, len(self) + self.process_index * rows, batch_size):
             labels = self.labels[start : start + rows]
@@ -132,9 +130,7 @@ class StreamedBatches:
 
 def read(make: Callable[[int], Any], start: int, stop: int, workers: int, threads: int) -> Iterator[Any]:
     """make(start), ..., make(stop - 1), made ahead in `workers` processes or, without them, `threads` of this one.
-
-    Raises ReadError where a process ends before the time; what is raised in one is raised here.
-    """
+    Raises ReadError where a process ends before the time; what is raised in one is raised here."""
     import grain
     from absl import flags
 

@@ -32,8 +32,8 @@ def main() -> None:
         raise UserError(f"{arguments.file}: name it *.safetensors")
     model = from_checkpoint(arguments.run, runs=arguments.runs, checkpoint=arguments.checkpoint)
     save_safetensors(model, arguments.file)
-    size = arguments.file.stat().st_size / 1e6
-    print(f"{arguments.file}: {run_name(model.info.config)}, step {model.info.step:,}, {size:.1f} MB")
+    what = f"{run_name(model.info.config)}, step {model.info.step:,}, {arguments.file.stat().st_size / 1e6:.1f} MB"
+    print(f"{arguments.file}: {what}")
 
 
 if __name__ == "__main__":

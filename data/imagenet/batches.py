@@ -152,10 +152,8 @@ class ImageSplit(_Reader):
 
     def batches(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
         """{"image": uint8 [rows, size, size, 3], "label": int32 [rows], "mask": bool [rows]}, equally many a process.
-
         The last batch is padded; the mask is False there. A corrupt image is grey and labelled -1, so that it counts as
-        an error, with the loss of a guess: leaving it out would flatter the model.
-        """
+        an error, with the loss of a guess: leaving it out would flatter the model."""
         count = -(-len(self) // batch_size)
         make = partial(self._batch, batch_size, workers := min(self.workers, count))
         return self._read(make, 0, count, workers, self.shared_bytes(batch_size))

@@ -61,10 +61,8 @@ def folder_source(path: str | os.PathLike, known: Sequence[str] | None = None) -
 
 @dataclass(eq=False, repr=False)
 class MosaicSource(Sequence):
-    """Item i: {"image": a JPEG's bytes, "label": int, "file_name": str}, a function of the split and i alone.
-
-    A class is a blurred mosaic of 4 x 4 colours, seen through noise. The ten classes have the labels 0, 100, ..., 900.
-    """
+    """Item i: {"image": a JPEG's bytes, "label": int, "file_name": str}, a function of the split and i alone. A class
+    is a blurred mosaic of 4 x 4 colours, seen through noise. The ten classes have the labels 0, 100, ..., 900."""
 
     split: str
     count: int

@@ -101,11 +101,9 @@ def _allow_many_files() -> None:
 
 
 def prepare(tars: Path, root: str | None = None) -> Path:
-    """Runs TFDS's `imagenet2012` builder on the official tars, into array_record files; returns their folder.
-
-    The builder needs TensorFlow to open files and to rewrite as RGB JPEG 22 images in CMYK and one PNG. Here plain
-    Python opens them, and those images keep their bytes. Data that TensorFlow prepared are read just as well.
-    """
+    """Runs TFDS's `imagenet2012` builder on the official tars, into array_record files; returns their folder. The
+    builder needs TensorFlow to open files and to rewrite as RGB JPEG 22 images in CMYK and one PNG. Here plain Python
+    opens them, and those images keep their bytes. Data that TensorFlow prepared are read just as well."""
     from tensorflow_datasets.core import shuffle
     from tensorflow_datasets.core.download import extractor
     from tensorflow_datasets.datasets.imagenet2012 import imagenet2012_dataset_builder as module

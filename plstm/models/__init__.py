@@ -37,10 +37,8 @@ MODELS: dict[str, Family] = {
 
 
 def build_model(config: Any, key: jax.Array | int, sizes: Mapping[str, int] = MappingProxyType({})) -> nnx.Module:
-    """The model of a config, its parameters drawn from `key` (an integer or a jax.random key).
-
-    Raises UserError naming the key where the config does not fit together.
-    """
+    """The model of a config, its parameters drawn from `key` (an integer or a jax.random key). Raises UserError naming
+    the key where the config does not fit together."""
     config.check()
     return MODELS[config.family].build(config, sizes, key)
 

@@ -87,7 +87,7 @@ class ReadoutModel(nnx.Module):
     """A classifier of graphs that ends in `readout`; its method `units` gives the ReLUs of that one's hidden layer."""
 
     def __call__(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
-        """A batch of `plstm.tasks.graph_batches` -> float32 logits [graphs, classes]; `key` makes it a training pass."""
+        """A batch of `plstm.tasks.graph_batches` -> logits [graphs, classes]; `key` makes it a training pass."""
         return self.readout.out(self.units(batch, key=key))
 
 

@@ -17,11 +17,9 @@ TRANSITION_NODES = ("shared", "tail")
 
 
 class GraphMixer(nnx.Module):
-    """pLSTM on packed DAGs in P- or D-mode, a multi-head RMSNorm and the output projection.
-
-    p_norm: of `plstm.ops.dag.normalise_transitions`. pruned: the P-mode uses only the multitree, too. A transition
-    reads the node where its two edges meet ("shared") or where the first one begins ("tail").
-    """
+    """pLSTM on packed DAGs in P- or D-mode, a multi-head RMSNorm and the output projection. p_norm: of
+    `plstm.ops.dag.normalise_transitions`. pruned: the P-mode uses only the multitree, too. A transition reads the node
+    where its two edges meet ("shared") or where the first one begins ("tail")."""
 
     def __init__(
         self, dim: int, heads: int, mode: str, *, p_norm: str, pruned: bool, transition_node: str, method: str, rngs
@@ -49,9 +47,7 @@ class GraphMixer(nnx.Module):
 
     def gates(self, h: jax.Array, e: jax.Array, dag: PackedDags) -> tuple[DagGates, jax.Array]:
         """Source and mark [heads, E], transition [heads, L]; direct [heads, N]: linear maps of the features they read.
-
-        P-mode: t with its sign, over a sum of |t| (Equation 4); D-mode: tanh(t), on the multitree.
-        """
+        P-mode: t with its sign, over a sum of |t| (Equation 4); D-mode: tanh(t), on the multitree."""
         of_nodes, of_edges = (
             jnp.matmul(x, weight[...], precision=HIGHEST).T
             for x, weight in ((h, self.node_weight), (e, self.edge_weight))

@@ -24,10 +24,8 @@ def gate_dtype(gates):
 
 
 def attend(q: Array, k: Array, v: Array, gating: Array, scale: float) -> Array:
-    """Sums values over source nodes, weighted by gating and scaled similarity (Equation 3).
-
-    q [..., T, d_k], k [..., S, d_k], v [..., S, d_v], gating [..., T, S] -> [..., T, d_v] in the gating's dtype.
-    """
+    """Sums values over source nodes, weighted by gating and scaled similarity (Equation 3). q [..., T, d_k], k [..., S,
+    d_k], v [..., S, d_v], gating [..., T, S] -> [..., T, d_v] in the gating's dtype."""
     similarity = jnp.einsum("...tk,...sk->...ts", q, k, preferred_element_type=gating.dtype)
     weights = (gating * similarity * scale).astype(v.dtype)
     return jnp.einsum("...ts,...sv->...tv", weights, v, preferred_element_type=gating.dtype)

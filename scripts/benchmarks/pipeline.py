@@ -22,7 +22,7 @@ SIZES = {"deit3": 192}  # the recipes' resolutions; the others' is 224
 def make_photograph(number: int) -> bytes:
     """A JPEG of SHAPE and about BYTES, chroma halved both ways."""
     picture = draw(number, np.random.default_rng(number)).resize(SHAPE, Image.Resampling.BICUBIC)
-    files = [encode(picture, quality, subsampling=2) for quality in range(70, 98, 3)]
+    files = (encode(picture, quality, subsampling=2) for quality in range(70, 98, 3))
     return min(files, key=lambda content: abs(len(content) - BYTES))
 
 

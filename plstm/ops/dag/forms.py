@@ -57,11 +57,9 @@ def recurrent(q, k, v, gates: DagGates, dag: PackedDags, scale: float) -> Array:
 
 @jax.custom_vjp
 def _propagate(transition: Array, inputs: Array, dag: PackedDags) -> Array:
-    """Solves C_e = inputs_e + sum over e' of T_e'e C_e' (Equation 1), level by level.
-
-    transition [L, H]; inputs and result [E, H, ...]. The cotangents solve the same equation on the reverse graph, so
-    neither pass keeps more than the states.
-    """
+    """Solves C_e = inputs_e + sum over e' of T_e'e C_e' (Equation 1), level by level. transition [L, H]; inputs and
+    result [E, H, ...]. The cotangents solve the same equation on the reverse graph, so neither pass keeps more than the
+    states."""
     return _scan_levels(transition, inputs, dag)[0]
 
 

@@ -226,10 +226,8 @@ def _arrow(nodes) -> str:
 
 def _levels_and_multitree(tail, head, rank, line_from, line_to) -> tuple[np.ndarray, np.ndarray]:
     """Each edge's level, and the line edges to keep so that at most one path joins any two edges (Section 3.2, D-mode).
-
-    Visits the edges in topological order and their predecessors earliest first; keeps a line edge unless some edge
-    that leads to the predecessor, or the predecessor itself, already leads to the edge.
-    """
+    Visits the edges in topological order and their predecessors earliest first; keeps a line edge unless some edge that
+    leads to the predecessor, or the predecessor itself, already leads to the edge."""
     place = np.empty(len(tail), np.int32)
     place[np.lexsort((rank[head], rank[tail]))] = np.arange(len(tail))
     level, keep = np.ones(len(tail), np.int32), np.zeros(len(line_to), bool)

@@ -33,11 +33,9 @@ matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 def chunkwise(
     q, k, v, gates: GridGates, direct, structure: str, block: int = BLOCK, chunks: int | None = None
 ) -> Array:
-    """Equations 1 and 2 on a grid; arguments as for `plstm.ops.grid.plstm2d`. Reverse-mode derivatives only.
-
-    chunks: of batch x heads; None: single entries on CPUs, whose caches hold the states of few, elsewhere all at once.
-    Returns [..., Y, X, d_v] in the dtype of direct, which the gates must have too.
-    """
+    """Equations 1 and 2 on a grid; arguments as for `plstm.ops.grid.plstm2d`. Reverse-mode derivatives only. chunks: of
+    batch x heads; None: single entries on CPUs, whose caches hold the states of few, elsewhere all at once. Returns
+    [..., Y, X, d_v] in the dtype of direct, which the gates must have too."""
     scale, dtype, leading = q.shape[-1] ** -0.5, direct.dtype, q.ndim - 3
     if chunks is None:
         chunks = max(math.prod(q.shape[:leading]), 1) if jax.default_backend() == "cpu" else 1

@@ -104,10 +104,8 @@ _operator.defvjp(lambda plan, *inputs: (_operator(plan, *inputs), inputs), _oper
 
 
 def _attend(plan: Plan, gates, direct, triples, keep: bool = False) -> list[Array]:
-    """(G * q k^T + diagonal) v for each (q, k, v) of the triples, and with `keep` what `_gate_gradients` needs.
-
-    Gates as for `_operator`; outputs [heads, N, d] in v's dtype, kept [heads, blocks, visits, 2, block (, columns)].
-    """
+    """(G * q k^T + diagonal) v for each (q, k, v) of the triples, and with `keep` what `_gate_gradients` needs. Gates
+    as for `_operator`; outputs [heads, N, d] in v's dtype, kept [heads, blocks, visits, 2, block (, columns)]."""
     heads, blocks, dtype = gates.shape[0], pl.cdiv(plan.nodes, plan.block), gates.dtype
     gates, reach = _row_arrays(plan, gates)
     inputs = [(x, _tiles((None, *x.shape[1:]), {0: HEAD})) for x in (gates, reach)]

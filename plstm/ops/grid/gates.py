@@ -8,11 +8,9 @@ from jax import Array
 
 
 class GridGates(NamedTuple):
-    """Gates of the nodes, each [..., 4, Y, X] in image coordinates (not mirrored).
-
-    Axis -3 holds the directions right-down, left-down, right-up, left-up. Names are those of the right-down direction:
-    in a "left-..." one the right edge of a node is the one that leads left, in a "...-up" one the lower leads up.
-    """
+    """Gates of the nodes, each [..., 4, Y, X] in image coordinates (not mirrored). Axis -3 holds the directions
+    right-down, left-down, right-up, left-up. Names are those of the right-down direction: in a "left-..." one the right
+    edge of a node is the one that leads left, in a "...-up" one the lower leads up."""
 
     s_r: Array  # source -> right edge
     s_d: Array  # source -> lower edge

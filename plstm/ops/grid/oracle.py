@@ -12,10 +12,8 @@ from plstm.ops.grid.gates import GridGates, mirror, mirror_gates, pass_node
 
 
 def plstm2d_oracle(q: Array, k: Array, v: Array, gates: GridGates, direct: Array, structure: str = "general") -> Array:
-    """Equations 1 and 2 with matrix states; arguments as for `plstm.ops.grid.plstm2d`.
-
-    Returns [..., Y, X, d_v] in the widest dtype among the arguments.
-    """
+    """Equations 1 and 2 with matrix states; arguments as for `plstm.ops.grid.plstm2d`. Returns [..., Y, X, d_v] in the
+    widest dtype among the arguments."""
     scale, dtype = q.shape[-1] ** -0.5, jnp.result_type(q, k, v, *gates)
     nodes = tuple(jnp.moveaxis(x.astype(dtype), (-3, -2), (0, 1)) for x in (scale * q.astype(dtype), k, v))
     empty = jnp.zeros((*q.shape[:-3], 4, k.shape[-1], v.shape[-1]), dtype)
