@@ -9,8 +9,7 @@ import jax
 import optax
 
 from data.imagenet.batches import ImageBatches, ImageSplit
-from data.imagenet.folders import MosaicSource
-from data.imagenet.source import load_source, synsets
+from data.imagenet.source import MosaicSource, load_source, synsets
 from plstm.errors import UserError, require
 from plstm.models.vision import VisionModel
 from plstm.tasks.base import RunConfig, classification_metrics

@@ -15,7 +15,7 @@ from PIL import Image
 
 from data.augment.views import evaluation_crop
 from data.imagenet.batches import MAX_CORRUPT, ImageSplit
-from data.imagenet.folders import folder_source
+from data.imagenet.source import folder_source
 from data.loading import unpack
 from plstm.errors import require
 from plstm.models.inspection import gate_statistics

@@ -1,8 +1,7 @@
-"""Training pLSTM against other models in the same loop: steps on images, epochs on graphs, and whole runs.
+"""Training pLSTM against other models in the same loop: steps on images, epochs on graphs, and whole runs, with start,
+evaluation and checkpoints; and how many augmented views one core makes a second."""
 
-Of steps: time by image size, compilation by depth, memory. A whole run includes start, evaluation and checkpoints.
-"""
-
+import itertools
 import statistics
 import subprocess
 import sys
@@ -13,12 +12,17 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from PIL import Image
 
+from data import decoding
+from data.augment.recipes import RECIPES
+from data.augment.views import augment, view_rng
 from plstm.errors import UserError
 from plstm.models import VisionConfig, build_model
 from plstm.models.flops import forward_flops
@@ -30,9 +34,19 @@ from plstm.training.evaluation import evaluate
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import init_state, make_predict, make_train_step
-from scripts.benchmarks.harness import Row, alternate, compare, compile_step, ratio, timing, wall_seconds
-from scripts.benchmarks.operators import draw_operator_inputs, gradient_step
+from scripts.benchmarks.operators import (
+    Row,
+    alternate,
+    compare,
+    compile_step,
+    draw_operator_inputs,
+    gradient_step,
+    ratio,
+    timing,
+    wall_seconds,
+)
 from scripts.common import ROOT
+from scripts.make_photos import draw, encode
 
 MODELS = {
     "pLSTM": partial(VisionConfig, modes=["P", "D"]),
@@ -209,3 +223,38 @@ def measure_runs(repeats: int, epochs=0.5, overrides=()) -> Iterator[Row]:
     for name, runs in alternate(EXPERIMENTS, repeats, lambda name: run_once(name, epochs, overrides)).items():
         row[name] = {"medians": {key: statistics.median(run[key] for run in runs) for key in runs[0]}, "runs": runs}
     yield row | {"ratio": row["pLSTM"]["medians"]["seconds"] / row["ViT"]["medians"]["seconds"]}
+
+
+# ---------------------------------------------------------------------- augmented views of ImageNet-like photographs
+SHAPE, BYTES = (500, 375), 87_000  # of a typical training image
+SIZES = {"deit3": 192}  # the recipes' resolutions; the others' is 224
+
+
+def make_photograph(number: int) -> bytes:
+    """A JPEG of SHAPE and about BYTES, chroma halved both ways."""
+    picture = draw(number, np.random.default_rng(number)).resize(SHAPE, Image.Resampling.BICUBIC)
+    files = (encode(picture, quality, subsampling=2) for quality in range(70, 98, 3))
+    return min(files, key=lambda content: abs(len(content) - BYTES))
+
+
+def views_per_second(recipe: str | None, decoder: str, contents: list[bytes]) -> float:
+    """Decodes each image once and makes its views by a recipe, or none of them; of this process's time on one core."""
+    views, start = RECIPES[recipe].repeats if recipe else 0, time.process_time()
+    with mock.patch.object(decoding, "simplejpeg", decoding.simplejpeg if decoder == "simplejpeg" else None):
+        for index, content in enumerate(contents):
+            picture = decoding.decode(content)
+            for view in range(views):
+                augment(picture, SIZES.get(recipe, 224), RECIPES[recipe], view_rng(0, 0, index, view))
+    return len(contents) * max(views, 1) / (time.process_time() - start)
+
+
+def measure_views(repeats: int, images=64) -> Iterator[Row]:
+    """Augmented views a second and core: decoding alone and each recipe, by each decoder that is installed."""
+    contents = [make_photograph(number) for number in range(images)]
+    decoders = ["pillow"] + ["simplejpeg"] * (decoding.simplejpeg is not None)
+    cases = {case: case for case in itertools.product((None, *RECIPES), decoders)}
+    found = alternate(cases, repeats, lambda case: views_per_second(*case, contents))
+    for (recipe, decoder), rates in found.items():
+        row = {"recipe": recipe or "decoding alone", "decoder": decoder}
+        row |= {"size": SIZES.get(recipe, 224), "views_an_image": RECIPES[recipe].repeats} if recipe else {}
+        yield row | {"views_per_second": statistics.median(rates), "rates": rates}

@@ -11,8 +11,7 @@ from flax import nnx
 from data.graphs.tudataset import read_tudataset
 from plstm.errors import UserError
 from plstm.models import GraphConfig, build_model
-from plstm.models.graph import KINDS, neighbourhood
-from plstm.models.graph_layers import GAT, GCN, GIN, MPNN, LSTMCell
+from plstm.models.graph import GAT, GCN, GIN, KINDS, MPNN, LSTMCell, neighbourhood
 from plstm.nn.graph import degree_encoding
 from plstm.tasks.graph_batches import GraphBatches
 

@@ -1,13 +1,15 @@
-"""The forms of the operator on packed graphs. Nodes, edges and line edges come first, then heads: [N, H, ...]."""
+"""The forms of the operator on packed graphs, of shapes [N, H, ...]: nodes, edges or line edges first, then heads; and
+the paper's recurrence itself, node by node, which they are tested against."""
 
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
-from plstm.ops.common import DagGates, product
-from plstm.ops.dag.line_graph import PackedDags
+from plstm.ops.common import DagGates, direct_term, product
+from plstm.ops.dag.line_graph import Dag, PackedDags
 
 IN_BOUNDS = "promise_in_bounds"  # of indices; otherwise the gradient of a sum masks those that are not
 
@@ -97,3 +99,28 @@ def _scan_levels(transition, inputs, dag, other=None):
 def _into_nodes(edges: Array, dag: PackedDags) -> Array:
     """Sums [E, ...] over the edges that end in a node: [N, ...]."""
     return jnp.zeros((dag.num_nodes, *edges.shape[1:]), edges.dtype).at[dag.head].add(edges, mode=IN_BOUNDS)
+
+
+def plstm_dag_oracle(
+    q: Array, k: Array, v: Array, gates: DagGates, direct: Array, dag: Dag, scale: float | None = None
+) -> Array:
+    """Equations 1 and 2, the nodes in topological order; arguments as for `plstm.ops.dag.plstm_dag`. Returns
+    [..., N, d_v] in the widest dtype among the arguments."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    nodes = np.argsort(dag.rank)
+    into, out_of = dag.head == nodes[:, None], dag.tail == nodes[:, None]  # [N, E]
+    transition = jnp.zeros((*gates.source.shape, dag.num_edges), gates.transition.dtype)  # from, then to
+    transition = transition.at[..., dag.line_from, dag.line_to].set(gates.transition)
+    source, mark = (gate[..., None, None] for gate in (gates.source, gates.mark))
+    outer = k[..., :, None] * v[..., None, :]
+    cells = jnp.zeros((*gates.source.shape, k.shape[-1], v.shape[-1]), jnp.result_type(outer, gates.source))
+
+    def visit(cells, step):
+        n, into, out_of = step
+        arrived = jnp.where(into[:, None, None], cells, 0)
+        hidden = jnp.einsum("...k,...ekv->...v", scale * q[..., n, :], mark * arrived)  # Equation 2
+        leaving = jnp.einsum("...fe,...fkv->...ekv", transition, arrived) + source * outer[..., n, None, :, :]  # 1
+        return jnp.where(out_of[:, None, None], leaving, cells), hidden
+
+    _, hidden = lax.scan(visit, cells, (nodes, into, out_of))
+    return jnp.moveaxis(hidden, 0, -2)[..., dag.rank, :] + direct_term(q, k, v, direct, scale)

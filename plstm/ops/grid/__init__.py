@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from plstm.errors import UserError
-from plstm.ops.common import attend, check_choice, check_inputs, check_shape, gate_dtype
+from plstm.ops.common import attend, check_choice, check_inputs, check_shape, chunked_map, gate_dtype, num_chunks
 from plstm.ops.grid import batch_minor, chunkwise, fused, matrix, oracle
-from plstm.ops.grid.chunks import chunked_map, num_chunks
 from plstm.ops.grid.gates import GridGates, fill_unread
 
 __all__ = ["GridGates", "gating_matrix", "plstm2d"]

@@ -76,9 +76,9 @@ _turn_once.defvjp(lambda *factors: (_turn_once(*factors), factors[:2]), _turn_on
 
 
 def _rank_one_forward(grid: tuple[int, int], s_r, s_d, t_r, t_d, m):
-    """G [N target, N source, B] of mirrored gates [4, N, B]; s_r and t_r are zero where the right edge leads out. With
-    h = left + up, each source's weight on what reaches a node, a direction is one linear recurrence: h[y, x] = t_r[y,
-    x-1] h[y, x-1] + t_d[y-1, x] h[y-1, x], plus what the source itself emits; then G = m h."""
+    """G [N target, N source, B] of mirrored gates [4, N, B]; s_r and t_r are zero where the right edge leads out.
+    With h = left + up, each source's weight on what reaches a node, a direction is one linear recurrence:
+    h[y, x] = t_r[y, x-1] h[y, x-1] + t_d[y-1, x] h[y-1, x], plus what the source itself emits; then G = m h."""
     nodes, width = grid[0] * grid[1], grid[1]
     sources, every = _image_numbers(grid), jnp.arange(nodes)
 

@@ -22,8 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import direct_term
-from plstm.ops.grid.chunks import chunked_map
+from plstm.ops.common import chunked_map, direct_term
 from plstm.ops.grid.gates import GridGates, mirror, mirror_gates, pass_node
 
 BLOCK = 4  # nodes a side: an edge costs as much as d_k nodes, so blocks are small
