@@ -99,8 +99,7 @@ def add(tar: tarfile.TarFile, name: str, content: bytes | None) -> None:
 
 def make(out: Path, classes: int, train: int, val: int, seed: int = 0) -> None:
     """Writes both tars into `out`: `train` and `val` images of each class. A validation image's class follows from its
-    place among the names of all 50,000. Empty folders hold the places of the images that are not there; every reader of
-    tars passes them over."""
+    place among all 50,000, so empty folders, which readers of tars pass over, stand for those that are not there."""
     for name, value, most in (("classes", classes, 1000), ("train", train, 5000), ("val", val, 50)):
         if not 1 <= value <= most:
             raise UserError(f"--{name} {value}: must be 1 to {most}")

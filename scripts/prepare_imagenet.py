@@ -51,8 +51,7 @@ def check_tars(folder: Path, verify: bool) -> int:
 
 def check_space(folder: Path, needed: float) -> None:
     """Raises UserError where the prepared data do not fit."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
+    if (free := shutil.disk_usage(folder).free) < needed:
         left = ", ".join(str(path) for path in (folder / NAME).glob("incomplete*"))
         hint = f"; {left} is left from an interrupted preparation, delete it" if left else ""
         sizes = f"{free / GIB:.1f} GiB free, but {needed / GIB:.1f} needed"

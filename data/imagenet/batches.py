@@ -52,14 +52,14 @@ class _Reader:
     def _read(self, make: Callable[[int], dict], start: int, stop: int, workers: int, shared: int) -> Iterator[dict]:
         """make(start), ..., made ahead in processes, or in a thread of this one; `shared`: bytes that it takes."""
         if workers and os.path.isdir(SHARED) and shared > (free := shutil.disk_usage(SHARED).free):
-            raise UserError(  # processes that write past the end of shared memory die unheard
-                f"{SHARED}: {free / 2**30:.1f} GiB free, but the batches of data.workers need {shared / 2**30:.1f}; "
-                "take fewer, or give the container more (docker run --shm-size)"
-            )
+            what = f"{free / 2**30:.1f} GiB free, but the batches of data.workers need {shared / 2**30:.1f}"
+            # Processes that write past the end of shared memory die unheard.
+            raise UserError(f"{SHARED}: {what}; take fewer, or give the container more (docker run --shm-size)")
         for batch in read(make, start, stop, workers, threads=1):
-            for name, why in {name: why for name, why in batch.pop("corrupt") if name not in self._corrupt}.items():
-                self._corrupt.add(name)
-                warnings.warn(f"{name}: cannot be decoded ({why}); {self.instead}", stacklevel=3)
+            for name, why in batch.pop("corrupt"):
+                if name not in self._corrupt:
+                    self._corrupt.add(name)
+                    warnings.warn(f"{name}: cannot be decoded ({why}); {self.instead}", stacklevel=3)
             if len(self._corrupt) > self.max_corrupt * len(self.source):
                 what = f"{len(self._corrupt)} of {len(self.source):,} images cannot be decoded, the last {name}"
                 limit = f"more than data.max_corrupt={self.max_corrupt:g} of them"

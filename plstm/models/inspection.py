@@ -5,8 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 
-from plstm.models.vision import Block, VisionModel
-from plstm.nn.mixers import PLSTMMixer
+from plstm.models.vision import Block, PLSTMMixer, VisionModel
 from plstm.ops.grid import gating_matrix
 
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from plstm.errors import UserError, one_of, positive, require
-from plstm.nn.layers import MLP, NORMS, LayerScale, PatchEmbedding, drop_path, linear, norm
-from plstm.nn.mixers import AttentionMixer, PLSTMMixer
-from plstm.ops.grid import METHODS, WIDEST_FUSED
+from plstm.nn.gates import DIRECT_BIAS, DModeGates, PModeGates
+from plstm.nn.layers import MLP, NORMS, LayerScale, PatchEmbedding, drop_path, head_norm, linear, norm
+from plstm.ops.grid import METHODS, WIDEST_FUSED, plstm2d
 
 MODES = ("P", "D", "attention")
 MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
@@ -78,6 +78,53 @@ class VisionConfig:
             ("heads", self.dim % self.heads == 0, of_heads),
             ("heads", attention or self.dim % (4 * self.heads) == 0, f"pLSTM's gates need {of_gates}"),
         )
+
+
+class QueryKeyValue(nnx.Module):
+    """Three linear maps to heads."""
+
+    def __init__(self, dim: int, heads: int, *, dtype, rngs: nnx.Rngs):
+        self.heads = heads
+        self.query, self.key, self.value = (linear(dim, dim, dtype=dtype, rngs=rngs) for _ in range(3))
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """[..., dim] -> q, k, v, each [..., heads, dim / heads]."""
+        return tuple(layer(x).reshape(*x.shape[:-1], self.heads, -1) for layer in (self.query, self.key, self.value))
+
+
+class PLSTMMixer(nnx.Module):
+    """pLSTM on a grid in P- or D-mode, then a multi-head RMSNorm and the output projection (Appendix E.1)."""
+
+    def __init__(
+        self, dim: int, heads: int, mode: str, *, released: bool, bias_only: bool, gate_init, method: str, dtype, rngs
+    ):
+        self.method = method
+        self.qkv = QueryKeyValue(dim, heads, dtype=dtype, rngs=rngs)
+        make = partial(PModeGates, released=released) if mode == "P" else DModeGates
+        self.gates = make(dim, heads, bias_only=bias_only, weight_init=gate_init, rngs=rngs)
+        self.direct_bias = nnx.Param(jnp.full((heads,), DIRECT_BIAS, jnp.float32))
+        self.norm_scale = nnx.Param(jnp.ones((dim,), jnp.float32))
+        self.out = linear(dim, dim, dtype=dtype, rngs=rngs, use_bias=False)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[batch, Y, X, dim] -> [batch, Y, X, dim]."""
+        q, k, v = (jnp.moveaxis(tensor, -2, 1) for tensor in self.qkv(x))
+        direct = jnp.broadcast_to(jax.nn.sigmoid(self.direct_bias[...])[:, None, None], q.shape[:-1])
+        hidden = plstm2d(q, k, v, self.gates(x), direct, method=self.method, structure=self.gates.structure)
+        return self.out(head_norm(jnp.moveaxis(hidden, 1, -2)) * self.norm_scale[...])
+
+
+class AttentionMixer(nnx.Module):
+    """Multi-head softmax attention."""
+
+    def __init__(self, dim: int, heads: int, *, dtype, rngs: nnx.Rngs):
+        self.qkv = QueryKeyValue(dim, heads, dtype=dtype, rngs=rngs)
+        self.out = linear(dim, dim, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[batch, tokens, dim] -> [batch, tokens, dim]."""
+        hidden = jax.nn.dot_product_attention(*self.qkv(x))
+        return self.out(hidden.reshape(x.shape))
 
 
 class Block(nnx.Module):
@@ -171,8 +218,8 @@ class VisionModel(nnx.Module):
     def apply_blocks(
         self, x: jax.Array, key: jax.Array | None = None, look: Look = lambda block, x: None
     ) -> tuple[jax.Array, list[Any]]:
-        """All blocks on the tokens of `embed`: the tokens, and what `look(block, its input)` gave, a list with one
-        entry for each block of a group and the groups on axis 0 of its arrays."""
+        """All blocks on the tokens of `embed`: the tokens, and what `look(block, its input)` gave, a list of the blocks
+        of a group, with the groups on axis 0."""
         graphdef, stacked = nnx.split(self.groups)
 
         def apply_group(x, inputs):

@@ -86,9 +86,9 @@ class Dag(_Reversible):
 class PackedDags(_Reversible):
     """One or more DAGs side by side, padded: a pytree of arrays whose shapes do not depend on the single graphs.
 
-    Nodes and edges are in `blocks` equal blocks of `block_nodes` and `block_edges`; no edge leaves its block, and a
-    block may hold several graphs. N, E and L include padding, whose gates the operator sets to zero. The schedules hold
-    line edges in rows, each row of one level, padded with L: by the level of line_to and by the height of line_from.
+    Nodes and edges are in equal blocks, which may hold several graphs; no edge leaves its block. N, E and L include
+    padding, whose gates the operator sets to zero. The schedules hold line edges in rows, each of one level, padded
+    with L: by the level of line_to and by the height of line_from.
     """
 
     tail: np.ndarray  # int32 [E]
@@ -165,8 +165,8 @@ def pack(
         arrays[name] = placed
     arrays["edge_mask"] = np.isin(np.arange(blocks * block_edges), real)
     arrays["line_mask"] = np.ones(lines.sum(), bool)
-    arrays["schedule"] = _schedule(np.concatenate([dag.level[dag.line_to] for dag in dags]), width)
-    arrays["reverse_schedule"] = _schedule(np.concatenate([dag.height[dag.line_from] for dag in dags]), width)
+    arrays["schedule"] = _schedule([dag.level[dag.line_to] for dag in dags], width)
+    arrays["reverse_schedule"] = _schedule([dag.height[dag.line_from] for dag in dags], width)
     sizes = dict(blocks=blocks, block_nodes=block_nodes, block_edges=block_edges, depth=depth)
     return PackedDags(**arrays, **sizes), placement
 
@@ -194,9 +194,9 @@ def _first_fit(nodes, edges, block_nodes: int, block_edges: int) -> np.ndarray:
     return placement
 
 
-def _schedule(level: np.ndarray, width: int) -> np.ndarray:
+def _schedule(levels: list[np.ndarray], width: int) -> np.ndarray:
     """Line edges in rows of `width`, no row over two levels; see `PackedDags`."""
-    counts = np.bincount(level)
+    counts = np.bincount(level := np.concatenate(levels))
     rows = -(-counts // width)
     schedule = np.full(int(rows.sum()) * width, len(level), np.int32)
     first = (np.cumsum(rows) - rows) * width
@@ -225,9 +225,8 @@ def _arrow(nodes) -> str:
 
 
 def _levels_and_multitree(tail, head, rank, line_from, line_to) -> tuple[np.ndarray, np.ndarray]:
-    """Each edge's level, and the line edges to keep so that at most one path joins any two edges (Section 3.2, D-mode).
-    Visits the edges in topological order and their predecessors earliest first; keeps a line edge unless some edge that
-    leads to the predecessor, or the predecessor itself, already leads to the edge."""
+    """Each edge's level, and the line edges to keep so that at most one path joins any two edges (Section 3.2, D-mode):
+    in topological order, predecessors earliest first, unless the predecessor or one of its own already leads there."""
     place = np.empty(len(tail), np.int32)
     place[np.lexsort((rank[head], rank[tail]))] = np.arange(len(tail))
     level, keep = np.ones(len(tail), np.int32), np.zeros(len(line_to), bool)

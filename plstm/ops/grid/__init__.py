@@ -49,11 +49,10 @@ def plstm2d(
     and value, added once. q is scaled by d_k ** -0.5. Gating and accumulation are done in the gates' dtype, at least
     float32.
 
-    Args:
-        method: "parallel" (by the gating matrix, in the first of FORMS), "chunkwise" (matrix states, block by block),
-            "recurrent" (node by node), "fused" (GPU kernels, up to 64 columns, one device), or "auto": by the gating
-            matrix in the fastest form by TABLE, or chunkwise where that is faster or the matrix would be huge.
-        structure: the promise about the transitions, see `gating_matrix`.
+    method: "parallel" (by the gating matrix, in the first of FORMS), "chunkwise" (matrix states, block by block),
+    "recurrent" (node by node), "fused" (GPU kernels, up to 64 columns, one device), or "auto": by the gating matrix in
+    the fastest form by TABLE, or chunkwise where that is faster or the matrix would be huge. structure: see
+    `gating_matrix`.
 
     Returns [..., Y, X, d_v] in v's dtype, with reverse-mode derivatives only. Raises ValueError where shapes disagree,
     a method or structure is unknown, or "fused" cannot run here; UserError where this JAX lacks Pallas.

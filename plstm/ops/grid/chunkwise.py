@@ -62,11 +62,10 @@ def _one_chunk(q, k, v, gates: GridGates, structure: str, block: int) -> Array:
     upper = jnp.zeros((q.shape[1], 4 * batch, block, q.shape[-1] * v.shape[-1]), q.dtype)
     _, hidden = lax.scan(visit_row, upper, (q, k, v, transfer, source, mark))
     hidden = hidden + matmul(within * matmul(q, k.swapaxes(-1, -2)), v)
-    rows, columns, lanes, _, size = hidden.shape  # `_cut` is undone
-    hidden = hidden.reshape(rows, columns, lanes, block, block, size).transpose(2, 0, 3, 1, 4, 5)
-    hidden = hidden.reshape(lanes, rows * block, columns * block, size)[:, :height, :width]
-    hidden = hidden.reshape(batch, 4, height, width, size)
-    return sum(mirror(hidden.swapaxes(0, 1), rows=(1,), columns=(2,)))
+    rows, columns, _, _, size = hidden.shape  # `_cut` is undone
+    hidden = hidden.reshape(rows, columns, batch, 4, block, block, size).transpose(3, 2, 0, 4, 1, 5, 6)
+    hidden = hidden.reshape(4, batch, rows * block, columns * block, size)[:, :, :height, :width]
+    return sum(mirror(hidden, rows=(1,), columns=(2,)))
 
 
 @jax.checkpoint
