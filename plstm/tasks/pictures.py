@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from plstm.drawing import new_figure, save, style
-from plstm.models.inspection import gating_patterns
+from plstm.models.vision import gating_patterns
 from plstm.training.steps import Batch
 
 SAMPLES = 6  # images a split

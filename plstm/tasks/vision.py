@@ -18,8 +18,7 @@ from data.imagenet.batches import MAX_CORRUPT, ImageSplit
 from data.imagenet.source import folder_source
 from data.loading import unpack
 from plstm.errors import require
-from plstm.models.inspection import gate_statistics
-from plstm.models.vision import VisionModel
+from plstm.models.vision import VisionModel, gate_statistics
 from plstm.tasks.base import RunConfig, Task, classification_metrics
 from plstm.tasks.pictures import draw_gating, draw_samples
 from plstm.training.evaluation import Split

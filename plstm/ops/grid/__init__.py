@@ -14,7 +14,7 @@ from jax import Array
 
 from plstm.errors import UserError
 from plstm.ops.common import attend, check_choice, check_inputs, check_shape, chunked_map, gate_dtype, num_chunks
-from plstm.ops.grid import batch_minor, chunkwise, fused, matrix, oracle
+from plstm.ops.grid import chunkwise, forms, fused, oracle
 from plstm.ops.grid.gates import GridGates, fill_unread
 
 __all__ = ["GridGates", "gating_matrix", "plstm2d"]
@@ -23,9 +23,9 @@ METHODS = ("auto", "parallel", "chunkwise", "recurrent", "fused")
 STRUCTURES = ("general", "rank_one", "no_ru")
 # By structure. The first is the one that needs no measurement: backends without an entry in TABLE take it.
 FORMS = {
-    "general": {"row_transfer": matrix.row_transfer, "source_scan": oracle.source_scan},
-    "rank_one": {"row_transfer": matrix.row_transfer, "batch_minor": batch_minor.rank_one},
-    "no_ru": {"single_path": matrix.single_path, "batch_minor": batch_minor.single_path},
+    "general": {"row_transfer": forms.row_transfer, "source_scan": oracle.source_scan},
+    "rank_one": {"row_transfer": forms.row_transfer, "batch_minor": forms.rank_one_batch_minor},
+    "no_ru": {"single_path": forms.single_path, "batch_minor": forms.single_path_batch_minor},
 }
 # From results/benchmarks/tune-cpu.json: the fastest form of each structure; by structure and head size (the root of
 # d_k d_v) the number of nodes from which chunkwise is faster, where it is up to the largest grid measured.
@@ -130,12 +130,12 @@ def by_matrix(q, k, v, gates: GridGates, direct, structure: str, form: str, chun
 
 def _gating_by_target(gates: GridGates, structure: str, form: str) -> Array:
     """G [B, N, N] with target rows and source columns: the layout in which it is made, and that attention reads."""
-    forms = FORMS[structure]
+    known = FORMS[structure]
     if form == "auto":
-        form = TABLE.get(jax.default_backend(), {}).get("forms", {}).get(structure, next(iter(forms)))
-    if form not in forms:
-        raise ValueError(f'form={form!r} with structure="{structure}": must be one of auto, {", ".join(forms)}')
-    return forms[form](fill_unread(gates, structure))
+        form = TABLE.get(jax.default_backend(), {}).get("forms", {}).get(structure, next(iter(known)))
+    if form not in known:
+        raise ValueError(f'form={form!r} with structure="{structure}": must be one of auto, {", ".join(known)}')
+    return known[form](fill_unread(gates, structure))
 
 
 def _check_gates(gates: GridGates, expected: tuple[int, ...]) -> None:
