@@ -1,7 +1,6 @@
 """Write a run's weights to a .safetensors file, with its config, preprocessing and class names.
 
     python scripts/export.py 1f392a model.safetensors           # a run's folder, or the first digits of its id
-    python scripts/export.py 1f392a model.safetensors --checkpoint best
 
 `plstm.runs.weights.from_checkpoint`, `eval.py weights=...` and `scripts/classify.py` read it.
 Exit status: 0, or 2 for bad input.

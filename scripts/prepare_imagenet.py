@@ -49,15 +49,6 @@ def check_tars(folder: Path, verify: bool) -> int:
     return sum((folder / name).stat().st_size for name in OFFICIAL)
 
 
-def check_space(folder: Path, needed: float) -> None:
-    """Raises UserError where the prepared data do not fit."""
-    if (free := shutil.disk_usage(folder).free) < needed:
-        left = ", ".join(str(path) for path in (folder / NAME).glob("incomplete*"))
-        hint = f"; {left} is left from an interrupted preparation, delete it" if left else ""
-        sizes = f"{free / GIB:.1f} GiB free, but {needed / GIB:.1f} needed"
-        raise UserError(f"{folder}: {sizes}; name another folder, DATA=<folder>{hint}")
-
-
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--manual", required=True, help="the folder with the official tars")
@@ -69,7 +60,11 @@ def main() -> None:
     tars, folder = Path(options.manual), data_root(options.data)
     if not list(folder.glob(f"{NAME}/[0-9]*/dataset_info.json")):
         total = check_tars(tars, options.verify)
-        check_space(folder, 1.05 * total)
+        if (free := shutil.disk_usage(folder).free) < 1.05 * total:
+            left = ", ".join(str(path) for path in (folder / NAME).glob("incomplete*"))
+            hint = f"; {left} is left from an interrupted preparation, delete it" if left else ""
+            sizes = f"{free / GIB:.1f} GiB free, but {1.05 * total / GIB:.1f} needed"
+            raise UserError(f"{folder}: {sizes}; name another folder, DATA=<folder>{hint}")
         print(f"preparing {total / GIB:.1f} GiB in {folder / NAME}", flush=True)
         try:
             prepare(tars, options.data)

@@ -63,9 +63,7 @@ class GraphSet:
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
-    def sizes(self) -> Sizes:
-        return Sizes(self.features.shape[1], self.classes)
+    sizes = property(lambda self: Sizes(self.features.shape[1], self.classes))
 
     def graph(self, g: int) -> tuple[int, np.ndarray]:
         """The number of nodes of graph g, and its edges."""

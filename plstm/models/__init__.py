@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
-from plstm.models import flops
+from plstm.models.flops import forward_flops
 from plstm.models.graph import GraphConfig, build_graph_model
 from plstm.models.vision import VisionConfig, VisionModel
 
@@ -26,12 +26,8 @@ class Family(NamedTuple):
     flops: Callable[[Any], int] | None = None  # of one example's forward pass; None: nobody counts them
 
 
-def _build_vision(config: VisionConfig, sizes: Mapping[str, int], key: jax.Array | int) -> VisionModel:
-    return VisionModel(config, nnx.Rngs(key))
-
-
 MODELS: dict[str, Family] = {
-    "vision": Family(VisionConfig, _build_vision, "images", flops.forward_flops),
+    "vision": Family(VisionConfig, lambda config, _, key: VisionModel(config, nnx.Rngs(key)), "images", forward_flops),
     "graph": Family(GraphConfig, build_graph_model, "graphs"),
 }
 

@@ -7,8 +7,6 @@ from jax import Array
 from plstm.ops.common import DagGates as SequenceGates
 from plstm.ops.common import attend, check_choice, check_inputs, check_shape, direct_term, gate_dtype
 
-__all__ = ["SequenceGates", "gating_matrix_1d", "plstm1d", "segment_products"]
-
 
 def segment_products(transition: Array) -> Array:
     """L [..., T, T] of transitions [..., T]: L[a, b] = prod_{a < u < b} transition[u] for b > a, else 0. Multiplied

@@ -138,19 +138,14 @@ def side_x_images(text: str) -> tuple[int, int]:
     return side, images
 
 
-def forms_of(structure: str) -> dict[str, Callable]:
-    """The forms that are fit for this backend."""
-    backend = jax.default_backend()
-    forms = [form for form in FORMS[structure] if form != "batch_minor" or backend == "cpu"]  # made for CPUs
-    methods = ["chunkwise", "fused"] if backend == "gpu" else ["chunkwise"]
-    found = {form: partial(by_matrix, structure=structure, form=form) for form in forms}
-    return found | {method: partial(plstm2d, structure=structure, method=method) for method in methods}
-
-
 def measure_forms(repeats: int, structures=STRUCTURES, grids=(12, 24, 32, 48), batches=(1, 3)) -> Iterator[Row]:
     """The operator in every form by structure, batch and grid: what `plstm.ops.grid.TABLE` is written from."""
+    backend = jax.default_backend()
+    methods = ["chunkwise", "fused"] if backend == "gpu" else ["chunkwise"]
     for structure, batch, grid in itertools.product(structures, batches, grids):
-        arguments = draw_operator_inputs(structure, grid, batch)
-        found = compare_operators(forms_of(structure), arguments, repeats)
+        made = [form for form in FORMS[structure] if form != "batch_minor" or backend == "cpu"]  # made for CPUs
+        forms = {form: partial(by_matrix, structure=structure, form=form) for form in made}
+        forms |= {method: partial(plstm2d, structure=structure, method=method) for method in methods}
+        found = compare_operators(forms, draw_operator_inputs(structure, grid, batch), repeats)
         fastest = min(found, key=lambda form: found[form]["median_seconds"])
         yield {"structure": structure, "grid": grid, "batch": batch, "dim": DIM, "fastest": fastest, "forms": found}

@@ -55,7 +55,7 @@ class Dag(_Reversible):
         if edges.ndim != 2 or edges.shape[1] != 2 or not np.issubdtype(edges.dtype, np.integer):
             raise ValueError(f"edges must be integers [E, 2]; got {edges.dtype} {edges.shape}")
         for e in np.flatnonzero(((edges < 0) | (edges >= num_nodes)).any(axis=1)):
-            raise ValueError(f"edge {e}, {_arrow(edges[e])}: nodes are numbered from 0 to {num_nodes - 1}")
+            raise ValueError(f"edge {e}, {edges[e, 0]} -> {edges[e, 1]}: nodes are numbered from 0 to {num_nodes - 1}")
         tail, head = np.ascontiguousarray(edges.T, np.int32)
         rank = _topological_rank(num_nodes, tail, head)
         into = np.bincount(head, minlength=num_nodes)
@@ -66,14 +66,8 @@ class Dag(_Reversible):
         backward = _levels_and_multitree(head, tail, num_nodes - 1 - rank, line_to, line_from)
         return cls(num_nodes, rank, tail, head, line_from, line_to, *forward, *backward)
 
-    @property
-    def num_edges(self) -> int:
-        return len(self.tail)
-
-    @property
-    def depth(self) -> int:
-        """The number of edges on the longest path."""
-        return int(self.level.max(initial=0))
+    num_edges = property(lambda self: len(self.tail))
+    depth = property(lambda self: int(self.level.max(initial=0)))  # the number of edges on the longest path
 
     @functools.cached_property
     def packed(self) -> "PackedDags":
@@ -106,17 +100,9 @@ class PackedDags(_Reversible):
     block_edges: int = dataclasses.field(metadata={"static": True})
     depth: int = dataclasses.field(metadata={"static": True})  # at least the number of edges on the longest path
 
-    @property
-    def num_nodes(self) -> int:
-        return self.blocks * self.block_nodes
-
-    @property
-    def num_edges(self) -> int:
-        return self.blocks * self.block_edges
-
-    @property
-    def num_line_edges(self) -> int:
-        return self.line_from.shape[-1]
+    num_nodes = property(lambda self: self.blocks * self.block_nodes)
+    num_edges = property(lambda self: self.blocks * self.block_edges)
+    num_line_edges = property(lambda self: self.line_from.shape[-1])
 
     def pad(self, blocks: int, line_edges: int, steps: int, depth: int) -> Self:
         """Padded to these sizes, so that batches of many sizes share one compiled program; positions stay. Raises
@@ -210,7 +196,7 @@ def _topological_rank(num_nodes: int, tail: np.ndarray, head: np.ndarray) -> np.
     try:
         sorter.prepare()
     except graphlib.CycleError as error:
-        raise ValueError(f"the edges form a cycle: {_arrow(error.args[1])}") from None
+        raise ValueError(f"the edges form a cycle: {' -> '.join(map(str, error.args[1]))}") from None
     free, rank = [], np.empty(num_nodes, np.int32)
     for place in range(num_nodes):
         for node in sorter.get_ready():
@@ -218,10 +204,6 @@ def _topological_rank(num_nodes: int, tail: np.ndarray, head: np.ndarray) -> np.
         rank[free[0]] = place
         sorter.done(heapq.heappop(free))
     return rank
-
-
-def _arrow(nodes) -> str:
-    return " -> ".join(str(int(node)) for node in nodes)
 
 
 def _levels_and_multitree(tail, head, rank, line_from, line_to) -> tuple[np.ndarray, np.ndarray]:
