@@ -15,7 +15,7 @@ from jax import Array
 from plstm.errors import UserError
 from plstm.ops.common import attend, check_choice, check_inputs, check_shape, chunked_map, gate_dtype, num_chunks
 from plstm.ops.grid import chunkwise, forms, fused, oracle
-from plstm.ops.grid.gates import GridGates, fill_unread
+from plstm.ops.grid.oracle import GridGates, fill_unread
 
 __all__ = ["GridGates", "gating_matrix", "plstm2d"]
 

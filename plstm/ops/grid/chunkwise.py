@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from plstm.ops.common import chunked_map, direct_term
-from plstm.ops.grid.gates import GridGates, mirror, mirror_gates, pass_node
+from plstm.ops.grid.oracle import GridGates, mirror, mirror_gates, pass_node
 
 BLOCK = 4  # nodes a side: an edge costs as much as d_k nodes, so blocks are small
 matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)

@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from plstm.ops.common import product
-from plstm.ops.grid.gates import GridGates, mirror, mirror_gates
+from plstm.ops.grid.oracle import GridGates, mirror, mirror_gates
 from plstm.ops.sequence import segment_products
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from jax import Array, lax
 
 from plstm.ops.common import gate_dtype
-from plstm.ops.grid.gates import GridGates, fill_unread
+from plstm.ops.grid.oracle import GridGates, fill_unread
 from plstm.ops.sequence import segment_products
 
 try:
