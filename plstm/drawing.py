@@ -1,7 +1,4 @@
-"""What all figures share: type, the canvas, a legend, and files that come out the same byte for byte.
-
-Their colours are Okabe and Ito's, which readers with any colour vision tell apart.
-"""
+"""What all figures share: type, the canvas, a legend, and files that come out the same byte for byte."""
 
 import io
 from collections.abc import Sequence
