@@ -264,13 +264,12 @@ class GINModel(nnx.Module):
 
 
 class Readout(nnx.Module):
-    """Linear, ReLU; then `out`, linear."""
+    """Linear, ReLU: the hidden units [graphs, dim]; then `out`, linear."""
 
     def __init__(self, dim: int, classes: int, rngs: nnx.Rngs):
         self.hidden, self.out = dense(dim, dim, rngs), dense(dim, classes, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """The hidden layer's units: [graphs, dim] -> the same."""
         return jax.nn.relu(self.hidden(x))
 
 
