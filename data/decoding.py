@@ -1,7 +1,4 @@
-"""From the bytes of an image file to an RGB picture, by Pillow, or by simplejpeg where it is installed (extra `fast`).
-
-Both are libjpeg-turbo with the same settings, and give the same pixels.
-"""
+"""From the bytes of an image file to an RGB picture, by Pillow, or by simplejpeg (extra `fast`) to the same pixels."""
 
 import io
 
@@ -22,10 +19,7 @@ class CorruptImage(Exception):
 
 
 def decode(content: bytes) -> Image.Image:
-    """The picture in a file of one of `FORMATS`, as RGB, its rotation tag ignored. Raises CorruptImage.
-
-    What simplejpeg finds fault with goes through Pillow, too, so that one decoder decides what is corrupt.
-    """
+    """The picture in a file of one of `FORMATS`, as RGB, its rotation tag ignored. Raises CorruptImage."""
     if simplejpeg is not None and content.startswith(b"\xff\xd8"):
         try:
             height, width, colours, *_ = simplejpeg.decode_jpeg_header(content)
@@ -33,7 +27,7 @@ def decode(content: bytes) -> Image.Image:
             if colours == "YCbCr":
                 settings = {"fastdct": False, "fastupsample": False, "strict": True}
                 return Image.fromarray(simplejpeg.decode_jpeg(content, "RGB", **settings))
-        except ValueError:
+        except ValueError:  # Pillow decides what is corrupt
             pass
     try:
         picture = Image.open(io.BytesIO(content), formats=FORMATS)

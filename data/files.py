@@ -11,10 +11,8 @@ from plstm.errors import UserError
 
 
 def data_root(root: str | None) -> Path:
-    """The folder of all data sets: `root`, or $PLSTM_DATA, or ~/.cache/plstm/data (made when missing).
-
-    Raises UserError when a folder that the user named does not exist, or when the default cannot be made.
-    """
+    """The folder of all data sets: `root`, or $PLSTM_DATA, or ~/.cache/plstm/data (made when missing); UserError where
+    one that the user named does not exist, or the default cannot be made."""
     if named := root or os.environ.get("PLSTM_DATA"):
         folder = Path(named).expanduser().absolute()
         if not folder.is_dir():
@@ -39,10 +37,8 @@ def write_errors(path: Path, remedy: str = "correct that, or set another data.ro
 
 
 def write_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
-    """Write a file whole or not at all: bytes, or what `content(file)` writes. Its folder is made where missing.
-
-    An OSError names `path`, not the temporary file that is written first.
-    """
+    """Write a file whole or not at all: bytes, or what `content(file)` writes. Its folder is made where missing. An
+    OSError names `path`, not the temporary file that is written first."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ dropped. So a resumed run needs no iterator state, and the number of reading pro
 """
 
 import gc
+import itertools
 import multiprocessing
 import os
 import signal
@@ -18,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from plstm.errors import ReadError
+from plstm.errors import ReadError, first_line
 
 MAX_STEPS = 2**40  # effectively infinite
 SECONDS_TO_SAVE = 60
@@ -47,9 +48,7 @@ class PackedSplit:
 
     def batches(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
         """This process's rows of every image once, in order: "image" packed bits, "label" int32, "mask" bool.
-
-        `batch_size` is over all processes, which must divide it; the last batch is padded with 0.
-        """
+        `batch_size` is over all processes, which must divide it; the last batch is padded with 0."""
         rows = batch_size // self.process_count
         for start in range(self.process_index * rows, len(self) + self.process_index * rows, batch_size):
             labels = self.labels[start : start + rows]
@@ -81,28 +80,22 @@ def unpack(bits: Any, size: int) -> Any:
 
 
 class DeviceBatches:
-    """A whole packed split on the device, shuffled there by index.
-
-    `put` places an array on the device, or a copy on each; `layout` is the sharding of the batches.
-    """
+    """A packed split on the device, or by `put` a copy on each, shuffled there into batches sharded as `layout`."""
 
     def __init__(self, split: PackedSplit, batch_size: int, seed: int, put=jnp.asarray, layout=None):
         self._bits, self._labels = put(np.asarray(split.bits)), put(split.labels.astype(np.int32))
         self._batch_size, self._seed, self._put = batch_size, seed, put
-        self._gather = jax.jit(
-            lambda bits, labels, order, n: {"image": bits[order[n]], "label": labels[order[n]]}, out_shardings=layout
-        )
+        gather = lambda bits, labels, order, n: {"image": bits[order[n]], "label": labels[order[n]]}  # noqa: E731
+        self._gather = jax.jit(gather, out_shardings=layout)
 
     def from_step(self, step: int) -> Iterator[dict[str, jax.Array]]:
         """Endless batches {"image": packed bits, "label": int32 [batch]}; `step` 0 is the first of the training."""
         images, steps = len(self._labels), len(self._labels) // self._batch_size
-        epoch, position = divmod(step, steps)
-        while True:
+        for epoch in itertools.count(step // steps):
             order = epoch_order(self._seed, epoch, images)[: steps * self._batch_size]
             order = self._put(order.astype(np.int32).reshape(steps, self._batch_size))
-            for n in range(position, steps):
+            for n in range(max(step - epoch * steps, 0), steps):
                 yield self._gather(self._bits, self._labels, order, n)
-            epoch, position = epoch + 1, 0
 
 
 @dataclass(eq=False, repr=False)
@@ -137,9 +130,7 @@ class StreamedBatches:
 
 def read(make: Callable[[int], Any], start: int, stop: int, workers: int, threads: int) -> Iterator[Any]:
     """make(start), ..., make(stop - 1), made ahead in `workers` processes or, without them, `threads` of this one.
-
-    Raises ReadError where a process ends before the time; what is raised in one is raised here.
-    """
+    Raises ReadError where a process ends before the time; what is raised in one is raised here."""
     import grain
     from absl import flags
 
@@ -156,8 +147,8 @@ def read(make: Callable[[int], Any], start: int, stop: int, workers: int, thread
             yield element
             del element
     except RuntimeError as error:
-        why = str(error).splitlines()[0] if str(error) else "no message"
-        raise ReadError(f"a reading process ended ({why}); where memory ran out, take fewer data.workers") from error
+        why = f"a reading process ended ({first_line(error)})"
+        raise ReadError(f"{why}; where memory ran out, take fewer data.workers") from error
     finally:
         iterator.close()
         if workers:

@@ -15,17 +15,15 @@ from plstm.errors import UserError
 
 
 @contextlib.contextmanager
-def quiet_tfds() -> Iterator[None]:
+def quiet_tfds() -> Iterator[contextlib.ExitStack]:
     """TFDS without notes on standard output, hints, and progress bars where no terminal shows them."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
+    with contextlib.ExitStack() as stack:
+        stack.callback(logging.set_verbosity, logging.get_verbosity())
+        logging.set_verbosity(logging.ERROR)
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        yield stack
 
 
 class TfdsSource(Sequence):

@@ -1,20 +1,11 @@
-"""What all figures share: type, the canvas, a legend, and files that come out the same byte for byte.
-
-Their colours are Okabe and Ito's, which readers with any colour vision tell apart.
-"""
-
-from __future__ import annotations
+"""What all figures share: type, the canvas, a legend, and files that come out the same byte for byte."""
 
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from data.files import write_file
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 STYLE = {
     "font.size": 9,
@@ -35,7 +26,7 @@ def style():
     return matplotlib.rc_context(STYLE)
 
 
-def new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Any:
     """A figure of its own, in inches, on the Agg canvas: no window system, no global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -45,13 +36,13 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
+def legend_below(figure: Any, axes: Sequence[Any]) -> None:
     """One legend for all axes, each label once."""
     entries = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=5, fontsize=8, columnspacing=1.2)
 
 
-def save(figure: Figure, path: Path) -> list[Path]:
+def save(figure: Any, path: Path) -> list[Path]:
     """Writes `path` with .png and with .svg, the same bytes for the same figure; returns both."""
     written = []
     for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):

@@ -2,7 +2,10 @@
 
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from operator import attrgetter
+from typing import Any, NoReturn
+
+Rule = tuple[str, bool, str]  # a key, whether it holds, what else to give
 
 
 class UserError(Exception):
@@ -20,6 +23,21 @@ def first_line(error: Exception) -> str:
     """What an error says, for a message of one line."""
     text = getattr(error, "strerror", None) or str(error).strip()
     return text.splitlines()[0][:200] if text else type(error).__name__
+
+
+def require(config: Any, *rules: Rule, prefix: str = "") -> None:
+    """Raises UserError naming the key, after `prefix`, of the first rule that does not hold."""
+    for key, holds, words in rules:
+        if not holds:
+            raise UserError(f"{prefix}{key}={attrgetter(key)(config)}: {words}")
+
+
+def one_of(config: Any, **choices: tuple[str, ...]) -> list[Rule]:
+    return [(key, getattr(config, key) in few, f"choose one of {', '.join(few)}") for key, few in choices.items()]
+
+
+def positive(config: Any, *keys: str, most: int) -> list[Rule]:
+    return [(key, 1 <= getattr(config, key) <= most, f"must be at least 1 and at most {most}") for key in keys]
 
 
 def run_script(main: Callable[[], int | None]) -> NoReturn:

@@ -20,8 +20,7 @@ import jax
 from plstm.errors import run_script
 from plstm.ops.grid import STRUCTURES
 from plstm.training.environment import keep_freed_memory
-from scripts.benchmarks import models, operators, pipeline
-from scripts.benchmarks.harness import peak_memory, shown
+from scripts.benchmarks import models, operators
 from scripts.common import ROOT, Parser, positive, write_results
 
 SUBJECTS = {  # functions of the repeats and of the subject's options, which yield rows
@@ -33,7 +32,7 @@ SUBJECTS = {  # functions of the repeats and of the subject's options, which yie
     "compile": models.measure_compilation,
     "memory": models.measure_memory,
     "graphs": models.measure_epochs,
-    "data": pipeline.measure_views,
+    "data": models.measure_views,
     "run": models.measure_runs,
 }
 CHOICES = {"dtype": ["float32", "bfloat16"], "structures": list(STRUCTURES), "models": list(models.GRAPH_MODELS)}
@@ -65,11 +64,11 @@ def main() -> None:
     rows = []
     for row in SUBJECTS[name](**settings):
         rows.append(row)
-        print(shown(row), flush=True)
-    report = {"settings": settings | machine, "rows": rows, "peak_memory_bytes": peak_memory()}
+        print(operators.shown(row), flush=True)
+    report = {"settings": settings | machine, "rows": rows, "peak_memory_bytes": operators.peak_memory()}
     if name == "scaling":
         report["summary"] = models.summarise_scaling(rows)
-        print(shown(report["summary"]))
+        print(operators.shown(report["summary"]))
     path = out or ROOT / f"results/benchmarks/{name}-{jax.default_backend()}.json"
     write_results(path, report)
     print(f"Written to {path}")

@@ -25,14 +25,6 @@ from plstm.runs.weights import from_checkpoint
 from scripts.common import ROOT, Parser
 
 
-def newest_run(runs: Path) -> Path:
-    """The run whose checkpoints changed last."""
-    found = sorted(runs.glob("*/checkpoints"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise UserError(f"--weights: not given, and no run in {runs}; name a .safetensors file, or train a model first")
-    return found[-1].parent
-
-
 def read(path: Path) -> Image.Image:
     try:
         return decode(path.read_bytes())
@@ -50,7 +42,10 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.set_verbosity(logging.ERROR)
     pictures = [read(path) for path in arguments.pictures]
-    source = arguments.weights or newest_run(arguments.runs)
+    runs = sorted(arguments.runs.glob("*/checkpoints"), key=lambda path: path.stat().st_mtime)
+    if not (source := arguments.weights or (runs and runs[-1].parent)):
+        where = f"not given, and no run in {arguments.runs}"
+        raise UserError(f"--weights: {where}; name a .safetensors file, or train a model first")
     model = from_checkpoint(source, runs=arguments.runs, checkpoint=arguments.checkpoint)
     info = model.info
     if info.preprocessing is None:

@@ -1,7 +1,6 @@
 """Write a run's weights to a .safetensors file, with its config, preprocessing and class names.
 
     python scripts/export.py 1f392a model.safetensors           # a run's folder, or the first digits of its id
-    python scripts/export.py 1f392a model.safetensors --checkpoint best
 
 `plstm.runs.weights.from_checkpoint`, `eval.py weights=...` and `scripts/classify.py` read it.
 Exit status: 0, or 2 for bad input.
@@ -32,8 +31,8 @@ def main() -> None:
         raise UserError(f"{arguments.file}: name it *.safetensors")
     model = from_checkpoint(arguments.run, runs=arguments.runs, checkpoint=arguments.checkpoint)
     save_safetensors(model, arguments.file)
-    size = arguments.file.stat().st_size / 1e6
-    print(f"{arguments.file}: {run_name(model.info.config)}, step {model.info.step:,}, {size:.1f} MB")
+    what = f"{run_name(model.info.config)}, step {model.info.step:,}, {arguments.file.stat().st_size / 1e6:.1f} MB"
+    print(f"{arguments.file}: {what}")
 
 
 if __name__ == "__main__":

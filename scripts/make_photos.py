@@ -3,9 +3,8 @@
     python scripts/make_photos.py --classes 10 --train 200 --val 20 --out photos
     make data-imagenet MANUAL=photos DATA=photos/data
 
-A class is a texture, a shape of objects on it, two colours and a scale; within a class position, angle, light, noise,
-size (120 to 500 pixels) and JPEG quality vary. So texture and shape tell classes apart even without colour. The classes
-have names of real ones, spread over the 1,000. Everything is a function of the arguments.
+A class is a texture, a shape of objects on it, colours and a scale; within it position, angle, light, noise, size (120
+to 500 pixels) and JPEG quality vary. Classes are named as real ones. Everything is a function of the arguments.
 """
 
 import io
@@ -18,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 from PIL import Image
 
-from data.imagenet.source import TRAIN_TAR, VAL_TAR, synsets, validation_synsets
+from data.imagenet.source import TRAIN_TAR, VAL_TAR, synsets
 from plstm.errors import UserError, run_script
 from scripts.common import Parser
 
@@ -46,20 +45,15 @@ def smooth_noise(rng: np.random.Generator, width: int, height: int, cells: int) 
     return np.asarray(grid.resize((width, height), Image.Resampling.BICUBIC))
 
 
-def clouds(u: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A fifth texture beside WAVES."""
-    cells = max(int(u.max() - u.min()), 3)
-    coarse, fine = (smooth_noise(rng, *u.shape[::-1], count) for count in (cells, 2 * cells))
-    return coarse + fine / 2
-
-
 def draw(number: int, rng: np.random.Generator) -> Image.Image:
     """One picture of class `number`."""
     short, long = np.sort(rng.integers(120, 501, 2))
     short = max(short, long // 2)
     width, height = (long, short) if rng.random() < 0.7 else (short, long)
-    hue = 0.618 * number  # golden steps keep the hues of any number of classes apart
-    colours = [colour(hue + shift + rng.normal(0, 0.03), rng) for shift in (0, 0.12, 0.5)]
+    colours = []
+    for shift in (0, 0.12, 0.5):  # golden steps keep the hues of any number of classes apart
+        pure = 0.5 + 0.5 * np.cos(TAU * (0.618 * number + shift + rng.normal(0, 0.03) + np.array([0, 1, 2]) / 3))
+        colours.append(rng.uniform(0.15, 0.35) + rng.uniform(0.45, 0.65) * pure)
 
     y, x = np.mgrid[:height, :width].astype(np.float32) / short
     x, y = x - rng.uniform(0, width / short), y - rng.uniform(0, height / short)
@@ -68,7 +62,11 @@ def draw(number: int, rng: np.random.Generator) -> Image.Image:
     bend = 0.03 * smooth_noise(rng, width, height, 4)
     u, v = x * np.cos(angle) + y * np.sin(angle) + bend, y * np.cos(angle) - x * np.sin(angle) + bend
     u, v, kind = u / period, v / period, number % (len(WAVES) + 1)
-    field = WAVES[kind](u, v) if kind < len(WAVES) else clouds(u, rng)
+    if kind < len(WAVES):
+        field = WAVES[kind](u, v)
+    else:  # clouds
+        cells = max(int(u.max() - u.min()), 3)
+        field = smooth_noise(rng, width, height, cells) + smooth_noise(rng, width, height, 2 * cells) / 2
     share = 1 / (1 + np.exp(-4 * field))[..., None]
     picture = colours[0] * (1 - share) + colours[1] * share
 
@@ -83,12 +81,6 @@ def draw(number: int, rng: np.random.Generator) -> Image.Image:
     light = np.exp(0.25 * smooth_noise(rng, width, height, 3))[..., None] * rng.uniform(0.7, 1.15)
     picture = 255 * picture * light + rng.normal(0, rng.uniform(3, 12), picture.shape)
     return Image.fromarray(picture.clip(0, 255).astype(np.uint8))
-
-
-def colour(hue: float, rng: np.random.Generator) -> np.ndarray:
-    """RGB in [0, 1]."""
-    pure = 0.5 + 0.5 * np.cos(TAU * (hue + np.array([0, 1, 2]) / 3))
-    return rng.uniform(0.15, 0.35) + rng.uniform(0.45, 0.65) * pure
 
 
 def encode(picture: Image.Image, quality: int, subsampling: int) -> bytes:
@@ -106,11 +98,8 @@ def add(tar: tarfile.TarFile, name: str, content: bytes | None) -> None:
 
 
 def make(out: Path, classes: int, train: int, val: int, seed: int = 0) -> None:
-    """Writes both tars into `out`: `train` and `val` images of each class.
-
-    A validation image's class follows from its place among the names of all 50,000. Empty folders hold the places of
-    the images that are not there; every reader of tars passes them over.
-    """
+    """Writes both tars into `out`: `train` and `val` images of each class. A validation image's class follows from its
+    place among all 50,000, so empty folders, which readers of tars pass over, stand for those that are not there."""
     for name, value, most in (("classes", classes, 1000), ("train", train, 5000), ("val", val, 50)):
         if not 1 <= value <= most:
             raise UserError(f"--{name} {value}: must be 1 to {most}")
@@ -128,7 +117,7 @@ def make(out: Path, classes: int, train: int, val: int, seed: int = 0) -> None:
                 for index in range(train):
                     add(tar, f"{name}_{index}.JPEG", photo(0, number, index))
             add(whole, f"{name}.tar", file.getvalue())
-    labels = np.array(validation_synsets())
+    labels = np.array(synsets("validation_labels.txt"))
     drawn = {place: n for n, name in enumerate(names) for place in np.flatnonzero(labels == name)[:val].tolist()}
     with tarfile.open(out / VAL_TAR, "w") as tar:
         for place in range(max(drawn) + 1):

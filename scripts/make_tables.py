@@ -1,11 +1,8 @@
 """Write results/tables, and the generated numbers of README.md and docs/*.md; --check only names what is wrong.
 
-    python scripts/make_tables.py                  # every table of configs/tables, and the documents
-    python scripts/make_tables.py --check arrow    # this table only
-    python scripts/make_tables.py --figures        # the figures instead, of tables with finished runs
-
---check names files that are stale, and metrics of records that differ from their curves.
-Exit status: 0, 1 if --check finds something, 2 if a record, a definition or a document is wrong.
+--check names files that are stale, and metrics of records that differ from their curves. With names of tables, as in
+`python scripts/make_tables.py --check arrow`, only these. Exit status: 0, 1 if --check finds something, 2 if a record,
+a definition or a document is wrong.
 """
 
 import sys
@@ -45,11 +42,10 @@ def main() -> int:
     problems = []
 
     def update(path: Path, data: bytes) -> None:
-        if path.is_file() and path.read_bytes() == data:
-            return
-        if arguments.check:
+        is_stale = not path.is_file() or path.read_bytes() != data
+        if is_stale and arguments.check:
             problems.append(f"stale: {path}; run: make tables")
-        else:
+        elif is_stale:
             write_file(path, data)
             print("wrote", path)
 

@@ -4,8 +4,8 @@
     make data-imagenet MANUAL=/path/to/tars DATA=/scratch/data ARGS=--verify
 
 The folder MANUAL must hold the training images (Task 1 & 2) and the validation images (all tasks) of ILSVRC2012 from
-https://image-net.org/download-images, free for research with an account. Takes 155 GB in DATA and half an hour to two
-hours, most of it waiting for the disk. An interrupted preparation starts over. The tars are not needed afterwards.
+https://image-net.org/download-images, free for research with an account. Takes 155 GB in DATA and up to two hours. An
+interrupted preparation starts over. The tars are not needed afterwards.
 """
 
 import hashlib
@@ -31,11 +31,9 @@ GIB = 2**30
 
 def check_tars(folder: Path, verify: bool) -> int:
     """Returns the tars' bytes together; raises UserError where one is missing, no tar, or not the official one."""
-    missing = [
-        f"{name} ({size / GIB:.1f} GiB)" for name, (size, _) in OFFICIAL.items() if not (folder / name).is_file()
-    ]
+    missing = {name: size / GIB for name, (size, _) in OFFICIAL.items() if not (folder / name).is_file()}
     if missing:
-        what = " and ".join(missing)
+        what = " and ".join(f"{name} ({size:.1f} GiB)" for name, size in missing.items())
         raise UserError(f"{folder}: has no {what}; download from {PAGE} (free, with an account), then MANUAL=<folder>")
     for path, (official, md5) in ((folder / name, facts) for name, facts in OFFICIAL.items()):
         if not tarfile.is_tarfile(path):
@@ -43,24 +41,12 @@ def check_tars(folder: Path, verify: bool) -> int:
         if (size := path.stat().st_size) != official:
             what = f"{size:,} bytes, not the official {official:,}"
             print(f"{path}: {what}: an incomplete download, unless the set is reduced on purpose", file=sys.stderr)
-        if verify and (found := md5_of(path)) != md5:
-            raise UserError(f"{path}: its md5 is {found}, not {md5}; download it again from {PAGE}")
+        if verify:
+            with open(path, "rb") as file:
+                found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            if found != md5:
+                raise UserError(f"{path}: its md5 is {found}, not {md5}; download it again from {PAGE}")
     return sum((folder / name).stat().st_size for name in OFFICIAL)
-
-
-def md5_of(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
-def check_space(folder: Path, needed: float) -> None:
-    """Raises UserError where the prepared data do not fit."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        left = ", ".join(str(path) for path in (folder / NAME).glob("incomplete*"))
-        hint = f"; {left} is left from an interrupted preparation, delete it" if left else ""
-        sizes = f"{free / GIB:.1f} GiB free, but {needed / GIB:.1f} needed"
-        raise UserError(f"{folder}: {sizes}; name another folder, DATA=<folder>{hint}")
 
 
 def main() -> None:
@@ -74,7 +60,11 @@ def main() -> None:
     tars, folder = Path(options.manual), data_root(options.data)
     if not list(folder.glob(f"{NAME}/[0-9]*/dataset_info.json")):
         total = check_tars(tars, options.verify)
-        check_space(folder, 1.05 * total)
+        if (free := shutil.disk_usage(folder).free) < 1.05 * total:
+            left = ", ".join(str(path) for path in (folder / NAME).glob("incomplete*"))
+            hint = f"; {left} is left from an interrupted preparation, delete it" if left else ""
+            sizes = f"{free / GIB:.1f} GiB free, but {1.05 * total / GIB:.1f} needed"
+            raise UserError(f"{folder}: {sizes}; name another folder, DATA=<folder>{hint}")
         print(f"preparing {total / GIB:.1f} GiB in {folder / NAME}", flush=True)
         try:
             prepare(tars, options.data)

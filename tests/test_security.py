@@ -23,8 +23,7 @@ import data.graphs.tudataset as tudataset
 import train
 from data.arrow_pointing.builder import _read
 from data.decoding import MOST_PIXELS, CorruptImage, decode
-from data.imagenet.folders import folder_source
-from data.imagenet.source import load_source, prepare
+from data.imagenet.source import folder_source, load_source, prepare
 from plstm.config import Config, plain_config, schema, to_config
 from plstm.errors import UserError
 from plstm.results.definitions import load_table, read_baselines

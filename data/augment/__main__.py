@@ -24,8 +24,8 @@ def main() -> None:
     plain = vars(RECIPES["none"])
     listing = ["recipes, and their settings where they differ from a random crop and flip:"]
     for name, config in RECIPES.items():
-        changes = ", ".join(f"{key}={value}" for key, value in vars(config).items() if value != plain[key])
-        listing.append(f"  {name:16s}{changes or '(nothing)'}")
+        changes = [f"{key}={value}" for key, value in vars(config).items() if value != plain[key]]
+        listing.append(f"  {name:16s}{', '.join(changes) or '(nothing)'}")
     listing.append("RandAugment's operations, and what level 9 means with sign +1 and -1:")
     for name, argument in RAND_ARGUMENTS.items():
         values = dict.fromkeys(argument(9, sign) for sign in (1, -1))
@@ -57,10 +57,8 @@ def main() -> None:
     except (OSError, CorruptImage) as error:
         why = getattr(error, "strerror", None) or f"not a picture ({error})"
         raise UserError(f"{args.input}: {why}") from error
-    if args.command == "sheet":
-        write_picture(sheet(image, args), args.output)
-    else:
-        write_picture(OPERATIONS[args.name](image, RAND_ARGUMENTS[args.name](args.level, args.sign)), args.output)
+    apply = lambda name: OPERATIONS[name](image, RAND_ARGUMENTS[name](args.level, args.sign))  # noqa: E731
+    write_picture(sheet(image, args) if args.command == "sheet" else apply(args.name), args.output)
 
 
 def sheet(image: Image.Image, args: argparse.Namespace) -> Image.Image:
@@ -70,8 +68,7 @@ def sheet(image: Image.Image, args: argparse.Namespace) -> Image.Image:
     for n in range(args.views):
         view = draw_view(*image.size, config, view_rng(args.seed, 0, 0, n))
         width, height = view.box[2] - view.box[0], view.box[3] - view.box[1]
-        words = [f"crop {width * height / (image.width * image.height):.0%}, {width} x {height}"]
-        words += ["flip"] * view.flip
+        words = [f"crop {width * height / (image.width * image.height):.0%}, {width} x {height}"] + ["flip"] * view.flip
         words += [name if argument is None else f"{name} {round(argument, 3)}" for name, argument in view.steps]
         panels.append((make_view(image, args.size, view), f"view {n}: {'; '.join(words)}"))
     keys = ", ".join(f"{key} {value}" for key, value in vars(config).items())

@@ -1,8 +1,8 @@
 """Graph classification sets of TUDataset (Morris et al., 2020) in their original text format, and folds over them.
 
-A set NAME is a folder of text files, one line an item: NAME_A.txt ("node, node" of a directed edge, numbered from 1
-over the whole set), NAME_graph_indicator.txt (a node's graph), NAME_graph_labels.txt, and where the set has them
-NAME_node_labels.txt and NAME_node_attributes.txt. Labels and attributes of edges are not read.
+Text files, one line an item: NAME_A.txt ("node, node" of a directed edge, numbered from 1 over the whole set),
+NAME_graph_indicator.txt (a node's graph), NAME_graph_labels.txt, and where the set has them NAME_node_labels.txt and
+NAME_node_attributes.txt. Labels and attributes of edges are not read.
 """
 
 import fcntl
@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+import urllib.request
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -62,9 +63,7 @@ class GraphSet:
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
-    def sizes(self) -> Sizes:
-        return Sizes(self.features.shape[1], self.classes)
+    sizes = property(lambda self: Sizes(self.features.shape[1], self.classes))
 
     def graph(self, g: int) -> tuple[int, np.ndarray]:
         """The number of nodes of graph g, and its edges."""
@@ -72,17 +71,15 @@ class GraphSet:
         return int(self.node_start[g + 1] - self.node_start[g]), edges
 
 
-class Fold(NamedTuple):
-    train: np.ndarray  # graph numbers, int64
+class Fold(NamedTuple):  # graph numbers, int64
+    train: np.ndarray
     val: np.ndarray
     test: np.ndarray
 
 
 def load_tudataset(name: str, root: str | None = None, *, download: bool = True, verify: bool = True) -> GraphSet:
-    """Reads a set, after fetching it into <root>/tudataset/<name>/ unless it is there, in <name>/ or in <name>/raw/.
-
-    verify: compare with the known fingerprint, if any. Raises UserError for files that are missing, damaged or others.
-    """
+    """Reads a set, after fetching it into <root>/tudataset/<name>/ unless it is there, in <name>/ or in <name>/raw/;
+    UserError for files that are missing, damaged, or with `verify` not those of the known fingerprint, if any."""
     folder = data_root(root)
     places = [folder / "tudataset" / name, folder / name, folder / name / "raw"]
     found = next((place for place in places if (place / f"{name}_A.txt").is_file()), None)
@@ -125,7 +122,6 @@ def read_tudataset(name: str, folder: Path) -> GraphSet:
 
 
 def _table(path: Path, columns: int | None = None, dtype: type = np.int64) -> np.ndarray:
-    """All numbers of a file, [lines, columns]."""
     try:
         table = np.loadtxt(path, dtype, delimiter=",", ndmin=2)
     except (OSError, ValueError) as error:
@@ -137,15 +133,14 @@ def _table(path: Path, columns: int | None = None, dtype: type = np.int64) -> np
 
 def _features(attributes: Path, labels: Path, nodes: int) -> np.ndarray:
     """Attributes, then each column of labels one-hot, or a one where there is neither file: float32 [nodes, F]."""
-    parts = [np.empty((nodes, 0))]
+    parts = []
     for path, dtype in ((attributes, np.float64), (labels, np.int64)):
         if path.exists():
             table = _table(path, dtype=dtype)
             if len(table) != nodes:
                 raise _damaged(path, f"has {len(table)} lines for {nodes} nodes")
             parts += [table] if path == attributes else [column[:, None] == np.unique(column) for column in table.T]
-    features = np.concatenate(parts, axis=1, dtype=np.float32)
-    return features if features.size else np.ones((nodes, 1), np.float32)
+    return np.concatenate(parts or [np.ones((nodes, 1))], axis=1, dtype=np.float32)
 
 
 def _damaged(path: Path, why: str) -> UserError:
@@ -194,9 +189,7 @@ def _download(name: str, folder: Path) -> Path:
 
 
 def _fetch(url: str) -> bytes:
-    from urllib.request import urlopen
-
-    with urlopen(url, timeout=TIMEOUT) as answer:
+    with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
         content = answer.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise UserError(f"{url}: has more than {MOST_BYTES:,} bytes")
@@ -207,11 +200,10 @@ def _unpack(name: str, url: str, archive: bytes, folder: Path) -> None:
     """Writes the set's files into a new folder, by the last part of their paths alone."""
     folder.mkdir()
     with zipfile.ZipFile(io.BytesIO(archive)) as content:  # checks every file's CRC
-        entries = [entry for entry in content.infolist() if Path(entry.filename).name.startswith(f"{name}_")]
+        entries = [e for e in content.infolist() if Path(e.filename).name.startswith(f"{name}_") and not e.is_dir()]
         if (size := sum(entry.file_size for entry in entries)) > MOST_BYTES:
             raise UserError(f"{url}: unpacks to {size:,} bytes, and at most {MOST_BYTES:,} are taken")
         for entry in entries:
-            if not entry.is_dir():
-                (folder / Path(entry.filename).name).write_bytes(content.read(entry))
+            (folder / Path(entry.filename).name).write_bytes(content.read(entry))
     if not (folder / f"{name}_A.txt").is_file():
         raise UserError(f"{url}: has no {name}_A.txt in it")

@@ -3,9 +3,8 @@
 Order and randomness are functions of (seed, epoch, image, view) alone: so a checkpoint needs no iterator state, a
 resumed run continues with the batch it would have had, and the number of reading processes changes nothing.
 
-A view is written once, into the batch in shared memory that this process hands to the device. Grain keeps up to four
-batches of each reading process: shared memory must hold (4 workers + 3) batches, and those of an evaluation as well; a
-batch of 2,048 views of 192 x 192 takes 0.23 GB.
+Each view is written once, into shared memory, which must hold (4 workers + 3) batches, for grain keeps up to four of
+each reading process, and those of an evaluation as well. A batch of 2,048 views of 192 x 192 takes 0.23 GB.
 """
 
 import os
@@ -53,10 +52,9 @@ class _Reader:
     def _read(self, make: Callable[[int], dict], start: int, stop: int, workers: int, shared: int) -> Iterator[dict]:
         """make(start), ..., made ahead in processes, or in a thread of this one; `shared`: bytes that it takes."""
         if workers and os.path.isdir(SHARED) and shared > (free := shutil.disk_usage(SHARED).free):
-            raise UserError(  # processes that write past the end of shared memory die unheard
-                f"{SHARED}: {free / 2**30:.1f} GiB free, but the batches of data.workers need {shared / 2**30:.1f}; "
-                "take fewer, or give the container more (docker run --shm-size)"
-            )
+            what = f"{free / 2**30:.1f} GiB free, but the batches of data.workers need {shared / 2**30:.1f}"
+            # Processes that write past the end of shared memory die unheard.
+            raise UserError(f"{SHARED}: {what}; take fewer, or give the container more (docker run --shm-size)")
         for batch in read(make, start, stop, workers, threads=1):
             for name, why in batch.pop("corrupt"):
                 if name not in self._corrupt:
@@ -76,14 +74,11 @@ class _Reader:
 
     def _make(self, rows: int, workers: int, jobs: Iterable[int], fill: Callable[..., None]) -> dict[str, Any]:
         """A batch; `fill(job, images, labels, corrupt)` writes some of its rows, and why files cannot be decoded."""
-        shape = (rows, self.size, self.size, 3)
-        if workers:  # grain passes such an array on without a copy
-            from grain.multiprocessing import SharedMemoryArray
+        make = np.empty
+        if workers:
+            from grain.multiprocessing import SharedMemoryArray as make  # which grain passes on without a copy
 
-            images = SharedMemoryArray(shape, np.uint8)
-        else:
-            images = np.empty(shape, np.uint8)
-        labels, corrupt = np.empty(rows, np.int32), {}
+        images, labels, corrupt = make((rows, self.size, self.size, 3), np.uint8), np.empty(rows, np.int32), {}
         # In a reading process a second thread reads files while the first computes.
         with ThreadPoolExecutor(2 if workers else os.cpu_count()) as threads:
             list(threads.map(lambda job: fill(job, images, labels, corrupt), jobs))
@@ -103,10 +98,9 @@ class _Reader:
 class ImageBatches(_Reader):
     """Endless batches of augmented views, each image decoded once for its views in a batch.
 
-    Epoch e visits the images in the order of `data.loading.epoch_order(seed, e, images)`, each `config.repeats` times
-    in a row, and ends after floor(images / batch size) batches: with r repeats it visits the first r-th of that order.
-    Where the batch size is no multiple of r, some images have views in two batches. The source's next image takes an
-    undecodable one's place with its own label, so that batches are full.
+    An epoch visits the images in `epoch_order`, each `config.repeats` times in a row, and ends after floor(images /
+    batch size) batches: with r repeats it visits the first r-th of that order. Where the batch size is no multiple of
+    r, some images have views in two batches. The source's next image takes an undecodable one's place.
     """
 
     batch_size: int  # views over all processes, at most the images; this one reads its rows only
@@ -119,9 +113,7 @@ class ImageBatches(_Reader):
 
     def from_step(self, step: int) -> Iterator[dict[str, Any]]:
         """Endless {"image": uint8 [rows, size, size, 3], "label": int32 [rows]}; `step` 0 is the first of the training.
-
-        Raises ReadError for too many corrupt images, and UserError where shared memory is too small.
-        """
+        Raises ReadError for too many corrupt images, and UserError where shared memory is too small."""
         shared = (4 * self.workers + 3) * len(self._rows(self.batch_size)) * self.size**2 * 3 + self.beside
         for batch in self._read(self._batch, step, MAX_STEPS, self.workers, shared):
             yield {name: self.put(value) for name, value in batch.items()}
@@ -135,11 +127,9 @@ class ImageBatches(_Reader):
 
         def fill(place: int, images: np.ndarray, labels: np.ndarray, corrupt: dict[str, str]) -> None:
             index = int(order[place])
-            for other in range(index, index + TRIES):
-                picture, label = self._decode(other % len(self.source), corrupt)
-                if picture is not None:
-                    break
-            else:
+            tried = (self._decode(other % len(self.source), corrupt) for other in range(index, index + TRIES))
+            picture, label = next((found for found in tried if found[0] is not None), (None, -1))
+            if picture is None:
                 name = self.source[index]["file_name"]
                 raise ReadError(f"{name} and the {TRIES - 1} images after it cannot be decoded ({corrupt[name]})")
             for number in range(max(place * repeats, first), min((place + 1) * repeats, last)):
@@ -162,13 +152,10 @@ class ImageSplit(_Reader):
 
     def batches(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
         """{"image": uint8 [rows, size, size, 3], "label": int32 [rows], "mask": bool [rows]}, equally many a process.
-
         The last batch is padded; the mask is False there. A corrupt image is grey and labelled -1, so that it counts as
-        an error, with the loss of a guess: leaving it out would flatter the model.
-        """
+        an error, with the loss of a guess: leaving it out would flatter the model."""
         count = -(-len(self) // batch_size)
-        workers = min(self.workers, count)
-        make = partial(self._batch, batch_size, workers)
+        make = partial(self._batch, batch_size, workers := min(self.workers, count))
         return self._read(make, 0, count, workers, self.shared_bytes(batch_size))
 
     def first(self, batch_size: int) -> dict[str, np.ndarray]:

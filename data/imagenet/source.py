@@ -3,18 +3,18 @@
     make data-imagenet MANUAL=/path/to/tars      # once; see scripts/prepare_imagenet.py
     source = load_source("train")                # source[i]: {"image": bytes, "label": 0 to 999, "file_name"}
 
-Labels are places in the sorted list of the 1,000 WordNet ids, as everywhere. Our splits:
+Labels are places in the sorted list of the 1,000 WordNet ids, as everywhere. Our splits: `val`, 10,000 training images
+held out to choose models and learning rates by; `train`, the others; `test`, the 50,000 official validation images.
 
-    train   the training images without `val`
-    val     10,000 training images held out to choose models and learning rates by
-    test    the 50,000 official validation images, whose accuracy papers report
+Also trees of class folders (the ImageFolder layout), and mosaics drawn when read.
 """
 
-import contextlib
+import io
 import json
 import os
 import resource
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from unittest import mock
 
 import numpy as np
 import tensorflow_datasets as tfds
+from PIL import Image
 
 from data.files import data_root
 from data.tfds import TfdsSource, quiet_tfds
@@ -31,16 +32,13 @@ NAME = "imagenet2012"
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 SPLITS = {"train": "train", "val": "train", "test": "validation"}  # ours -> TFDS's
 HELD_OUT = 10_000
+SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
 
 
-def synsets() -> list[str]:
-    """The WordNet ids of the 1,000 classes, such as n01440764, in the order of the labels."""
-    return tfds.core.tfds_path("datasets/imagenet2012/labels.txt").read_text().split()
-
-
-def validation_synsets() -> list[str]:
-    """The WordNet id of each of the 50,000 official validation images, in the order of their names."""
-    return tfds.core.tfds_path("datasets/imagenet2012/validation_labels.txt").read_text().split()
+def synsets(file: str = "labels.txt") -> list[str]:
+    """The WordNet ids of the 1,000 classes, such as n01440764, in the order of the labels; in validation_labels.txt
+    those of the 50,000 official validation images, in the order of their names."""
+    return tfds.core.tfds_path(f"datasets/imagenet2012/{file}").read_text().split()
 
 
 def class_words() -> dict[str, str]:
@@ -68,7 +66,7 @@ def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT, m
     builder = tfds.builder_from_directory(versions[-1])
     if SPLITS[split] not in builder.info.splits:
         raise UserError(f"{versions[-1]}: has no {SPLITS[split]} images; delete it, then: {build}")
-    allow_many_files()
+    _allow_many_files()
     try:
         source = builder.as_data_source(SPLITS[split], decoders={"image": tfds.decode.SkipDecoding()})
     except NotImplementedError as error:
@@ -103,18 +101,15 @@ class _ImageNet(TfdsSource):
         return example | {"label": int(example["label"]), "file_name": example["file_name"].decode()}
 
 
-def allow_many_files() -> None:
+def _allow_many_files() -> None:
     """Lets this process, and those it starts, open as many files as the system allows: TFDS keeps 1,024 open."""
-    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)[1:] * 2)
 
 
 def prepare(tars: Path, root: str | None = None) -> Path:
-    """Runs TFDS's `imagenet2012` builder on the official tars, into array_record files; returns their folder.
-
-    The builder needs TensorFlow to open files and to rewrite as RGB JPEG 22 images in CMYK and one PNG. Here plain
-    Python opens them, and those images keep their bytes. Data that TensorFlow prepared are read just as well.
-    """
+    """Runs TFDS's `imagenet2012` builder on the official tars, into array_record files; returns their folder. The
+    builder needs TensorFlow to open files and to rewrite as RGB JPEG 22 images in CMYK and one PNG. Here plain Python
+    opens them, and those images keep their bytes. Data that TensorFlow prepared are read just as well."""
     from tensorflow_datasets.core import shuffle
     from tensorflow_datasets.core.download import extractor
     from tensorflow_datasets.datasets.imagenet2012 import imagenet2012_dataset_builder as module
@@ -122,14 +117,73 @@ def prepare(tars: Path, root: str | None = None) -> Path:
 
     files = SimpleNamespace(GFile=open, exists=os.path.exists, remove=os.remove)
     tf = SimpleNamespace(io=SimpleNamespace(gfile=files), errors=SimpleNamespace(ResourceExhaustedError=()))
-    allow_many_files()
+    _allow_many_files()
     builder = tfds.builder(NAME, data_dir=data_root(root), file_format="array_record")
-    with (
-        quiet_tfds(),
-        mock.patch.multiple(module, tf=tf, CMYK_IMAGES=[], PNG_IMAGES=[]),
-        contextlib.ExitStack() as stack,
-    ):
-        for other in (shuffle, extractor, common):
-            stack.enter_context(mock.patch.object(other, "tf", tf))
+    with quiet_tfds() as stack, mock.patch.multiple(module, CMYK_IMAGES=[], PNG_IMAGES=[]):
+        for part in (module, shuffle, extractor, common):
+            stack.enter_context(mock.patch.object(part, "tf", tf))
         builder.download_and_prepare(download_config=tfds.download.DownloadConfig(manual_dir=tars))
     return Path(builder.data_path)
+
+
+@dataclass(eq=False, repr=False)
+class FolderSource(Sequence):
+    """Item i: {"image": the file's bytes, "label": int, "file_name": path under the folder}, sorted by path."""
+
+    folder: Path
+    files: list[tuple[str, int]]  # path under the folder, and label
+    classes: list[str]  # the name of each label
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        name, label = self.files[index]
+        return {"image": (self.folder / name).read_bytes(), "label": label, "file_name": name}
+
+
+def folder_source(path: str | os.PathLike, known: Sequence[str] | None = None) -> FolderSource:
+    """The images under path/<class>/, at any depth, by their suffix; hidden files are left out.
+
+    Labels number the class folders in sorted order, or are ImageNet's where all have names such as n01440764, or are
+    places in `known`, a model's classes, by whose names or numbers folders must be named. Raises UserError where there
+    is no such folder, class folder, image, or class.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder of images")
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise UserError(f"{folder}: has no class folders; images must lie in {folder}/<class>/")
+    classes = list(known or (synsets() if set(names) <= set(synsets()) else names))
+    label = {str(number): number for number in range(len(classes))} if known else {}
+    label |= {name: number for number, name in enumerate(classes)}
+    if unknown := [name for name in names if name not in label]:
+        few = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
+        raise UserError(f"{folder / unknown[0]}: the model has no such class; it has {few} (or numbers from 0)")
+    paths = [path for name in names for path in sorted((folder / name).rglob("*"))]
+    images = [path for path in paths if path.suffix.lower() in SUFFIXES and path.is_file() and path.name[0] != "."]
+    if not images:
+        raise UserError(f"{folder}: no images in its class folders ({', '.join(SUFFIXES)})")
+    files = [(str(path), label[path.parts[0]]) for path in (image.relative_to(folder) for image in images)]
+    return FolderSource(folder, files, classes)
+
+
+@dataclass(eq=False, repr=False)
+class MosaicSource(Sequence):
+    """Item i: {"image": a JPEG's bytes, "label": int, "file_name": str}, a function of the split and i alone. A class
+    is a blurred mosaic of 4 x 4 colours, seen through noise. The ten classes have the labels 0, 100, ..., 900."""
+
+    split: str
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number, file = index % 10, io.BytesIO()
+        rng = np.random.default_rng((list(SPLITS).index(self.split), index))
+        colours = np.random.default_rng(number).uniform(40, 215, (4, 4, 3)) + rng.normal(0, 15, (4, 4, 3))
+        mosaic = Image.fromarray(colours.clip(0, 255).astype(np.uint8))
+        mosaic.resize((80, 64), Image.Resampling.BICUBIC).save(file, "JPEG")
+        return {"image": file.getvalue(), "label": number * 100, "file_name": f"{self.split}-{index}.jpg"}

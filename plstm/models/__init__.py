@@ -12,39 +12,29 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
-from plstm.models import flops
+from plstm.models.flops import forward_flops
 from plstm.models.graph import GraphConfig, build_graph_model
 from plstm.models.vision import VisionConfig, VisionModel
 
 
 class Family(NamedTuple):
-    """What the rest of the code knows of a family of models.
+    """What the rest of the code knows of a family of models."""
 
-    config: a dataclass with a default for every field, among them `family`, and a method `check` that raises UserError.
-    build: (config, sizes, key) -> module; `sizes` are those that only the data know, such as {"classes": 2}.
-    inputs: what a batch holds, as in `Task.inputs`.
-    flops: config -> operations of one example's forward pass; None: nobody counts them.
-    """
-
-    config: type
-    build: Callable[[Any, Mapping[str, int], jax.Array | int], nnx.Module]
-    inputs: str
-    flops: Callable[[Any], int] | None = None
+    config: type  # a dataclass with a default for every field, among them `family`, and a `check` that raises UserError
+    build: Callable[[Any, Mapping[str, int], jax.Array | int], nnx.Module]  # sizes: those that only the data know
+    inputs: str  # what a batch holds, as in `Task.inputs`
+    flops: Callable[[Any], int] | None = None  # of one example's forward pass; None: nobody counts them
 
 
 MODELS: dict[str, Family] = {
-    "vision": Family(
-        VisionConfig, lambda config, _, key: VisionModel(config, nnx.Rngs(key)), "images", flops.forward_flops
-    ),
+    "vision": Family(VisionConfig, lambda config, _, key: VisionModel(config, nnx.Rngs(key)), "images", forward_flops),
     "graph": Family(GraphConfig, build_graph_model, "graphs"),
 }
 
 
 def build_model(config: Any, key: jax.Array | int, sizes: Mapping[str, int] = MappingProxyType({})) -> nnx.Module:
-    """The model of a config, its parameters drawn from `key` (an integer or a jax.random key).
-
-    Raises UserError naming the key where the config does not fit together.
-    """
+    """The model of a config, its parameters drawn from `key` (an integer or a jax.random key). Raises UserError naming
+    the key where the config does not fit together."""
     config.check()
     return MODELS[config.family].build(config, sizes, key)
 

@@ -1,7 +1,6 @@
-"""Operations of a forward pass, counted from the architecture.
+"""Operations of a forward pass: two a multiply-add, of matrix products and of the gating matrix, and nothing else.
 
-Convention: two operations a multiply-add, of matrix products and of the gating matrix; norms, activations and biases
-are left out. The paper's figures (Table 4) count a multiply-add once, so compare them with half of ours.
+The paper's figures (Table 4) count a multiply-add once, so compare them with half of ours.
 """
 
 from plstm.models.vision import VisionConfig

@@ -1,24 +1,136 @@
 """Graph classifiers: pLSTM, and the graph neural networks that the paper's Table 1 compares it with."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from plstm.errors import UserError
-from plstm.models.graph_layers import LAYERS, LSTMCell, Neighbours, Nodes, dense
+from plstm.errors import one_of, positive, require
 from plstm.nn.graph import TRANSITION_NODES, GraphMixer, degree_encoding
-from plstm.nn.layers import MLP, norm
+from plstm.nn.layers import MLP, NORM_EPSILON, norm
 from plstm.ops.dag import METHODS, NORMS, PackedDags
 
-KINDS = ("plstm", "lstm", *LAYERS)
 MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
 PLSTM_ONLY = ("heads", "mlp_ratio", "p_norm", "reverse_p", "transition_node", "method")
 
+GLOROT = nnx.initializers.glorot_uniform()
+SLOPE = 0.2  # of GAT's leaky ReLU
+MOMENTUM = 0.9  # of GIN's running statistics
+
 Batch = Mapping[str, Any]
+
+
+class Neighbours(NamedTuple):
+    """The undirected edges of packed graphs, each both ways, and which rows are nodes."""
+
+    sender: jax.Array  # int32 [M]
+    receiver: jax.Array
+    real: jax.Array  # bool [M]
+    degree: jax.Array  # [N]
+    nodes: jax.Array  # bool [N]
+
+    def sum(self, messages: jax.Array) -> jax.Array:
+        """Messages along the edges [M, ...], summed where they arrive: [N, ...]."""
+        real = self.real.reshape(-1, *(1,) * (messages.ndim - 1))
+        zero = jnp.zeros((*self.degree.shape, *messages.shape[1:]), messages.dtype)
+        return zero.at[self.receiver].add(jnp.where(real, messages, 0))
+
+    def mean(self, h: jax.Array) -> jax.Array:
+        """The mean over a node's neighbours, zero where it has none: [N, dim] -> [N, dim]."""
+        return self.sum(h[self.sender]) / jnp.maximum(self.degree, 1)[:, None]
+
+
+def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, use_bias: bool = True) -> nnx.Linear:
+    """A linear layer whose kernel and bias start uniform within 1 / sqrt(dim_in)."""
+    bound = 1 / math.sqrt(dim_in)
+    start = lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -bound, bound)  # noqa: E731
+    return nnx.Linear(dim_in, dim_out, use_bias=use_bias, kernel_init=start, bias_init=start, rngs=rngs)
+
+
+class GAT(nnx.Module):
+    """Graph attention with one head (Velickovic et al., 2018), then ReLU."""
+
+    def __init__(self, dim: int, rngs: nnx.Rngs):
+        self.linear = nnx.Linear(dim, dim, use_bias=False, kernel_init=GLOROT, rngs=rngs)
+        self.weight = nnx.Param(GLOROT(rngs.params(), (dim, 2), jnp.float32))  # of a sender, of a receiver
+        self.bias = nnx.Param(jnp.zeros((dim,), jnp.float32))
+
+    def __call__(self, h: jax.Array, edges: Neighbours, train: bool) -> jax.Array:
+        """[N, dim] -> [N, dim]."""
+        z = self.linear(h)
+        sent, received = (z @ self.weight[...]).T
+        own = jax.nn.leaky_relu(sent + received, SLOPE)
+        logits = jax.nn.leaky_relu(sent[edges.sender] + received[edges.receiver], SLOPE)
+        largest = jax.lax.stop_gradient(own.at[edges.receiver].max(jnp.where(edges.real, logits, -jnp.inf)))
+        weights, own = jnp.exp(logits - largest[edges.receiver]), jnp.exp(own - largest)
+        mixed = own[:, None] * z + edges.sum(weights[:, None] * z[edges.sender])
+        return jax.nn.relu(mixed / (own + edges.sum(weights))[:, None] + self.bias[...])
+
+
+class GCN(nnx.Module):
+    """Graph convolution with self-loops and symmetric normalisation (Kipf and Welling, 2017), then ReLU."""
+
+    def __init__(self, dim: int, rngs: nnx.Rngs):
+        self.linear = nnx.Linear(dim, dim, kernel_init=GLOROT, rngs=rngs, use_bias=False)
+        self.bias = nnx.Param(jnp.zeros((dim,), jnp.float32))
+
+    def __call__(self, h: jax.Array, edges: Neighbours, train: bool) -> jax.Array:
+        """[N, dim] -> [N, dim]."""
+        scale = jax.lax.rsqrt(edges.degree + 1.0)[:, None]
+        z = scale * self.linear(h)
+        return jax.nn.relu(scale * (z + edges.sum(z[edges.sender])) + self.bias[...])
+
+
+class GIN(nnx.Module):
+    """Graph isomorphism layer, sum with epsilon 0 (Xu et al., 2019): MLP with batch norm, batch norm, ReLU."""
+
+    def __init__(self, dim: int, rngs: nnx.Rngs):
+        self.up, self.down = dense(dim, dim, rngs), dense(dim, dim, rngs)
+        norm = dict(momentum=MOMENTUM, epsilon=NORM_EPSILON, rngs=rngs)
+        self.inner_norm, self.norm = nnx.BatchNorm(dim, **norm), nnx.BatchNorm(dim, **norm)
+
+    def __call__(self, h: jax.Array, edges: Neighbours, train: bool) -> jax.Array:
+        """[N, dim] -> [N, dim]; batch statistics, in training, are those of the real nodes."""
+        norm = dict(mask=edges.nodes[:, None], use_running_average=not train)
+        z = self.up(h + edges.sum(h[edges.sender]))
+        z = self.down(jax.nn.relu(self.inner_norm(z, **norm)))
+        return jax.nn.relu(self.norm(z, **norm))
+
+
+class MPNN(nnx.Module):
+    """ReLU(W_r h + b + W_n mean of the neighbours' h) (after Gilmer et al., 2017)."""
+
+    def __init__(self, dim: int, rngs: nnx.Rngs):
+        self.own = dense(dim, dim, rngs)
+        self.neighbour = dense(dim, dim, rngs, use_bias=False)
+
+    def __call__(self, h: jax.Array, edges: Neighbours, train: bool) -> jax.Array:
+        """[N, dim] -> [N, dim]."""
+        return jax.nn.relu(self.own(h) + self.neighbour(edges.mean(h)))
+
+
+class LSTMCell(nnx.Module):
+    """An LSTM step whose gates read a node's own state and its neighbours' mean (after Liang et al., 2016)."""
+
+    def __init__(self, dim: int, rngs: nnx.Rngs):
+        self.own = dense(dim, 4 * dim, rngs)
+        self.neighbour = dense(dim, 4 * dim, rngs, use_bias=False)
+
+    def __call__(self, h: jax.Array, c: jax.Array, edges: Neighbours) -> tuple[jax.Array, jax.Array]:
+        """h, c [N, dim] -> the next h, c."""
+        enter, keep, new, read = jnp.split(self.own(h) + self.neighbour(edges.mean(h)), 4, axis=-1)
+        c = jax.nn.sigmoid(keep) * c + jax.nn.sigmoid(enter) * jnp.tanh(new)
+        return jax.nn.sigmoid(read) * jnp.tanh(c), c
+
+
+LAYERS = {"gat": GAT, "gcn": GCN, "gin": GIN, "mpnn": MPNN}
+KINDS = ("plstm", "lstm", *LAYERS)
 
 
 @dataclass
@@ -39,25 +151,18 @@ class GraphConfig:
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
-        for key, choices in (
-            ("kind", KINDS),
-            ("p_norm", NORMS),
-            ("reverse_p", ("full", "pruned")),
-            ("transition_node", TRANSITION_NODES),
-            ("method", METHODS),
-            ("lstm_pool", ("tanh_c", "h")),
-        ):
-            if getattr(self, key) not in choices:
-                raise UserError(f"model.{key}={getattr(self, key)}: choose one of {', '.join(choices)}")
-        for key in ("dim", "depth", "heads", "mlp_ratio"):
-            if not 1 <= getattr(self, key) <= MAX_SIZE:
-                raise UserError(f"model.{key}={getattr(self, key)}: must be at least 1 and at most {MAX_SIZE}")
-        if self.kind == "plstm" and (self.dim % self.heads or self.dim % 2):
-            raise UserError(f"model.dim={self.dim}: must be even and a multiple of model.heads={self.heads}")
+        check, pools, both = partial(require, self, prefix="model."), ("tanh_c", "h"), ("full", "pruned")
+        check(
+            *one_of(self, kind=KINDS, p_norm=NORMS, reverse_p=both, transition_node=TRANSITION_NODES),
+            *one_of(self, method=METHODS, lstm_pool=pools),
+            *positive(self, "dim", "depth", "heads", "mlp_ratio", most=MAX_SIZE),
+        )
+        divides = self.kind != "plstm" or self.dim % self.heads == self.dim % 2 == 0
+        check(("dim", divides, f"must be even and a multiple of model.heads={self.heads}"))
         for field in fields(self):
             kind = "plstm" if field.name in PLSTM_ONLY else "lstm" if field.name == "lstm_pool" else self.kind
-            if self.kind != kind and getattr(self, field.name) != field.default:
-                raise UserError(f"model.{field.name}={getattr(self, field.name)}: only model.kind={kind} has it")
+            is_default = getattr(self, field.name) == field.default
+            check((field.name, is_default or self.kind == kind, f"only model.kind={kind} has it"))
 
 
 class Block(nnx.Module):
@@ -81,27 +186,18 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array, edges: list[jax.Array], dags: tuple[PackedDags, ...]) -> jax.Array:
         """Nodes [N, dim] and the edge features of each part -> nodes."""
-        h = self.mixer_norm(x)
-        mixed, start = [], 0
-        for e, dag in zip(edges, dags, strict=True):
-            part = h[start : start + dag.num_nodes]
+        h, mixed = split_nodes(self.mixer_norm(x), dags), []
+        for part, e, dag in zip(h, edges, dags, strict=True):
             mixed.append(self.mixer(part, e, dag.reverse() if self.reverse else dag))
-            start += dag.num_nodes
         x = x + jnp.concatenate(mixed)
         return x + self.mlp(self.mlp_norm(x))
 
 
 class ReadoutModel(nnx.Module):
-    """A classifier of graphs that ends in `readout`; `units` gives the ReLUs of its hidden layer."""
-
-    readout: "Readout"
-
-    def units(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
-        """A batch as `plstm.tasks.graphs` makes it -> float32 [graphs, dim]; `key` makes it a training pass."""
-        raise NotImplementedError
+    """A classifier of graphs that ends in `readout`; its method `units` gives the ReLUs of that one's hidden layer."""
 
     def __call__(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
-        """As `units`, but logits [graphs, classes]."""
+        """A batch of `plstm.tasks.graphs` -> logits [graphs, classes]; `key` makes it a training pass."""
         return self.readout.out(self.units(batch, key=key))
 
 
@@ -110,22 +206,18 @@ class GraphPLSTM(ReadoutModel):
 
     def __init__(self, config: GraphConfig, features: int, classes: int, rngs: nnx.Rngs):
         self.encoder = dense(features, config.dim, rngs)
-        self.blocks = nnx.List(
-            [Block(config, "PD"[n % 2], reverse=n // 2 % 2 == 1, rngs=rngs) for n in range(config.depth)]
-        )
+        reverse = [n // 2 % 2 == 1 for n in range(config.depth)]
+        self.blocks = nnx.List([Block(config, "PD"[n % 2], reverse=r, rngs=rngs) for n, r in enumerate(reverse)])
         self.readout = Readout(config.dim, classes, rngs)
 
     def units(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
-        """See `ReadoutModel.units`."""
-        x = self.encoder(batch["features"])
+        """Float32 [graphs, dim]."""
+        x, dags = self.encoder(batch["features"]), batch["dags"]
         x = x + degree_encoding(batch["degree"], x.shape[-1])
-        edges, start = [], 0
-        for dag in batch["dags"]:
-            part = x[start : start + dag.num_nodes]
-            edges.append((part[dag.tail] + part[dag.head]) / 2)
-            start += dag.num_nodes
+        parts = zip(split_nodes(x, dags), dags, strict=True)
+        edges = [(part[dag.tail] + part[dag.head]) / 2 for part, dag in parts]
         for block in self.blocks:
-            x = block(x, edges, batch["dags"])
+            x = block(x, edges, dags)
         return self.readout(pool(x, batch) / jnp.maximum(batch["nodes"], 1)[:, None])
 
 
@@ -141,14 +233,14 @@ class GNN(ReadoutModel):
         self.readout = Readout(config.dim, classes, rngs)
 
     def units(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
-        """See `ReadoutModel.units`."""
-        h, nodes = self.encoder(batch["features"]), neighbourhood(batch)
+        """Float32 [graphs, dim]."""
+        h, edges = self.encoder(batch["features"]), neighbourhood(batch)
         for layer in self.layers:
-            h = layer(h, nodes, train=key is not None)
+            h = layer(h, edges, train=key is not None)
         if self.cell is not None:
             h, c = jnp.zeros_like(h), h
             for _ in range(self.depth):
-                h, c = self.cell(h, c, nodes.neighbours)
+                h, c = self.cell(h, c, edges)
             h = jnp.tanh(c) if self.lstm_pool == "tanh_c" else h
         return self.readout(pool(h, batch))
 
@@ -163,22 +255,21 @@ class GINModel(nnx.Module):
 
     def __call__(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
         """As `ReadoutModel.__call__`; a training pass normalises by the batch and updates the running statistics."""
-        h, nodes = self.encoder(batch["features"]), neighbourhood(batch)
+        h, edges = self.encoder(batch["features"]), neighbourhood(batch)
         logits = self.readouts[0](pool(h, batch))
         for layer, readout in zip(self.layers, self.readouts[1:], strict=True):
-            h = layer(h, nodes, train=key is not None)
+            h = layer(h, edges, train=key is not None)
             logits = logits + readout(pool(h, batch))
         return logits
 
 
 class Readout(nnx.Module):
-    """Linear, ReLU; then `out`, linear."""
+    """Linear, ReLU: the hidden units [graphs, dim]; then `out`, linear."""
 
     def __init__(self, dim: int, classes: int, rngs: nnx.Rngs):
         self.hidden, self.out = dense(dim, dim, rngs), dense(dim, classes, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """The hidden layer's units: [graphs, dim] -> the same."""
         return jax.nn.relu(self.hidden(x))
 
 
@@ -188,15 +279,17 @@ def pool(x: jax.Array, batch: Batch) -> jax.Array:
     return jnp.zeros((graphs + 1, x.shape[-1]), x.dtype).at[batch["graph"]].add(x)[:graphs]
 
 
-def neighbourhood(batch: Batch) -> Nodes:
+def split_nodes(x: jax.Array, dags: tuple[PackedDags, ...]) -> list[jax.Array]:
+    return jnp.split(x, np.cumsum([dag.num_nodes for dag in dags])[:-1])
+
+
+def neighbourhood(batch: Batch) -> Neighbours:
     """The undirected graphs of a batch, for layers that pass messages."""
-    ends, start = [], 0
-    for dag in batch["dags"]:
-        ends.append((start + dag.tail, start + dag.head, dag.edge_mask))
-        start += dag.num_nodes
+    numbers = split_nodes(jnp.arange(len(batch["graph"]), dtype=jnp.int32), batch["dags"])
+    ends = [(n[dag.tail], n[dag.head], dag.edge_mask) for n, dag in zip(numbers, batch["dags"], strict=True)]
     tail, head, real = (jnp.concatenate(parts) for parts in zip(*ends, strict=True))
-    both = (jnp.concatenate([tail, head]), jnp.concatenate([head, tail]), jnp.concatenate([real, real]))
-    return Nodes(Neighbours(*both, batch["degree"]), batch["graph"] < len(batch["label"]))
+    both = jnp.concatenate([tail, head]), jnp.concatenate([head, tail]), jnp.concatenate([real, real])
+    return Neighbours(*both, batch["degree"], batch["graph"] < len(batch["label"]))
 
 
 def build_graph_model(config: GraphConfig, sizes: Mapping[str, int], key: int | jax.Array) -> nnx.Module:

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from plstm.errors import UserError
-from plstm.models.vision import VisionConfig, VisionModel, build_vision_model
+from plstm.models.vision import VisionConfig, VisionModel
 from plstm.nn.gates import DIRECTIONS
 
 SWAPPED = [0, 2, 1, 3]  # directions, or corners: the released number of ours
@@ -84,7 +84,7 @@ class Leaf(NamedTuple):
 def from_released(tree: Mapping[str, np.ndarray], config: VisionConfig) -> VisionModel:
     """The model of `config` with released parameters. Raises UserError naming the first that does not fit."""
     config.check()
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: build_vision_model(config, {}, 0)))
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: VisionModel(config, nnx.Rngs(0))))
     params = _named(state)
     leaves = _leaves(config, params)
     _refuse_other_leaves(tree, leaves)

@@ -1,18 +1,20 @@
 """pLSTM-Vis and ViT on one backbone (arXiv 2506.11997, Appendix E.1): the mixer and the pooling are the difference."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from plstm.errors import UserError
-from plstm.nn.layers import MLP, NORMS, LayerScale, PatchEmbedding, drop_path, linear, norm
-from plstm.nn.mixers import AttentionMixer, PLSTMMixer
-from plstm.ops.grid import METHODS, WIDEST_FUSED
+from plstm.errors import UserError, one_of, positive, require
+from plstm.nn.gates import DIRECT_BIAS, DModeGates, PModeGates
+from plstm.nn.layers import MLP, NORMS, LayerScale, PatchEmbedding, drop_path, head_norm, linear, norm
+from plstm.ops.grid import METHODS, WIDEST_FUSED, gating_matrix, plstm2d
 
 MODES = ("P", "D", "attention")
 MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
@@ -48,50 +50,90 @@ class VisionConfig:
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
-        for key, choices in (
-            ("gates", ("released", "printed")),
-            ("gate_init", ("zeros", "normal")),
-            ("pooling", ("corners", "class_token")),
-            ("norm", tuple(NORMS)),
-            ("dtype", tuple(DTYPES)),
-            ("method", METHODS),
-        ):
-            if getattr(self, key) not in choices:
-                raise UserError(f"model.{key}={getattr(self, key)}: choose one of {', '.join(choices)}")
-        for key in ("image_size", "channels", "classes", "patch_size", "dim", "depth", "heads", "mlp_ratio"):
-            if not 1 <= getattr(self, key) <= MAX_SIZE:
-                raise UserError(f"model.{key}={getattr(self, key)}: must be at least 1 and at most {MAX_SIZE}")
-        if not 0 <= self.drop_path < 1:
-            raise UserError(f"model.drop_path={self.drop_path}: must be in [0, 1)")
-        if not self.modes or any(mode not in MODES for mode in self.modes):
-            raise UserError(f"model.modes={list(self.modes)}: choose from {', '.join(MODES)}")
-        if "attention" in self.modes and len(set(self.modes)) > 1:
-            raise UserError(f"model.modes={list(self.modes)}: attention cannot alternate with P or D")
-        if self.pooling == "class_token" and "attention" not in self.modes:
-            raise UserError("model.pooling=class_token: a class token has no place on pLSTM's grid; use corners")
-        if self.gates != "released" and "P" not in self.modes:
-            raise UserError(f"model.gates={self.gates}: only P-mode has it, and model.modes={list(self.modes)}")
-        if self.stm_bias_only and "attention" in self.modes:
-            raise UserError("model.stm_bias_only=true: attention has no such gates; leave it out")
-        if self.depth % len(self.modes):
-            raise UserError(f"model.depth={self.depth}: must be a multiple of the {len(self.modes)} model.modes")
-        if self.image_size % self.patch_size:
-            raise UserError(f"model.patch_size={self.patch_size}: does not divide model.image_size={self.image_size}")
-        if self.method == "fused" and self.image_size // self.patch_size > WIDEST_FUSED:
-            raise UserError(f"model.method=fused: takes at most {WIDEST_FUSED} patches a side; use auto")
-        if self.dim % self.heads:
-            raise UserError(f"model.heads={self.heads}: must divide model.dim={self.dim}")
-        if "attention" not in self.modes and self.dim % (4 * self.heads):
-            raise UserError(f"model.heads={self.heads}: pLSTM's gates need 4 x heads to divide model.dim={self.dim}")
+        check, modes = partial(require, self, prefix="model."), list(self.modes)
+        sizes = ("image_size", "channels", "classes", "patch_size", "dim", "depth", "heads", "mlp_ratio")
+        pools, norms, dtypes = ("corners", "class_token"), tuple(NORMS), tuple(DTYPES)
+        check(
+            *one_of(self, gates=("released", "printed"), gate_init=("zeros", "normal"), pooling=pools, norm=norms),
+            *one_of(self, dtype=dtypes, method=METHODS),
+            *positive(self, *sizes, most=MAX_SIZE),
+            ("drop_path", 0 <= self.drop_path < 1, "must be in [0, 1)"),
+            ("modes", modes and set(modes) <= set(MODES), f"choose from {', '.join(MODES)}"),
+        )
+        attention, side = "attention" in modes, self.image_size // self.patch_size
+        no_token = "a class token has no place on pLSTM's grid; use corners"
+        no_gates = "attention has no such gates; leave it out"
+        of_heads, of_gates = f"must divide model.dim={self.dim}", f"4 x heads to divide model.dim={self.dim}"
+        check(
+            ("modes", not attention or len(set(modes)) == 1, "attention cannot alternate with P or D"),
+            ("pooling", self.pooling != "class_token" or attention, no_token),
+            ("gates", self.gates == "released" or "P" in modes, f"only P-mode has it, and model.modes={modes}"),
+            ("stm_bias_only", not (self.stm_bias_only and attention), no_gates),
+            ("depth", self.depth % len(modes) == 0, f"must be a multiple of the {len(modes)} model.modes"),
+            ("patch_size", self.image_size % self.patch_size == 0, f"must divide model.image_size={self.image_size}"),
+            (
+                "method",
+                self.method != "fused" or side <= WIDEST_FUSED,
+                f"takes {WIDEST_FUSED} patches a side; use auto",
+            ),
+            ("heads", self.dim % self.heads == 0, of_heads),
+            ("heads", attention or self.dim % (4 * self.heads) == 0, f"pLSTM's gates need {of_gates}"),
+        )
+
+
+class QueryKeyValue(nnx.Module):
+    """Three linear maps to heads."""
+
+    def __init__(self, dim: int, heads: int, *, dtype, rngs: nnx.Rngs):
+        self.heads = heads
+        self.query, self.key, self.value = (linear(dim, dim, dtype=dtype, rngs=rngs) for _ in range(3))
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """[..., dim] -> q, k, v, each [..., heads, dim / heads]."""
+        return tuple(layer(x).reshape(*x.shape[:-1], self.heads, -1) for layer in (self.query, self.key, self.value))
+
+
+class PLSTMMixer(nnx.Module):
+    """pLSTM on a grid in P- or D-mode, then a multi-head RMSNorm and the output projection (Appendix E.1)."""
+
+    def __init__(
+        self, dim: int, heads: int, mode: str, *, released: bool, bias_only: bool, gate_init, method: str, dtype, rngs
+    ):
+        self.method = method
+        self.qkv = QueryKeyValue(dim, heads, dtype=dtype, rngs=rngs)
+        make = partial(PModeGates, released=released) if mode == "P" else DModeGates
+        self.gates = make(dim, heads, bias_only=bias_only, weight_init=gate_init, rngs=rngs)
+        self.direct_bias = nnx.Param(jnp.full((heads,), DIRECT_BIAS, jnp.float32))
+        self.norm_scale = nnx.Param(jnp.ones((dim,), jnp.float32))
+        self.out = linear(dim, dim, dtype=dtype, rngs=rngs, use_bias=False)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[batch, Y, X, dim] -> [batch, Y, X, dim]."""
+        q, k, v = (jnp.moveaxis(tensor, -2, 1) for tensor in self.qkv(x))
+        direct = jnp.broadcast_to(jax.nn.sigmoid(self.direct_bias[...])[:, None, None], q.shape[:-1])
+        hidden = plstm2d(q, k, v, self.gates(x), direct, method=self.method, structure=self.gates.structure)
+        return self.out(head_norm(jnp.moveaxis(hidden, 1, -2)) * self.norm_scale[...])
+
+
+class AttentionMixer(nnx.Module):
+    """Multi-head softmax attention."""
+
+    def __init__(self, dim: int, heads: int, *, dtype, rngs: nnx.Rngs):
+        self.qkv = QueryKeyValue(dim, heads, dtype=dtype, rngs=rngs)
+        self.out = linear(dim, dim, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[batch, tokens, dim] -> [batch, tokens, dim]."""
+        hidden = jax.nn.dot_product_attention(*self.qkv(x))
+        return self.out(hidden.reshape(x.shape))
 
 
 class Block(nnx.Module):
     """A pre-norm residual block: mixer, then MLP."""
 
     def __init__(self, config: VisionConfig, mode: str, rngs: nnx.Rngs):
-        dtype, scaled = DTYPES[config.dtype], config.layer_scale is not None
-        deviation = math.sqrt(0.4 / (4 * config.heads)) if config.gate_init == "normal" else 0
-        self.rate = config.drop_path
+        dtype, self.rate, scaled = DTYPES[config.dtype], config.drop_path, config.layer_scale is not None
+        normal = nnx.initializers.normal(math.sqrt(0.4 / (4 * config.heads)))
         self.mixer_norm = norm(config.norm, config.dim, rngs)
         if mode == "attention":
             self.mixer = AttentionMixer(config.dim, config.heads, dtype=dtype, rngs=rngs)
@@ -102,7 +144,7 @@ class Block(nnx.Module):
                 mode,
                 released=config.gates == "released",
                 bias_only=config.stm_bias_only,
-                gate_init=nnx.initializers.normal(deviation) if deviation else nnx.initializers.zeros,
+                gate_init=normal if config.gate_init == "normal" else nnx.initializers.zeros,
                 method=config.method,
                 dtype=dtype,
                 rngs=rngs,
@@ -152,10 +194,8 @@ class VisionModel(nnx.Module):
         if config.method == "fused" and (backend := jax.default_backend()) != "gpu":  # not asked before it is needed
             raise UserError(f"model.method=fused: runs on GPUs alone, and this is {backend}; use auto")
         dtype = DTYPES[config.dtype]
-        grid = config.image_size // config.patch_size
-        self.patch_size = config.patch_size
-        self.groups_size = len(config.modes)
-        self.groups_count = config.depth // self.groups_size
+        grid, self.patch_size = config.image_size // config.patch_size, config.patch_size
+        self.groups_count = config.depth // len(config.modes)
         self.embedding = PatchEmbedding(config.patch_size, config.channels, config.dim, dtype=dtype, rngs=rngs)
         of_position = nnx.initializers.truncated_normal(0.02)
         of_token = nnx.initializers.normal(math.sqrt(0.4 / config.dim))  # as released
@@ -171,19 +211,16 @@ class VisionModel(nnx.Module):
         self.head = linear(pooled, config.classes, dtype=jnp.float32, rngs=rngs, kernel_init=head_init)
 
     def __call__(self, images: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
-        """Normalised images [batch, height, width, channels] -> float32 logits [batch, classes].
-
-        Height and width may differ from the training size, if the patch size divides them. `key` makes it a training
-        pass (stochastic depth); without one the pass is deterministic.
-        """
+        """Normalised images [batch, height, width, channels] of any size that the patch size divides -> float32 logits
+        [batch, classes]. `key` makes it a training pass (stochastic depth); otherwise it is deterministic."""
         x, _ = self.apply_blocks(self.embed(images), key)
         return self.head(self.pool(x, (images.shape[1] // self.patch_size, images.shape[2] // self.patch_size)))
 
     def apply_blocks(
         self, x: jax.Array, key: jax.Array | None = None, look: Look = lambda block, x: None
     ) -> tuple[jax.Array, list[Any]]:
-        """All blocks on the tokens of `embed`: the tokens, and what `look(block, its input)` gave, a list with one
-        entry for each block of a group and the groups on axis 0 of its arrays."""
+        """All blocks on the tokens of `embed`: the tokens, and what `look(block, its input)` gave, a list of the blocks
+        of a group, with the groups on axis 0."""
         graphdef, stacked = nnx.split(self.groups)
 
         def apply_group(x, inputs):
@@ -192,7 +229,7 @@ class VisionModel(nnx.Module):
             return nnx.merge(graphdef, state)(x, group_key, look)
 
         # A shallow stack compiles fast anyway, and runs a quarter faster on CPUs without the loop.
-        unroll = self.groups_count * self.groups_size <= MAX_UNROLLED
+        unroll = self.groups_count * len(self.groups.blocks) <= MAX_UNROLLED
         return jax.lax.scan(apply_group, x, (stacked, jnp.arange(self.groups_count)), unroll=unroll)
 
     def embed(self, images: jax.Array) -> jax.Array:
@@ -211,10 +248,8 @@ class VisionModel(nnx.Module):
         return x
 
     def pool(self, x: jax.Array, grid: tuple[int, int]) -> jax.Array:
-        """Final norm of the class token, or of the four corner tokens side by side: float32 [batch, pooled].
-
-        x is as `embed` returns it for an image of `grid` = (Y, X) patches.
-        """
+        """Tokens as of `embed`, for an image of `grid` = (Y, X) patches -> the final norm of the class token, or of the
+        four corner tokens side by side: float32 [batch, pooled]."""
         if self.class_token is not None:
             return self.norm(x[:, 0])
         x = x.reshape(x.shape[0], *grid, x.shape[-1])
@@ -226,3 +261,38 @@ class VisionModel(nnx.Module):
         graphdef, stacked = nnx.split(self.groups)
         for n in range(self.groups_count):
             yield from nnx.merge(graphdef, jax.tree.map(lambda leaf, n=n: leaf[n], stacked)).blocks
+
+
+# ---------------------------------------------------------------------- looking inside
+def _gate_means(block: Block, x: jax.Array) -> dict[str, jax.Array]:
+    """The means of a block's gates on its input; transitions also by magnitude. Empty without gates."""
+    if not isinstance(block.mixer, PLSTMMixer):
+        return {}
+    gates = block.mixer.gates(block.mixer_norm(x))._asdict()
+    means = {name: gate.mean() for name, gate in gates.items()}
+    return means | {f"{name}_magnitude": jnp.abs(gate).mean() for name, gate in gates.items() if name.startswith("t_")}
+
+
+def gate_statistics(model: VisionModel, images: jax.Array) -> dict[str, jax.Array]:
+    """Mean of each layer's gates over normalised images [batch, height, width, channels], heads, directions and nodes:
+    {"gates/layer00_P/s_r": scalar, ...}; empty without gates."""
+    _, means = model.apply_blocks(model.embed(images), look=_gate_means)
+    return {
+        f"gates/layer{group * len(means) + n:02d}_{model.groups.blocks[n].mixer.gates.mode}/{name}": values[group]
+        for n, block_means in enumerate(means)
+        for name, values in block_means.items()
+        for group in range(model.groups_count)
+    }
+
+
+def gating_patterns(model: VisionModel, image: jax.Array, source: tuple[int, int]) -> dict[str, tuple[int, jax.Array]]:
+    """What the gating matrix of the first layer of each mode passes from the node at (row, column) to all others, for
+    a normalised image: {mode: (number of the layer from 0, [heads, Y, X])}; empty without gates."""
+    patterns, x = {}, model.embed(image[None])
+    for n, block in enumerate(itertools.islice(model.blocks(), len(model.groups.blocks))):
+        if isinstance(block.mixer, PLSTMMixer) and (mode := block.mixer.gates.mode) not in patterns:
+            gates = block.mixer.gates(block.mixer_norm(x))
+            matrix = gating_matrix(gates, structure=block.mixer.gates.structure)
+            patterns[mode] = n, matrix[0, :, source[0], source[1]]
+        x = block(x)
+    return patterns

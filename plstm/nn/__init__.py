@@ -1,1 +1,1 @@
-"""flax.nnx layers: gates, mixers, and the blocks around them."""
+"""flax.nnx layers: gates, the mixer of graphs, and what models share."""

@@ -36,10 +36,8 @@ class GroupedGates(nnx.Module):
 
 
 class Orientation(nnx.Module):
-    """The P-mode's angle of propagation, alpha = sigma(bias + 0.5 weight . x / dim) in (0, 1).
-
-    weight [dim, N], bias [N]. The bias runs over [-2, 2] with n mod heads, as released: it varies within a head.
-    """
+    """The P-mode's angle of propagation, alpha = sigma(bias + 0.5 weight . x / dim) in (0, 1); weight [dim, N]. The
+    bias [N] runs over [-2, 2] with n mod heads, as released: it varies within a head."""
 
     def __init__(self, dim: int, heads: int, *, weight_init, rngs: nnx.Rngs):
         self.heads = heads
@@ -63,8 +61,7 @@ class PModeGates(nnx.Module):
     mode, structure = "P", "rank_one"
 
     def __init__(self, dim: int, heads: int, *, released: bool, bias_only: bool, weight_init, rngs: nnx.Rngs):
-        self.released = released
-        biases = [SOURCE_BIAS, TRANSITION_BIAS, MARK_BIAS]
+        self.released, biases = released, [SOURCE_BIAS, TRANSITION_BIAS, MARK_BIAS]
         self.gates = GroupedGates(dim, heads, biases, bias_only=bias_only, weight_init=weight_init, rngs=rngs)
         self.orientation = Orientation(dim, heads, weight_init=weight_init, rngs=rngs)
 

@@ -17,11 +17,8 @@ TRANSITION_NODES = ("shared", "tail")
 
 
 class GraphMixer(nnx.Module):
-    """pLSTM on packed DAGs in P- or D-mode, a multi-head RMSNorm and the output projection.
-
-    p_norm: of `plstm.ops.dag.normalise_transitions`. pruned: the P-mode uses only the multitree, too. A transition
-    reads the node where its two edges meet ("shared") or where the first one begins ("tail").
-    """
+    """pLSTM on packed DAGs in P- or D-mode, a multi-head RMSNorm and the output projection. pruned: the P-mode uses
+    only the multitree, too. A transition reads the node where its edges meet or, by "tail", where the first begins."""
 
     def __init__(
         self, dim: int, heads: int, mode: str, *, p_norm: str, pruned: bool, transition_node: str, method: str, rngs
@@ -49,15 +46,10 @@ class GraphMixer(nnx.Module):
 
     def gates(self, h: jax.Array, e: jax.Array, dag: PackedDags) -> tuple[DagGates, jax.Array]:
         """Source and mark [heads, E], transition [heads, L]; direct [heads, N]: linear maps of the features they read.
-
-        P-mode: t with its sign, over a sum of |t| (Equation 4); D-mode: tanh(t), on the multitree.
-        """
-        of_nodes, of_edges = (
-            jnp.matmul(x, weight[...], precision=HIGHEST).T
-            for x, weight in ((h, self.node_weight), (e, self.edge_weight))
-        )
-        of_source, of_mark, of_transition, of_direct = jnp.split(of_nodes, 4)
-        to_source, to_mark, to_first, to_second = jnp.split(of_edges, 4)
+        P-mode: t with its sign, over a sum of |t| (Equation 4); D-mode: tanh(t), on the multitree."""
+        project = lambda x, weight: jnp.split(jnp.matmul(x, weight[...], precision=HIGHEST).T, 4)  # noqa: E731
+        of_source, of_mark, of_transition, of_direct = project(h, self.node_weight)
+        to_source, to_mark, to_first, to_second = project(e, self.edge_weight)
         source_bias, mark_bias, direct_bias = self.bias[..., None]
         tail = jnp.asarray(dag.tail)
         source = jax.nn.sigmoid(of_source[:, tail] + to_source + source_bias)
@@ -65,8 +57,7 @@ class GraphMixer(nnx.Module):
         node = tail[dag.line_to if self.transition_node == "shared" else dag.line_from]
         t = to_first[:, dag.line_from] + to_second[:, dag.line_to] + of_transition[:, node]
         t = t + self.transition_bias[..., None]
-        if self.pruned:
-            t = jnp.where(dag.multitree, t, 0)
+        t = jnp.where(dag.multitree, t, 0) if self.pruned else t
         t = normalise_transitions(t, dag, self.p_norm) if self.mode == "P" else jnp.tanh(t)
         return DagGates(source, t, mark), jax.nn.sigmoid(of_direct + direct_bias)
 

@@ -12,7 +12,6 @@ NORMS = {"rmsnorm": nnx.RMSNorm, "layernorm": nnx.LayerNorm}
 
 
 def norm(kind: str, dim: int, rngs: nnx.Rngs) -> nnx.Module:
-    """A float32 norm over the last axis: "rmsnorm" (scale only) or "layernorm" (scale and bias)."""
     return NORMS[kind](dim, epsilon=NORM_EPSILON, dtype=jnp.float32, rngs=rngs)
 
 
@@ -37,10 +36,8 @@ class PatchEmbedding(nnx.Module):
         self.project = linear(patch_size**2 * channels, dim, dtype=dtype, rngs=rngs, kernel_init=start)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """[batch, height, width, channels] -> tokens [batch, height / patch, width / patch, dim].
-
-        Raises ValueError where a side is no multiple of the patch size.
-        """
+        """[batch, height, width, channels] -> tokens [batch, height / patch, width / patch, dim]; ValueError where a
+        side is no multiple of the patch size."""
         (batch, height, width, channels), p = images.shape, self.patch_size
         if height % p or width % p:
             raise ValueError(f"images of {height} x {width} pixels do not divide into patches of {p} x {p}")
@@ -50,10 +47,7 @@ class PatchEmbedding(nnx.Module):
 
 @jax.custom_vjp
 def exact_gelu(x: jax.Array) -> jax.Array:
-    """x Phi(x), Phi the standard normal distribution function: any shape and dtype -> the same.
-
-    `jax.nn.gelu` takes Phi from erfc, which is right to a relative, not an absolute, error and slower on CPUs.
-    """
+    """x Phi(x), Phi the standard normal distribution function; `jax.nn.gelu` takes it from erfc, slower on CPUs."""
     return _gelu_and_slope(x)[0]
 
 
@@ -74,7 +68,6 @@ class MLP(nnx.Module):
         self.down = linear(ratio * dim, dim, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., dim] -> [..., dim]."""
         return self.down((jax.nn.gelu if self.approximate else exact_gelu)(self.up(x)))
 
 
@@ -85,7 +78,6 @@ class LayerScale(nnx.Module):
         self.scale = nnx.Param(jnp.full((dim,), start, jnp.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., dim] -> [..., dim]."""
         return x * self.scale[...].astype(x.dtype)
 
 

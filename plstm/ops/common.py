@@ -1,12 +1,30 @@
-"""What the operators share: checks of their arguments, the gates' dtype, attention with a gating matrix."""
+"""What the operators share: checks of their arguments, the gates' dtype, attention with a gating matrix, and chunks of
+batch x heads, so small that their tensors stay in a CPU's cache (`scripts/benchmark.py chunks` measures it)."""
 
 import functools
+import math
+import os
+from collections.abc import Callable
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 # In full precision: the default of GPUs and TPUs would round gates to fewer bits.
 product = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+# Measured on two cores, on grids of 6 x 6 to 48 x 48.
+BYTES_PER_CORE = 2**19  # of a chunk's gating matrices: a quarter of a usual second-level cache holds a few such tensors
+MIN_CHUNKS = 12  # with fewer, computing again costs more than the cache saves
+MIN_ENTRIES = 2  # in a chunk; a single one is slower in D-mode
+
+
+class DagGates(NamedTuple):
+    """The gates of a DAG of E edges and L line edges, or those of a sequence, each [..., T]."""
+
+    source: Array  # [..., E]
+    transition: Array  # [..., L]
+    mark: Array  # [..., E]
 
 
 def gate_dtype(gates):
@@ -15,10 +33,8 @@ def gate_dtype(gates):
 
 
 def attend(q: Array, k: Array, v: Array, gating: Array, scale: float) -> Array:
-    """Sums values over source nodes, weighted by gating and scaled similarity (Equation 3).
-
-    q [..., T, d_k], k [..., S, d_k], v [..., S, d_v], gating [..., T, S] -> [..., T, d_v] in the gating's dtype.
-    """
+    """Sums values over source nodes, weighted by gating and scaled similarity (Equation 3):
+    q [..., T, d_k], k [..., S, d_k], v [..., S, d_v], gating [..., T, S] -> [..., T, d_v] in the gating's dtype."""
     similarity = jnp.einsum("...tk,...sk->...ts", q, k, preferred_element_type=gating.dtype)
     weights = (gating * similarity * scale).astype(v.dtype)
     return jnp.einsum("...ts,...sv->...tv", weights, v, preferred_element_type=gating.dtype)
@@ -27,6 +43,38 @@ def attend(q: Array, k: Array, v: Array, gating: Array, scale: float) -> Array:
 def direct_term(q: Array, k: Array, v: Array, direct: Array, scale: float) -> Array:
     """What each node receives from itself: direct [...] times the scaled similarity of its q and k, times its v."""
     return (scale * direct * (q.astype(direct.dtype) * k).sum(-1))[..., None] * v
+
+
+def num_chunks(batch_heads: int, matrix_bytes: int) -> int:
+    """Number of chunks for so many entries whose gating matrices have `matrix_bytes` each; 1 except on CPUs."""
+    if jax.default_backend() != "cpu":
+        return 1
+    chunks = batch_heads * matrix_bytes // (BYTES_PER_CORE * (os.cpu_count() or 1))
+    return max(min(chunks, batch_heads // MIN_ENTRIES), 1) if chunks >= MIN_CHUNKS else 1
+
+
+def chunked_map(function: Callable, arguments: tuple, chunks: int, leading: int = 1) -> Array:
+    """function(*arguments) for a function of independent entries, in at most `chunks` calls of it in sequence.
+
+    function: of trees of arrays [entries, ...], also of padding with zeros, to an array [entries, ...]; arguments: the
+    trees, with `leading` axes for that of entries. A chunk takes entries from all over the axis, as many for each
+    device, so that an axis that is sharded stays so.
+    """
+    lead = jax.tree.leaves(arguments)[0].shape[:leading]
+    entries, devices = math.prod(lead), jax.device_count()
+    arguments = jax.tree.map(lambda x: x.reshape(entries, *x.shape[leading:]), arguments)
+    if chunks == 1:
+        return (out := function(*arguments)).reshape(*lead, *out.shape[1:])
+    size = -(-entries // (chunks * devices)) * devices
+    chunks = -(-entries // size)
+
+    def split(x):
+        x = jnp.pad(x, ((0, size * chunks - entries), *((0, 0),) * (x.ndim - 1)))
+        return x.reshape(size, chunks, *x.shape[1:]).swapaxes(0, 1)
+
+    recomputed = jax.checkpoint(lambda chunk: function(*chunk), prevent_cse=False)  # the loop prevents it already
+    out = lax.map(recomputed, jax.tree.map(split, arguments)).swapaxes(0, 1)
+    return out.reshape(-1, *out.shape[2:])[:entries].reshape(*lead, *out.shape[2:])
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

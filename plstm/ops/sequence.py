@@ -1,28 +1,16 @@
 """pLSTM on sequences: linear RNNs with source, transition and mark gates (arXiv 2506.11997, Appendix D.4)."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from plstm.ops.common import DagGates as SequenceGates
 from plstm.ops.common import attend, check_choice, check_inputs, check_shape, direct_term, gate_dtype
 
 
-class SequenceGates(NamedTuple):
-    """The gates of the nodes of a sequence, each [..., T]."""
-
-    source: Array
-    transition: Array
-    mark: Array
-
-
 def segment_products(transition: Array) -> Array:
-    """L [..., T, T] of transitions [..., T]: L[a, b] = prod_{a < u < b} transition[u] for b > a, else 0.
-
-    Products are multiplied out, not taken from logarithms or quotients of prefix products, so zero and negative
-    transitions are exact and every gradient is finite.
-    """
+    """L [..., T, T] of transitions [..., T]: L[a, b] = prod_{a < u < b} transition[u] for b > a, else 0. Multiplied
+    out, so that zero and negative transitions are exact and every gradient is finite."""
     node = jnp.arange(transition.shape[-1])
     later = node[:, None] < node
     through = jnp.cumprod(jnp.where(later, transition[..., None, :], 1), axis=-1)
@@ -31,10 +19,8 @@ def segment_products(transition: Array) -> Array:
 
 
 def gating_matrix_1d(gates: SequenceGates) -> Array:
-    """G [..., T, T], source node, then target, which the recursion of Equations 25-28 builds level by level.
-
-    G[a, b] = source[a] prod_{a < u < b} transition[u] mark[b] for b > a, else 0; no direct term.
-    """
+    """G [..., T, T], source node, then target (Equations 25-28): G[a, b] = source[a] prod_{a < u < b} transition[u]
+    mark[b] for b > a, else 0; no direct term."""
     return gates.source[..., :, None] * segment_products(gates.transition) * gates.mark[..., None, :]
 
 
@@ -45,10 +31,8 @@ def plstm1d(q: Array, k: Array, v: Array, gates: SequenceGates, direct: Array, *
     arguments and the output reversed along T, and add the two outputs (Appendix D.4).
 
     q, k [..., T, d_k], v [..., T, d_v], gates and direct [..., T] -> [..., T, d_v] in v's dtype. q is scaled by
-    d_k ** -0.5. Gating and accumulation are done in the gates' dtype, at least float32.
-
-    method: "parallel" builds the T x T gating matrix, "recurrent" steps through T with a d_k x d_v state; "auto" takes
-    the one that keeps the smaller of the two for the backward pass: parallel where T <= d_k d_v.
+    d_k ** -0.5. Gating and accumulation are done in the gates' dtype, at least float32. "parallel" builds the T x T
+    gating matrix, "recurrent" steps through T with a d_k x d_v state, "auto" takes the smaller of the two.
     Raises ValueError where shapes disagree or the method is unknown.
     """
     check_choice("method", method, ("auto", "parallel", "recurrent"))

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -122,10 +121,3 @@ def classification_metrics(
         losses = jnp.where(labels < 0, math.log(logits.shape[-1]), losses)
     hits, count = (logits.argmax(-1) == labels) & mask, mask.sum(dtype=jnp.float32)
     return {"loss": (jnp.sum(losses * mask), count), "accuracy": (hits.sum(dtype=jnp.float32), count)}
-
-
-def require(config: RunConfig, *rules: tuple[str, bool, str]) -> None:
-    """Raises UserError naming the key of the first rule (key, whether it holds, what else to give) that does not."""
-    for key, holds, words in rules:
-        if not holds:
-            raise UserError(f"{key}={attrgetter(key)(config)}: {words}")

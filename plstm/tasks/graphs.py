@@ -24,10 +24,10 @@ from flax import nnx
 
 from data.graphs.tudataset import SIZES, Fold, GraphSet, Sizes, load_tudataset, make_folds
 from data.loading import epoch_order
-from plstm.errors import UserError
+from plstm.errors import UserError, require
 from plstm.models.graph import ReadoutModel
 from plstm.ops.dag import Dag, PackedDags, pack
-from plstm.tasks.base import RunConfig, Task, classification_metrics, require
+from plstm.tasks.base import RunConfig, Task, classification_metrics
 from plstm.training.meshes import Layout
 from plstm.training.steps import Batch, Metrics
 
@@ -110,12 +110,12 @@ class _Part:
             scale = max(owner.nodes[indices].sum() / block_nodes, owner.edges[indices].sum() / block_edges)
             scale = _step(max(scale, lines / self._lines))
             block_nodes, block_edges = (_multiple(scale * size, 8) for size in (block_nodes, block_edges))
-        packed, placement = pack([owner.dags[g] for g in indices], block_nodes, block_edges, width=WIDTH)
+        packed, (first_node, _) = pack([owner.dags[g] for g in indices], block_nodes, block_edges, width=WIDTH)
         scale = scale or _step(max(packed.blocks / self._blocks, lines / self._lines))
         blocks = 1 if self._shared_block else math.ceil(scale * self._blocks)
         line_edges = math.ceil(scale * self._lines)
         steps = -(-line_edges // WIDTH) + owner.depth  # no batch needs more: each level wastes less than a step
-        return packed.pad(blocks, line_edges, steps, owner.depth), placement.node
+        return packed.pad(blocks, line_edges, steps, owner.depth), first_node
 
 
 def _typical(values: np.ndarray, share: float, batch_size: int) -> int:

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import optax
 
 from data.imagenet.batches import ImageBatches, ImageSplit
-from data.imagenet.folders import MosaicSource
-from data.imagenet.source import load_source, synsets
-from plstm.errors import UserError
+from data.imagenet.source import MosaicSource, load_source, synsets
+from plstm.errors import UserError, require
 from plstm.models.vision import VisionModel
-from plstm.tasks.base import RunConfig, classification_metrics, require
+from plstm.tasks.base import RunConfig, classification_metrics
 from plstm.tasks.vision import VisionTask, normalise
 from plstm.training.meshes import Layout
 from plstm.training.steps import Batch, Metrics

@@ -15,12 +15,12 @@ from PIL import Image
 
 from data.augment.views import evaluation_crop
 from data.imagenet.batches import MAX_CORRUPT, ImageSplit
-from data.imagenet.folders import folder_source
+from data.imagenet.source import folder_source
 from data.loading import unpack
 from plstm.drawing import new_figure, save, style
-from plstm.models.inspection import gate_statistics, gating_patterns
-from plstm.models.vision import VisionModel
-from plstm.tasks.base import RunConfig, Task, classification_metrics, require
+from plstm.errors import require
+from plstm.models.vision import VisionModel, gate_statistics, gating_patterns
+from plstm.tasks.base import RunConfig, Task, classification_metrics
 from plstm.training.steps import Batch, Metrics, Split
 
 IMAGE_MEAN, IMAGE_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet

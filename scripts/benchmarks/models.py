@@ -1,8 +1,7 @@
-"""Training pLSTM against other models in the same loop: steps on images, epochs on graphs, and whole runs.
+"""Training pLSTM against other models in the same loop: steps on images, epochs on graphs, and whole runs, with start,
+evaluation and checkpoints; and how many augmented views one core makes a second."""
 
-Of steps: time by image size, compilation by depth, memory. A whole run includes start, evaluation and checkpoints.
-"""
-
+import itertools
 import statistics
 import subprocess
 import sys
@@ -13,12 +12,17 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from PIL import Image
 
+from data import decoding
+from data.augment.recipes import RECIPES
+from data.augment.views import augment, view_rng
 from plstm.errors import UserError
 from plstm.models import VisionConfig, build_model
 from plstm.models.flops import forward_flops
@@ -29,9 +33,10 @@ from plstm.tasks import TASKS
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import evaluate, init_state, make_predict, make_train_step
-from scripts.benchmarks.harness import Row, alternate, compare, compile_step, ratio, timing, wall_seconds
-from scripts.benchmarks.operators import draw_operator_inputs, gradient_step
+from scripts.benchmarks import operators as ops
+from scripts.benchmarks.operators import Row, alternate, compile_step, ratio, timing
 from scripts.common import ROOT
+from scripts.make_photos import draw, encode
 
 MODELS = {
     "pLSTM": partial(VisionConfig, modes=["P", "D"]),
@@ -44,10 +49,9 @@ class Training:
     """A model in training at a constant learning rate; it keeps its state, because a step donates it."""
 
     def __init__(self, model: Any, optim: Any, loss: Callable, batch: int):
-        schedule = lambda step: 1e-4  # noqa: E731
+        self.layout, self.key, schedule = Layout(make_mesh(batch)), jax.random.key(0), lambda step: 1e-4
         optimizer = build_optimizer(optim, schedule)
         self.graphdef, state = init_state(model, optimizer)
-        self.layout, self.key = Layout(make_mesh(batch)), jax.random.key(0)
         self.state = self.layout.place_state(state)
         self.run = make_train_step(self.graphdef, optimizer, schedule, loss, layout=self.layout)
 
@@ -56,15 +60,14 @@ class Training:
         return metrics
 
 
-def image_loss(model: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, dict]:
-    """Mean cross entropy of uint8 images; no metrics."""
-    logits = model(batch["image"].astype(jnp.float32) / 127.5 - 1, key=key)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean(), {}
-
-
 def compiled_step(config: VisionConfig, batch: int) -> tuple[Callable, Row]:
     """A compiled training step on random images and its report; a backward pass costs two forward passes."""
-    training, rng = Training(build_model(config, 0), OPTIMIZER, image_loss, batch), np.random.default_rng(0)
+
+    def loss(model: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, dict]:
+        logits = model(batch["image"].astype(jnp.float32) / 127.5 - 1, key=key)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean(), {}
+
+    training, rng = Training(build_model(config, 0), OPTIMIZER, loss, batch), np.random.default_rng(0)
     images = rng.integers(256, size=(batch, config.image_size, config.image_size, 3), dtype=np.uint8)
     labels = rng.integers(config.classes, size=batch, dtype=np.int32)
     inputs = training.layout.place_rows({"image": images, "label": labels})
@@ -74,7 +77,7 @@ def compiled_step(config: VisionConfig, batch: int) -> tuple[Callable, Row]:
 
 def compare_models(configs: dict[str, VisionConfig], batch: int, repeats: int) -> dict[str, Row]:
     """Compilation, planned memory, times and operations of each config's training step."""
-    return compare({name: compiled_step(config, batch) for name, config in configs.items()}, repeats)
+    return ops.compare({name: compiled_step(config, batch) for name, config in configs.items()}, repeats)
 
 
 def measure_sizes(repeats: int, sizes=(192,), batch=8, dtype="float32") -> Iterator[Row]:
@@ -137,10 +140,10 @@ def measure_memory(repeats: int, sizes=(192, 384), grid=48, batch=8) -> Iterator
             times = ratio(found, "recomputed", "kept", "time_ratio")
             yield {"what": f"{name}, {size} pixels", **found, "memory_ratio": memory, **times}
     for structure in ("rank_one", "no_ru"):
-        arguments = draw_operator_inputs(structure, grid, batch)
+        arguments = ops.draw_operator_inputs(structure, grid, batch)
         row = {"what": f"operator, {structure}, {grid}x{grid}"}
         for method in ("parallel", "chunkwise"):
-            step = gradient_step(partial(plstm2d, method=method, structure=structure))
+            step = ops.gradient_step(partial(plstm2d, method=method, structure=structure))
             row[method] = {"memory_bytes": compile_step(step, arguments)[1]["memory_bytes"]}
         yield row
 
@@ -149,25 +152,23 @@ def measure_memory(repeats: int, sizes=(192, 384), grid=48, batch=8) -> Iterator
 GRAPH_MODELS = ("plstm", "gin", "gat", "gcn", "lstm", "mpnn")
 
 
-class Epochs:
+class Epochs(Training):
     """A model in training; each call trains an epoch of the first fold, and evaluates it as a run does."""
 
     def __init__(self, model: str, data_set: str):
         config = compose_experiment(f"graphs/{model}", f"data.name={data_set}")
         task, self._batch_size = TASKS[config.task](config), config.optim.batch_size
-        self._training = Training(task.build_model(0), config.optim, task.loss, self._batch_size)
-        self._measure = make_predict(self._training.graphdef, task.metrics)
-        self._batches = task.batches(self._training.layout).from_step(0)
+        super().__init__(task.build_model(0), config.optim, task.loss, self._batch_size)
+        self._measure = make_predict(self.graphdef, task.metrics)
+        self._batches, self.steps = task.batches(self.layout).from_step(0), task.steps_per_epoch
         self._splits = [task.split(name) for name in ("val", "test")]
-        self.steps = task.steps_per_epoch
-        self.first_epoch_seconds = wall_seconds(self)
+        self.first_epoch_seconds = ops.wall_seconds(self)
 
     def __call__(self) -> Any:
-        training = self._training
         for _ in range(self.steps):
-            metrics = training.step(next(self._batches))
+            metrics = self.step(next(self._batches))
         for split in self._splits:
-            evaluate(self._measure, training.state.weights, split, self._batch_size, training.layout.place_rows)
+            evaluate(self._measure, self.state.weights, split, self._batch_size, self.layout.place_rows)
         return metrics
 
 
@@ -190,7 +191,7 @@ def run_once(experiment: str, epochs: float, overrides: Sequence[str]) -> dict[s
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(ROOT / "train.py"), f"experiment={experiment}", "logger.mode=disabled"]
         command += [f"optim.epochs={epochs}", f"optim.warmup_epochs={epochs / 10}"]
-        command += [f"paths.runs={folder}/runs", f"paths.results={folder}/results", *overrides]
+        command += [f"paths.{name}={folder}/{name}" for name in ("runs", "results")] + list(overrides)
         start = time.perf_counter()
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         seconds = time.perf_counter() - start
@@ -208,3 +209,38 @@ def measure_runs(repeats: int, epochs=0.5, overrides=()) -> Iterator[Row]:
     for name, runs in alternate(EXPERIMENTS, repeats, lambda name: run_once(name, epochs, overrides)).items():
         row[name] = {"medians": {key: statistics.median(run[key] for run in runs) for key in runs[0]}, "runs": runs}
     yield row | {"ratio": row["pLSTM"]["medians"]["seconds"] / row["ViT"]["medians"]["seconds"]}
+
+
+# ---------------------------------------------------------------------- augmented views of ImageNet-like photographs
+SHAPE, BYTES = (500, 375), 87_000  # of a typical training image
+SIZES = {"deit3": 192}  # the recipes' resolutions; the others' is 224
+
+
+def make_photograph(number: int) -> bytes:
+    """A JPEG of SHAPE and about BYTES, chroma halved both ways."""
+    picture = draw(number, np.random.default_rng(number)).resize(SHAPE, Image.Resampling.BICUBIC)
+    files = (encode(picture, quality, subsampling=2) for quality in range(70, 98, 3))
+    return min(files, key=lambda content: abs(len(content) - BYTES))
+
+
+def views_per_second(recipe: str | None, decoder: str, contents: list[bytes]) -> float:
+    """Decodes each image once and makes its views by a recipe, or none of them; of this process's time on one core."""
+    views, start = RECIPES[recipe].repeats if recipe else 0, time.process_time()
+    with mock.patch.object(decoding, "simplejpeg", decoding.simplejpeg if decoder == "simplejpeg" else None):
+        for index, content in enumerate(contents):
+            picture = decoding.decode(content)
+            for view in range(views):
+                augment(picture, SIZES.get(recipe, 224), RECIPES[recipe], view_rng(0, 0, index, view))
+    return len(contents) * max(views, 1) / (time.process_time() - start)
+
+
+def measure_views(repeats: int, images=64) -> Iterator[Row]:
+    """Augmented views a second and core: decoding alone and each recipe, by each decoder that is installed."""
+    contents = [make_photograph(number) for number in range(images)]
+    decoders = ["pillow"] + ["simplejpeg"] * (decoding.simplejpeg is not None)
+    cases = {case: case for case in itertools.product((None, *RECIPES), decoders)}
+    found = alternate(cases, repeats, lambda case: views_per_second(*case, contents))
+    for (recipe, decoder), rates in found.items():
+        row = {"recipe": recipe or "decoding alone", "decoder": decoder}
+        row |= {"size": SIZES.get(recipe, 224), "views_an_image": RECIPES[recipe].repeats} if recipe else {}
+        yield row | {"views_per_second": statistics.median(rates), "rates": rates}

@@ -1,19 +1,79 @@
-"""The 2-D operator, forward and backward: against the plain scan, in chunks, and in each of its forms."""
+"""The benchmark harness, which times runs in alternation, and the 2-D operator's forward and backward passes: against
+the plain scan, in chunks, and in each of its forms."""
 
 import itertools
-from collections.abc import Callable, Iterator
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from plstm.ops.common import num_chunks
 from plstm.ops.grid import FORMS, STRUCTURES, GridGates, by_matrix, plstm2d
-from plstm.ops.grid.chunks import num_chunks
-from scripts.benchmarks.harness import Row, compare, compile_step, ratio
 from scripts.common import positive
 
+Row = dict[str, Any]
 HEADS, DIM = 3, 64  # of pLSTM-Vis-T
 CASES = ((8, 128), (12, 128), (16, 32), (24, 16))  # side of the grid, images
+
+
+def shown(row: Row) -> str:
+    """A row in words, without the single times."""
+    texts = {dict: lambda value: f"({shown(value)})", float: "{:.4g}".format}
+    kept = {name: value for name, value in row.items() if not isinstance(value, list)}
+    return ", ".join(f"{name} {texts.get(type(value), str)(value)}" for name, value in kept.items())
+
+
+def wall_seconds(run: Callable[[], Any]) -> float:
+    """Seconds until what `run` returns is there."""
+    start = time.perf_counter()
+    jax.block_until_ready(run())
+    return time.perf_counter() - start
+
+
+def alternate(runs: Mapping[Any, Any], repeats: int, measure: Callable = wall_seconds) -> dict[Any, list]:
+    """What `measure` finds in every repeat of every run: the runs take turns, and the first round is a warm-up."""
+    rounds = [{name: measure(run) for name, run in runs.items()} for _ in range(repeats + 1)]
+    return {name: [found[name] for found in rounds[1:]] for name in runs}
+
+
+def timing(seconds: list[float]) -> Row:
+    """Single times and their median, as records have them."""
+    return {"median_seconds": statistics.median(seconds), "seconds": seconds}
+
+
+def ratio(found: Mapping[str, Row], above: str, below: str, name: str = "ratio") -> Row:
+    """{name: ratio of the medians, name + "_by_round": median of the ratios within a round, where load drifts less}."""
+    first, second = found[above], found[below]
+    rounds = [a / b for a, b in zip(first["seconds"], second["seconds"], strict=True)]
+    of_medians = first["median_seconds"] / second["median_seconds"]
+    return {name: of_medians, f"{name}_by_round": statistics.median(rounds)}
+
+
+def compile_step(step: Callable, arguments: tuple) -> tuple[Callable, Row]:
+    """The executable, its compilation's seconds, and the bytes a device needs for it as XLA plans them."""
+    start = time.perf_counter()
+    run = jax.jit(step).lower(*arguments).compile()
+    seconds = time.perf_counter() - start
+    plan = run.memory_analysis()
+    used = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
+    return run, {"compile_seconds": seconds, "memory_bytes": used - plan.alias_size_in_bytes}
+
+
+def compare(runs: Mapping[str, tuple[Callable, Row]], repeats: int) -> dict[str, Row]:
+    """The report of each (run, report), with the run's times in turns."""
+    seconds = alternate({name: run for name, (run, _) in runs.items()}, repeats)
+    return {name: report | timing(seconds[name]) for name, (_, report) in runs.items()}
+
+
+def peak_memory() -> int:
+    """The most bytes in use so far: of the fullest device, or of this process where devices do not count."""
+    used = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
+    return max((peak for peak in used if peak), default=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def draw_operator_inputs(structure: str, grid: int, batch: int, heads: int = HEADS, dim: int = DIM) -> tuple:
@@ -78,19 +138,14 @@ def side_x_images(text: str) -> tuple[int, int]:
     return side, images
 
 
-def forms_of(structure: str) -> dict[str, Callable]:
-    """The forms that are fit for this backend."""
-    backend = jax.default_backend()
-    forms = [form for form in FORMS[structure] if form != "batch_minor" or backend == "cpu"]  # made for CPUs
-    methods = ["chunkwise", "fused"] if backend == "gpu" else ["chunkwise"]
-    found = {form: partial(by_matrix, structure=structure, form=form) for form in forms}
-    return found | {method: partial(plstm2d, structure=structure, method=method) for method in methods}
-
-
 def measure_forms(repeats: int, structures=STRUCTURES, grids=(12, 24, 32, 48), batches=(1, 3)) -> Iterator[Row]:
     """The operator in every form by structure, batch and grid: what `plstm.ops.grid.TABLE` is written from."""
+    backend = jax.default_backend()
+    methods = ["chunkwise", "fused"] if backend == "gpu" else ["chunkwise"]
     for structure, batch, grid in itertools.product(structures, batches, grids):
-        arguments = draw_operator_inputs(structure, grid, batch)
-        found = compare_operators(forms_of(structure), arguments, repeats)
+        made = [form for form in FORMS[structure] if form != "batch_minor" or backend == "cpu"]  # made for CPUs
+        forms = {form: partial(by_matrix, structure=structure, form=form) for form in made}
+        forms |= {method: partial(plstm2d, structure=structure, method=method) for method in methods}
+        found = compare_operators(forms, draw_operator_inputs(structure, grid, batch), repeats)
         fastest = min(found, key=lambda form: found[form]["median_seconds"])
         yield {"structure": structure, "grid": grid, "batch": batch, "dim": DIM, "fastest": fastest, "forms": found}

@@ -11,8 +11,7 @@ from flax import nnx
 from data.graphs.tudataset import read_tudataset
 from plstm.errors import UserError
 from plstm.models import GraphConfig, build_model
-from plstm.models.graph import KINDS, neighbourhood
-from plstm.models.graph_layers import GAT, GCN, GIN, MPNN, LSTMCell
+from plstm.models.graph import GAT, GCN, GIN, KINDS, MPNN, LSTMCell, neighbourhood
 from plstm.nn.graph import degree_encoding
 from plstm.tasks.graphs import GraphBatches
 
@@ -119,7 +118,7 @@ def test_layers_are_their_formulas(make):
     layer = make(5, nnx.Rngs(0))
     h, c = np.random.default_rng(0).normal(size=(2, len(real), 5)).astype(np.float32)
     if make is LSTMCell:
-        actual = run(layer, h, c, neighbourhood(batch).neighbours)
+        actual = run(layer, h, c, neighbourhood(batch))
         np.testing.assert_allclose(actual, lstm_by_formula(layer, h, c, adjacency), atol=1e-5)
     else:
         actual = run(layer, h, neighbourhood(batch), train=True)

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from plstm.models import build_model
-from plstm.models.inspection import gate_statistics, gating_patterns
+from plstm.models.vision import gate_statistics, gating_patterns
 from plstm.ops.grid.oracle import gating_matrix_oracle
 from tests.models.vision_models import MODELS, draw_images, filled, tiny
 

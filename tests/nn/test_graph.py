@@ -9,8 +9,7 @@ import pytest
 from flax import nnx
 
 from plstm.nn.graph import GraphMixer, degree_encoding
-from plstm.ops.dag import Dag, DagGates
-from plstm.ops.dag.oracle import plstm_dag_oracle
+from plstm.ops.dag import Dag, DagGates, plstm_dag_oracle
 
 HEADS, DIM = 2, 8
 DAG = Dag.from_edges(6, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (1, 4), (2, 5), (4, 5)])

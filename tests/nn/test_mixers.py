@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from plstm.nn.mixers import AttentionMixer, PLSTMMixer
+from plstm.models.vision import AttentionMixer, PLSTMMixer
 from plstm.ops.grid.oracle import plstm2d_oracle
 
 DIM, HEADS, GRID = 32, 2, (3, 4)

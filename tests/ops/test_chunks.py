@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from plstm.ops.common import chunked_map, num_chunks
 from plstm.ops.grid import by_matrix
-from plstm.ops.grid.chunks import chunked_map, num_chunks
 from plstm.ops.grid.oracle import plstm2d_oracle
 from scripts.benchmarks.operators import draw_operator_inputs
 

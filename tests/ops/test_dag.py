@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from plstm.ops import dag as dag_module
-from plstm.ops.dag import Dag, DagGates, normalise_transitions, pack, plstm_dag
-from plstm.ops.dag.oracle import plstm_dag_oracle
+from plstm.ops.dag import Dag, DagGates, normalise_transitions, pack, plstm_dag, plstm_dag_oracle
 from plstm.ops.sequence import SequenceGates, plstm1d
 
 from .comparing import assert_close, check, check_bfloat16, draw_dag, draw_transition, outputs_and_gradients

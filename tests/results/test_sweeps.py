@@ -277,7 +277,8 @@ def test_jobs_run_side_by_side_a_thread_each(graphs, tmp_path):
     (tmp_path / "train.py").write_text(WAIT_FOR_EACH_OTHER)
     runs = [run for name in ("gat", "gcn", "gin") for run in folds_of(graphs, f"graphs/{name}")[:2]]
     done = []
-    failures = run_table.execute(sweeps.jobs(graphs, runs), lambda job: [], tmp_path, done.append, run_table.place(3, 2, CPU))
+    places = [run_table.ONE_THREAD] * 2
+    failures = run_table.execute(sweeps.jobs(graphs, runs), lambda job: [], tmp_path, done.append, places)
     assert failures == ["experiment=graphs/gcn data.name=MUTAG seed=43 model.depth=4 data.fold=0,1: exit status 3"]
     assert sorted(job.runs[0].row.name for job in done) == ["GAT", "GIN"]
     assert (tmp_path / "graphs-gat").read_text() == "1"

@@ -12,7 +12,7 @@ import pytest
 from data import decoding
 from data.augment.recipes import RECIPES
 from plstm.ops.grid import FORMS
-from scripts.benchmarks import harness, models, pipeline
+from scripts.benchmarks import models, operators
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,15 +38,15 @@ def measured(subject: str, out: Path, *arguments: object, **options: str) -> dic
 def test_runs_take_turns_after_a_round_to_warm_up():
     calls = []
     runs = {name: (lambda name=name: calls.append(name), {"of": name}) for name in "ab"}
-    found = harness.compare(runs, 2)
+    found = operators.compare(runs, 2)
     assert calls == ["a", "b"] * 3
     assert [(row["of"], len(row["seconds"])) for row in found.values()] == [("a", 2), ("b", 2)]
 
 
 def test_ratios_are_of_medians_and_within_rounds():
-    found = {"slow": harness.timing([2.0, 30.0, 4.0]), "fast": harness.timing([1.0, 10.0, 4.0])}
+    found = {"slow": operators.timing([2.0, 30.0, 4.0]), "fast": operators.timing([1.0, 10.0, 4.0])}
     expected = {"speedup": 1.0, "speedup_by_round": 2.0}
-    assert harness.ratio(found, "slow", "fast", "speedup") == expected
+    assert operators.ratio(found, "slow", "fast", "speedup") == expected
     assert found["slow"]["median_seconds"] == statistics.median([2.0, 30.0, 4.0])
 
 
@@ -114,7 +114,7 @@ def test_epochs_of_each_graph_model_are_timed(tmp_path):
 
 def test_photographs_have_the_size_of_imagenet_s():
     for number in range(3):
-        content = pipeline.make_photograph(number)
+        content = models.make_photograph(number)
         assert decoding.decode(content).size == (500, 375)
         assert 70_000 < len(content) < 105_000
 

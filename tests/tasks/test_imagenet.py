@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from data.augment.recipes import AugmentConfig
-from data.imagenet.folders import MosaicSource
+from data.imagenet.source import MosaicSource
 from plstm.config import Config, LoopConfig, OptimConfig, check
 from plstm.errors import UserError
 from plstm.models import VisionConfig

@@ -9,7 +9,7 @@ import functools
 import graphlib
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import Self
 
 import jax
 import numpy as np
@@ -25,9 +25,8 @@ class _Reversible:
     def reverse(self) -> Self:
         """The graph with the direction of every edge reversed; edges and line edges keep their numbers."""
         fields = {name: getattr(self, BACKWARD[name]) for name in vars(self) if name in BACKWARD}
-        if isinstance(self, Dag):
-            fields["rank"] = self.num_nodes - 1 - self.rank
-        return dataclasses.replace(self, **fields)
+        rank = {"rank": self.num_nodes - 1 - self.rank} if isinstance(self, Dag) else {}
+        return dataclasses.replace(self, **fields, **rank)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,18 +46,16 @@ class Dag(_Reversible):
 
     @classmethod
     def from_edges(cls, num_nodes: int, edges) -> Self:
-        """The graph of `edges` [E, 2], pairs (tail, head) of node numbers; gates of edges keep this order.
-
-        Nodes without an order between them are visited lowest number first; this decides what the multitree keeps.
-        Two edges may join the same nodes. Raises ValueError for numbers outside 0 to num_nodes - 1, and for a cycle.
-        """
+        """The graph of `edges` [E, 2], pairs (tail, head) of node numbers, among which a pair may come twice. Nodes
+        without an order between them are visited lowest number first, which decides what the multitree keeps. Raises
+        ValueError for numbers outside 0 to num_nodes - 1, and for a cycle."""
         if num_nodes < 1:
             raise ValueError(f"num_nodes must be at least 1; got {num_nodes}")
         edges = np.asarray(edges) if len(edges) else np.zeros((0, 2), np.int32)
         if edges.ndim != 2 or edges.shape[1] != 2 or not np.issubdtype(edges.dtype, np.integer):
             raise ValueError(f"edges must be integers [E, 2]; got {edges.dtype} {edges.shape}")
         for e in np.flatnonzero(((edges < 0) | (edges >= num_nodes)).any(axis=1)):
-            raise ValueError(f"edge {e}, {_arrow(edges[e])}: nodes are numbered from 0 to {num_nodes - 1}")
+            raise ValueError(f"edge {e}, {edges[e, 0]} -> {edges[e, 1]}: nodes are numbered from 0 to {num_nodes - 1}")
         tail, head = np.ascontiguousarray(edges.T, np.int32)
         rank = _topological_rank(num_nodes, tail, head)
         into = np.bincount(head, minlength=num_nodes)
@@ -69,14 +66,8 @@ class Dag(_Reversible):
         backward = _levels_and_multitree(head, tail, num_nodes - 1 - rank, line_to, line_from)
         return cls(num_nodes, rank, tail, head, line_from, line_to, *forward, *backward)
 
-    @property
-    def num_edges(self) -> int:
-        return len(self.tail)
-
-    @property
-    def depth(self) -> int:
-        """The number of edges on the longest path."""
-        return int(self.level.max(initial=0))
+    num_edges = property(lambda self: len(self.tail))
+    depth = property(lambda self: int(self.level.max(initial=0)))  # the number of edges on the longest path
 
     @functools.cached_property
     def packed(self) -> "PackedDags":
@@ -89,9 +80,9 @@ class Dag(_Reversible):
 class PackedDags(_Reversible):
     """One or more DAGs side by side, padded: a pytree of arrays whose shapes do not depend on the single graphs.
 
-    Nodes and edges are in `blocks` equal blocks of `block_nodes` and `block_edges`; no edge leaves its block, and a
-    block may hold several graphs. N, E and L include padding, whose gates the operator sets to zero. The schedules hold
-    line edges in rows, each row of one level, padded with L: by the level of line_to and by the height of line_from.
+    Nodes and edges are in equal blocks, which may hold several graphs; no edge leaves its block. N, E and L include
+    padding, whose gates the operator sets to zero. The schedules hold line edges in rows, each of one level, padded
+    with L: by the level of line_to and by the height of line_from.
     """
 
     tail: np.ndarray  # int32 [E]
@@ -109,23 +100,13 @@ class PackedDags(_Reversible):
     block_edges: int = dataclasses.field(metadata={"static": True})
     depth: int = dataclasses.field(metadata={"static": True})  # at least the number of edges on the longest path
 
-    @property
-    def num_nodes(self) -> int:
-        return self.blocks * self.block_nodes
-
-    @property
-    def num_edges(self) -> int:
-        return self.blocks * self.block_edges
-
-    @property
-    def num_line_edges(self) -> int:
-        return self.line_from.shape[-1]
+    num_nodes = property(lambda self: self.blocks * self.block_nodes)
+    num_edges = property(lambda self: self.blocks * self.block_edges)
+    num_line_edges = property(lambda self: self.line_from.shape[-1])
 
     def pad(self, blocks: int, line_edges: int, steps: int, depth: int) -> Self:
-        """Padded to these sizes, so that batches of many sizes share one compiled program; positions stay.
-
-        Raises ValueError where a size is smaller than now.
-        """
+        """Padded to these sizes, so that batches of many sizes share one compiled program; positions stay. Raises
+        ValueError where a size is smaller than now."""
         lines, most = self.num_line_edges, max(len(self.schedule), len(self.reverse_schedule))
         if blocks < self.blocks or line_edges < lines or steps < most or depth < self.depth:
             raise ValueError(f"cannot pad to {blocks} blocks, {line_edges} line edges, {steps} steps, depth {depth}")
@@ -140,46 +121,38 @@ class PackedDags(_Reversible):
         return dataclasses.replace(self, **padded, blocks=blocks, depth=depth)
 
 
-class Placement(NamedTuple):
-    """The first node and the first edge of each packed graph, int32 [graphs] each; line edges follow one another."""
-
-    node: np.ndarray
-    edge: np.ndarray
-
-
 def pack(
     dags: Sequence[Dag], block_nodes: int, block_edges: int, *, width: int | None = None
-) -> tuple[PackedDags, Placement]:
+) -> tuple[PackedDags, np.ndarray]:
     """Places graphs into equal blocks by first fit, largest first; a graph's nodes, edges and line edges stay in order.
 
-    width: line edges that a step of the level scan handles; None: by the mean number of line edges on a level.
-    Raises ValueError where there is no graph, or one is larger than a block.
+    width: line edges that a step of the level scan handles; None: by the mean number of line edges on a level. Returns
+    also the first node and the first edge of each graph, int32 [2, graphs]; line edges follow one another. Raises
+    ValueError where there is no graph, or one is larger than a block.
     """
     if not dags:
         raise ValueError("there are no graphs to pack")
     nodes, edges, lines = np.array([(dag.num_nodes, dag.num_edges, len(dag.line_to)) for dag in dags]).T
     if nodes.max() > block_nodes or edges.max() > block_edges:
-        raise ValueError(
-            f"a graph of {nodes.max()} nodes or {edges.max()} edges does not fit a block of {block_nodes} nodes and "
-            f"{block_edges} edges"
-        )
-    placement = _first_fit(nodes, edges, block_nodes, block_edges)
-    blocks, depth = int(placement.node.max()) // block_nodes + 1, max(dag.depth for dag in dags)
+        largest = f"a graph of {nodes.max()} nodes or {edges.max()} edges"
+        raise ValueError(f"{largest} does not fit a block of {block_nodes} nodes and {block_edges} edges")
+    placement = first_node, first_edge = _first_fit(nodes, edges, block_nodes, block_edges)
+    blocks, depth = int(first_node.max()) // block_nodes + 1, max(dag.depth for dag in dags)
     if width is None:
         mean = -(-int(lines.sum()) // max(depth - 1, 1))
         width = min(MAX_STEP_WIDTH, 1 << max(mean - 1, 0).bit_length())
-    real = np.repeat(placement.edge, edges) + _ranges(edges)
+    real = np.repeat(first_edge, edges) + _ranges(edges)
     arrays = {name: np.concatenate([getattr(dag, name) for dag in dags]) for name in PACKED}
     for name in ("line_from", "line_to"):
-        arrays[name] += np.repeat(placement.edge, lines)
+        arrays[name] += np.repeat(first_edge, lines)
     for name in ("tail", "head"):
         placed = _first_nodes(0, blocks, block_nodes, block_edges)
-        placed[real] = arrays[name] + np.repeat(placement.node, edges)
+        placed[real] = arrays[name] + np.repeat(first_node, edges)
         arrays[name] = placed
     arrays["edge_mask"] = np.isin(np.arange(blocks * block_edges), real)
     arrays["line_mask"] = np.ones(lines.sum(), bool)
-    arrays["schedule"] = _schedule(np.concatenate([dag.level[dag.line_to] for dag in dags]), width)
-    arrays["reverse_schedule"] = _schedule(np.concatenate([dag.height[dag.line_from] for dag in dags]), width)
+    arrays["schedule"] = _schedule([dag.level[dag.line_to] for dag in dags], width)
+    arrays["reverse_schedule"] = _schedule([dag.height[dag.line_from] for dag in dags], width)
     sizes = dict(blocks=blocks, block_nodes=block_nodes, block_edges=block_edges, depth=depth)
     return PackedDags(**arrays, **sizes), placement
 
@@ -194,22 +167,22 @@ def _ranges(counts: np.ndarray) -> np.ndarray:
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def _first_fit(nodes, edges, block_nodes: int, block_edges: int) -> Placement:
+def _first_fit(nodes, edges, block_nodes: int, block_edges: int) -> np.ndarray:
     used: list[tuple[int, int]] = []  # nodes and edges of each block
-    placement = Placement(*np.zeros((2, len(nodes)), np.int32))
+    placement = np.zeros((2, len(nodes)), np.int32)
     for g in np.argsort(-nodes, kind="stable").tolist():
         n, e = int(nodes[g]), int(edges[g])
         fits = (block for block, (a, b) in enumerate(used) if a + n <= block_nodes and b + e <= block_edges)
         block = next(fits, len(used))
         a, b = used[block] if block < len(used) else (0, 0)
-        placement.node[g], placement.edge[g] = block * block_nodes + a, block * block_edges + b
+        placement[:, g] = block * block_nodes + a, block * block_edges + b
         used[block : block + 1] = [(a + n, b + e)]
     return placement
 
 
-def _schedule(level: np.ndarray, width: int) -> np.ndarray:
+def _schedule(levels: list[np.ndarray], width: int) -> np.ndarray:
     """Line edges in rows of `width`, no row over two levels; see `PackedDags`."""
-    counts = np.bincount(level)
+    counts = np.bincount(level := np.concatenate(levels))
     rows = -(-counts // width)
     schedule = np.full(int(rows.sum()) * width, len(level), np.int32)
     first = (np.cumsum(rows) - rows) * width
@@ -223,7 +196,7 @@ def _topological_rank(num_nodes: int, tail: np.ndarray, head: np.ndarray) -> np.
     try:
         sorter.prepare()
     except graphlib.CycleError as error:
-        raise ValueError(f"the edges form a cycle: {_arrow(error.args[1])}") from None
+        raise ValueError(f"the edges form a cycle: {' -> '.join(map(str, error.args[1]))}") from None
     free, rank = [], np.empty(num_nodes, np.int32)
     for place in range(num_nodes):
         for node in sorter.get_ready():
@@ -233,16 +206,9 @@ def _topological_rank(num_nodes: int, tail: np.ndarray, head: np.ndarray) -> np.
     return rank
 
 
-def _arrow(nodes) -> str:
-    return " -> ".join(str(int(node)) for node in nodes)
-
-
 def _levels_and_multitree(tail, head, rank, line_from, line_to) -> tuple[np.ndarray, np.ndarray]:
-    """Each edge's level, and the line edges to keep so that at most one path joins any two edges (Section 3.2, D-mode).
-
-    Visits the edges in topological order and their predecessors earliest first; keeps a line edge unless some edge
-    that leads to the predecessor, or the predecessor itself, already leads to the edge.
-    """
+    """Each edge's level, and the line edges to keep so that at most one path joins any two edges (Section 3.2, D-mode):
+    in topological order, predecessors earliest first, unless the predecessor or one of its own already leads there."""
     place = np.empty(len(tail), np.int32)
     place[np.lexsort((rank[head], rank[tail]))] = np.arange(len(tail))
     level, keep = np.ones(len(tail), np.int32), np.zeros(len(line_to), bool)

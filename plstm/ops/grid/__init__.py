@@ -1,11 +1,9 @@
 """pLSTM on two-dimensional grids (arXiv 2506.11997, Section 3.3 and Appendix D).
 
 A node (y, x) has a left and an upper incoming edge, a right and a lower outgoing edge: the right-down direction. The
-other three directions are mirror images, with gates of their own. Three words, one meaning each:
-
-* `structure`: what the caller promises about the transitions, which saves work (STRUCTURES).
-* `method`: how `plstm2d` computes the sum over nodes (METHODS). All methods give the same numbers.
-* `form`: how the gating matrix is made, by those methods that make it (FORMS).
+other three are mirror images, with gates of their own. A `structure` is what the caller promises about the transitions,
+which saves work; a `method`, how `plstm2d` computes the sum over nodes; a `form`, how the gating matrix is made, by
+those methods that make it. All methods and forms give the same numbers.
 """
 
 import math
@@ -15,10 +13,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from plstm.errors import UserError
-from plstm.ops.common import attend, check_choice, check_inputs, check_shape, gate_dtype
-from plstm.ops.grid import batch_minor, chunkwise, fused, matrix, oracle
-from plstm.ops.grid.chunks import chunked_map, num_chunks
-from plstm.ops.grid.gates import GridGates, fill_unread
+from plstm.ops.common import attend, check_choice, check_inputs, check_shape, chunked_map, gate_dtype, num_chunks
+from plstm.ops.grid import chunkwise, forms, fused, oracle
+from plstm.ops.grid.oracle import GridGates, fill_unread
 
 __all__ = ["GridGates", "gating_matrix", "plstm2d"]
 
@@ -26,15 +23,18 @@ METHODS = ("auto", "parallel", "chunkwise", "recurrent", "fused")
 STRUCTURES = ("general", "rank_one", "no_ru")
 # By structure. The first is the one that needs no measurement: backends without an entry in TABLE take it.
 FORMS = {
-    "general": {"row_transfer": matrix.row_transfer, "source_scan": oracle.source_scan},
-    "rank_one": {"row_transfer": matrix.row_transfer, "batch_minor": batch_minor.rank_one},
-    "no_ru": {"single_path": matrix.single_path, "batch_minor": batch_minor.single_path},
+    "general": {"row_transfer": forms.row_transfer, "source_scan": oracle.source_scan},
+    "rank_one": {"row_transfer": forms.row_transfer, "batch_minor": forms.rank_one_batch_minor},
+    "no_ru": {"single_path": forms.single_path, "batch_minor": forms.single_path_batch_minor},
 }
 # From results/benchmarks/tune-cpu.json: the fastest form of each structure; by structure and head size (the root of
-# d_k d_v) the number of nodes from which chunkwise is faster, None: not up to the largest grid measured.
-CPU_FORMS = {"general": "source_scan", "no_ru": "batch_minor", "rank_one": "batch_minor"}
-CPU_CHUNKWISE_FROM = {"general": {64: 1882}, "no_ru": {64: None}, "rank_one": {64: None}}
-TABLE = {"cpu": {"forms": CPU_FORMS, "chunkwise_from": CPU_CHUNKWISE_FROM}}
+# d_k d_v) the number of nodes from which chunkwise is faster, where it is up to the largest grid measured.
+TABLE = {
+    "cpu": {
+        "forms": {"general": "source_scan", "no_ru": "batch_minor", "rank_one": "batch_minor"},
+        "chunkwise_from": {"general": {64: 1882}},
+    }
+}
 WIDEST_FUSED = 64  # columns: what the kernels carry should fit the registers
 # Max bytes of gating matrices at once under method="auto", of which a CPU's two passes take some 20 times as much.
 MAX_MATRIX_BYTES, MAX_MATRIX_BYTES_ELSEWHERE = {"cpu": 2**29}, 2**33
@@ -49,11 +49,10 @@ def plstm2d(
     and value, added once. q is scaled by d_k ** -0.5. Gating and accumulation are done in the gates' dtype, at least
     float32.
 
-    Args:
-        method: "parallel" (by the gating matrix, in the first of FORMS), "chunkwise" (matrix states, block by block),
-            "recurrent" (node by node), "fused" (GPU kernels, up to 64 columns, one device), or "auto": by the gating
-            matrix in the fastest form by TABLE, or chunkwise where that is faster or the matrix would be huge.
-        structure: the promise about the transitions, see `gating_matrix`.
+    method: "parallel" (by the gating matrix, in the first of FORMS), "chunkwise" (matrix states, block by block),
+    "recurrent" (node by node), "fused" (GPU kernels, up to 64 columns, one device), or "auto": by the gating matrix in
+    the fastest form by TABLE, or chunkwise where that is faster or the matrix would be huge. structure: see
+    `gating_matrix`.
 
     Returns [..., Y, X, d_v] in v's dtype, with reverse-mode derivatives only. Raises ValueError where shapes disagree,
     a method or structure is unknown, or "fused" cannot run here; UserError where this JAX lacks Pallas.
@@ -87,16 +86,12 @@ def plstm2d(
 def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "auto") -> Array:
     """The gating matrix G of Equation 3: for each pair of nodes the sum over all paths of source, transitions and mark.
 
-    Args:
-        gates: eight tensors [..., 4, Y, X], any Y, X >= 1.
-        structure: a promise that saves work. "general": any 2x2 transition. "rank_one" (P-mode, Equation 5):
-            t_rl = t_ru, t_dl = t_du and m_l = m_u, of which t_ru, t_du and m_u are then not read. "no_ru" (D-mode):
-            t_ru = 0, not read.
-        form: one of FORMS[structure], or "auto": the fastest on this backend. "batch_minor" has reverse-mode
-            derivatives only.
+    structure: "general": any 2x2 transition. "rank_one" (P-mode, Equation 5): t_rl = t_ru, t_dl = t_du and m_l = m_u,
+    of which t_ru, t_du and m_u are then not read. "no_ru" (D-mode): t_ru = 0, not read. form: one of FORMS[structure],
+    or "auto": the fastest on this backend. "batch_minor" has reverse-mode derivatives only.
 
-    Returns G [..., Y, X, Y, X] in the gates' dtype, at least float32: source node, then target; directions summed; zero
-    from a node to itself. Raises ValueError where shapes disagree, or a structure or form is unknown.
+    Gates [..., 4, Y, X] give G [..., Y, X, Y, X] in their dtype, at least float32: source node, then target; directions
+    summed; zero from a node to itself. Raises ValueError where shapes disagree, or a structure or form is unknown.
     """
     check_choice("structure", structure, STRUCTURES)
     _check_gates(gates, gates.s_r.shape)
@@ -115,7 +110,7 @@ def prefers_chunkwise(shape: tuple[int, ...], value_size: int, structure: str, i
         return True
     measured, size = TABLE.get(backend, {}).get("chunkwise_from", {}).get(structure), math.sqrt(key_size * value_size)
     least = measured[min(measured, key=lambda d: abs(math.log(d / size)))] if measured else None
-    return least is not None and nodes >= least
+    return nodes >= (least or math.inf)
 
 
 def by_matrix(q, k, v, gates: GridGates, direct, structure: str, form: str, chunks: int | None = None) -> Array:
@@ -135,12 +130,12 @@ def by_matrix(q, k, v, gates: GridGates, direct, structure: str, form: str, chun
 
 def _gating_by_target(gates: GridGates, structure: str, form: str) -> Array:
     """G [B, N, N] with target rows and source columns: the layout in which it is made, and that attention reads."""
-    forms = FORMS[structure]
+    known = FORMS[structure]
     if form == "auto":
-        form = TABLE.get(jax.default_backend(), {}).get("forms", {}).get(structure, next(iter(forms)))
-    if form not in forms:
-        raise ValueError(f'form={form!r} with structure="{structure}": must be one of auto, {", ".join(forms)}')
-    return forms[form](fill_unread(gates, structure))
+        form = TABLE.get(jax.default_backend(), {}).get("forms", {}).get(structure, next(iter(known)))
+    if form not in known:
+        raise ValueError(f'form={form!r} with structure="{structure}": must be one of auto, {", ".join(known)}')
+    return known[form](fill_unread(gates, structure))
 
 
 def _check_gates(gates: GridGates, expected: tuple[int, ...]) -> None:

@@ -12,8 +12,7 @@ and with the states C of its edges a block computes
 
     C_out = T C_in + S (k v^T)        H = (M q) C_in + (G * q k^T) v
 
-Block rows follow one another, and in a row block columns. The backward pass keeps the states between block rows of one
-chunk of batch x heads at a time, and computes the rest again.
+The backward pass keeps the states between rows of blocks, of one chunk of batch x heads, and computes the rest again.
 """
 
 import functools
@@ -23,9 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import direct_term
-from plstm.ops.grid.chunks import chunked_map
-from plstm.ops.grid.gates import GridGates, mirror, mirror_gates, pass_node
+from plstm.ops.common import chunked_map, direct_term
+from plstm.ops.grid.oracle import GridGates, mirror, mirror_gates, pass_node
 
 BLOCK = 4  # nodes a side: an edge costs as much as d_k nodes, so blocks are small
 matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
@@ -34,11 +32,9 @@ matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 def chunkwise(
     q, k, v, gates: GridGates, direct, structure: str, block: int = BLOCK, chunks: int | None = None
 ) -> Array:
-    """Equations 1 and 2 on a grid; arguments as for `plstm.ops.grid.plstm2d`. Reverse-mode derivatives only.
-
-    block: nodes a side of a block. chunks: of batch x heads; None: single entries on CPUs, whose caches hold the states
-    of few, elsewhere all at once. Returns [..., Y, X, d_v] in the dtype of direct, which the gates must have too.
-    """
+    """Equations 1 and 2 on a grid; arguments as for `plstm.ops.grid.plstm2d`. Reverse-mode derivatives only. chunks: of
+    batch x heads; None: single entries on CPUs, whose caches hold the states of few, elsewhere all at once. Returns
+    [..., Y, X, d_v] in the dtype of direct, which the gates must have too."""
     scale, dtype, leading = q.shape[-1] ** -0.5, direct.dtype, q.ndim - 3
     if chunks is None:
         chunks = max(math.prod(q.shape[:leading]), 1) if jax.default_backend() == "cpu" else 1
@@ -66,11 +62,10 @@ def _one_chunk(q, k, v, gates: GridGates, structure: str, block: int) -> Array:
     upper = jnp.zeros((q.shape[1], 4 * batch, block, q.shape[-1] * v.shape[-1]), q.dtype)
     _, hidden = lax.scan(visit_row, upper, (q, k, v, transfer, source, mark))
     hidden = hidden + matmul(within * matmul(q, k.swapaxes(-1, -2)), v)
-    rows, columns, lanes, _, size = hidden.shape  # `_cut` is undone
-    hidden = hidden.reshape(rows, columns, lanes, block, block, size).transpose(2, 0, 3, 1, 4, 5)
-    hidden = hidden.reshape(lanes, rows * block, columns * block, size)[:, :height, :width]
-    hidden = hidden.reshape(batch, 4, height, width, size)
-    return sum(mirror(hidden.swapaxes(0, 1), rows=(1,), columns=(2,)))
+    rows, columns, _, _, size = hidden.shape  # `_cut` is undone
+    hidden = hidden.reshape(rows, columns, batch, 4, block, block, size).transpose(3, 2, 0, 4, 1, 5, 6)
+    hidden = hidden.reshape(4, batch, rows * block, columns * block, size)[:, :, :height, :width]
+    return sum(mirror(hidden, rows=(1,), columns=(2,)))
 
 
 @jax.checkpoint

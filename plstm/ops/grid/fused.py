@@ -10,12 +10,9 @@ L: the products of t_rl between two nodes of a row):
     G     = right s_r + lower s_d        ... on their sources: the gating matrix of the block and this row
     lower = right t_ru + lower t_du + own m_u
 
-Then hidden += (G * q k^T) v. Three gradients of the backward pass are such sums themselves:
-
-    dq = (G * dh v^T) k        dv = (G * q k^T)^T dh        dk = (G * dh v^T)^T q
-
-G^T is the gating matrix of the transposed gates: opposite directions, sources for marks, t_ru for t_dl. For the gates'
-gradients dq's kernel keeps `lower`, and a second kernel runs the four equations above backwards.
+Then hidden += (G * q k^T) v. Backwards, dq = (G * dh v^T) k, dv = (G * q k^T)^T dh and dk = (G * dh v^T)^T q are such
+sums themselves: G^T is the gating matrix of the transposed gates (opposite directions, sources for marks, t_ru for
+t_dl). For the gates' gradients dq's kernel keeps `lower`, and a second kernel runs the four equations backwards.
 
 No GPU has run this so far; docs/speed.md counts what it should gain. JAX 0.11 deprecates Pallas on Triton.
 """
@@ -29,7 +26,7 @@ import numpy as np
 from jax import Array, lax
 
 from plstm.ops.common import gate_dtype
-from plstm.ops.grid.gates import GridGates, fill_unread
+from plstm.ops.grid.oracle import GridGates, fill_unread
 from plstm.ops.sequence import segment_products
 
 try:
@@ -50,18 +47,12 @@ class Plan(NamedTuple):
 
     height: int
     width: int
+    nodes: int
+    columns: int  # the width, padded
     scale: float
     single_path: bool  # D-mode
     block: int  # targets of a program
     interpret: bool
-
-    @property
-    def nodes(self) -> int:
-        return self.height * self.width
-
-    @property
-    def columns(self) -> int:
-        return _padded(self.width)
 
     def row_of(self, node):
         return lax.div(node, np.int32(self.width))  # // would add code for negative numbers
@@ -83,11 +74,10 @@ def fused(
     interpret: run the kernels as plain JAX on any backend: slow, for tests.
     """
     *_, height, width, key_size = q.shape
-    dtype = gate_dtype(gates)
+    nodes, columns, dtype = height * width, _padded(width), gate_dtype(gates)
     stacked = jnp.stack(fill_unread(gates, structure), axis=-4).astype(dtype).reshape(-1, len(gates), 4, height, width)
-    block = block or min(64, max(SMALLEST, LARGEST_TILE // _padded(width)))
-    block = min(block, _padded(height * width))
-    plan = Plan(height, width, key_size**-0.5, structure == "no_ru", block, interpret)
+    block = min(block or min(64, max(SMALLEST, LARGEST_TILE // columns)), _padded(nodes))
+    plan = Plan(height, width, nodes, columns, key_size**-0.5, structure == "no_ru", block, interpret)
     q, k = (x.astype(jnp.promote_types(q.dtype, k.dtype)) for x in (q, k))
     heads = (_pad(x.reshape(-1, plan.nodes, x.shape[-1]), _padded(x.shape[-1])) for x in (q, k, v))
     hidden = _operator(plan, *heads, stacked, direct.astype(dtype).reshape(-1, plan.nodes))
@@ -114,10 +104,8 @@ _operator.defvjp(lambda plan, *inputs: (_operator(plan, *inputs), inputs), _oper
 
 
 def _attend(plan: Plan, gates, direct, triples, keep: bool = False) -> list[Array]:
-    """(G * q k^T + diagonal) v for each (q, k, v) of the triples, and with `keep` what `_gate_gradients` needs.
-
-    Gates as for `_operator`; outputs [heads, N, d] in v's dtype, kept [heads, blocks, visits, 2, block (, columns)].
-    """
+    """(G * q k^T + diagonal) v for each (q, k, v) of the triples, and with `keep` what `_gate_gradients` needs. Gates
+    as for `_operator`; outputs [heads, N, d] in v's dtype, kept [heads, blocks, visits, 2, block (, columns)]."""
     heads, blocks, dtype = gates.shape[0], pl.cdiv(plan.nodes, plan.block), gates.dtype
     gates, reach = _row_arrays(plan, gates)
     inputs = [(x, _tiles((None, *x.shape[1:]), {0: HEAD})) for x in (gates, reach)]
@@ -137,22 +125,20 @@ def _attend(plan: Plan, gates, direct, triples, keep: bool = False) -> list[Arra
 
 def _attend_kernel(gates, reach, direct, *refs, plan: Plan, count: int, dtype) -> None:
     triples, outputs = [refs[5 * n : 5 * n + 5] for n in range(count)], refs[5 * count :]
-    own_row, own_column, present, first, last = _targets(plan)
-    direct = _load(direct, present)
+    own_column, own_in, present, first, last = _targets(plan, dtype)
     queries, sums = [], []
     for q, k, v, _, _ in triples:
         q, k, v = (_load(x, present) for x in (q, k, v))
         similarity = (q.astype(dtype) * k.astype(dtype)).sum(1) * plan.scale
         queries.append(q)
-        sums.append((direct * similarity)[:, None] * v.astype(dtype))
+        sums.append((_load(direct, present) * similarity)[:, None] * v.astype(dtype))
 
     def visit(step, carry):
         lower, sums = carry
         lead_up = step > last  # now the directions that lead up, from empty edges
         row = jnp.where(lead_up, first + step - last - 1, last - step)
         lower = [jnp.where(step == last + 1, 0, x) for x in lower]
-        own = _own(plan, own_row, own_column, row, dtype)
-        weights, passed = 0, []
+        own, weights, passed = own_in(row), 0, []
         for n in range(2):
             direction = jnp.where(lead_up, 2 + n, n)
             if len(outputs) > count:
@@ -186,9 +172,9 @@ def _gate_gradients(plan: Plan, gates, kept, q, k, v, d_hidden) -> Array:
         *(_rows_of(plan, x) for x in (k, v)),
     ]
     output = jax.ShapeDtypeStruct((heads, blocks, 8, 4, *rows), dtype)
-    outputs = [(output, _tiles((None, None, 8, 2, *rows), {0: HEAD, 1: BLOCK, 3: SIDE}))]
+    output = output, _tiles((None, None, 8, 2, *rows), {0: HEAD, 1: BLOCK, 3: SIDE})
     kernel = functools.partial(_gate_kernel, plan=plan, dtype=dtype)
-    found = _call(plan, "plstm2d_gates", kernel, (blocks, heads, 2), inputs, outputs)[0]
+    (found,) = _call(plan, "plstm2d_gates", kernel, (blocks, heads, 2), inputs, [output])
     first, last = (row[:, None] for row in plan.rows(jnp.arange(blocks, dtype=jnp.int32)))
     row = jnp.arange(plan.height, dtype=jnp.int32)
     visited = jnp.stack([row <= last] * 2 + [row >= first] * 2, axis=1)  # [blocks, 4, Y]; the rest is unwritten memory
@@ -196,25 +182,22 @@ def _gate_gradients(plan: Plan, gates, kept, q, k, v, d_hidden) -> Array:
 
 
 def _gate_kernel(gates, reach, kept, q, d_hidden, keys, values, output, *, plan: Plan, dtype) -> None:
-    own_row, own_column, present, first, last = _targets(plan)
-    upwards = pl.program_id(SIDE) == 1
+    own_column, own_in, present, first, last = _targets(plan, dtype)
+    upwards, shape = pl.program_id(SIDE) == 1, (plan.block, plan.columns)
     q, d_hidden = _load(q, present), _load(d_hidden, present)
-    shape = (plan.block, plan.columns)
-    column = lax.broadcasted_iota(jnp.int32, shape, 1)
+    column, own_columns = lax.broadcasted_iota(jnp.int32, shape, 1), own_column[:, None]
     # Weights beyond the target's column are zero. Their factors are set to zero too, since they could overflow.
-    inside = column <= own_column[:, None], column >= own_column[:, None]
+    inside = column <= own_columns, column >= own_columns
 
     def visit(step, d_lower):
         row = jnp.where(upwards, plan.height - 1 - step, step)
         number = jnp.where(upwards, last + 1 + row - first, last - row)  # the step in `_attend_kernel`
-        own = _own(plan, own_row, own_column, row, dtype)
         d_matrix = plan.scale * _scores(q, _load(keys.at[row], plan.width), dtype)
         d_matrix *= _scores(d_hidden, _load(values.at[row], plan.width), dtype)
-        passed = []
+        own, passed = own_in(row), []
         for n in range(2):
             lower = kept[number, n]
-            if plan.single_path:
-                lower = jnp.where(column == own_column[:, None], lower[:, None], 0)
+            lower = jnp.where(column == own_columns, lower[:, None], 0) if plan.single_path else lower
             g, between, right = _along_row(plan, gates, reach, n, row, lower, own, own_column)
             d_g, d_out = jnp.where(inside[n], d_matrix, 0), d_lower[n]
             d_right = d_g * g.s_r + d_out * g.t_ru
@@ -242,17 +225,18 @@ def _scores(a, b, dtype, precision=None):  # a b^T
     return lax.dot_general(a, b, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=dtype)
 
 
-def _targets(plan: Plan):
-    """Rows and columns of the block's targets, how many of them are in the grid, and their first and last row."""
+def _targets(plan: Plan, dtype):
+    """Of the block's targets: columns, `own` of a row, how many are in the grid, the first and the last row."""
     block = pl.program_id(BLOCK)
     node = block * plan.block + lax.broadcasted_iota(jnp.int32, (plan.block,), 0)
     own_row = plan.row_of(node)
-    return own_row, node - own_row * plan.width, plan.nodes - block * plan.block, *plan.rows(block)
+    own_column = node - own_row * plan.width
 
+    def own_in(row):
+        column = lax.broadcasted_iota(jnp.int32, (plan.block, plan.columns), 1)
+        return ((column == own_column[:, None]) & (own_row[:, None] == row)).astype(dtype)
 
-def _own(plan: Plan, own_row, own_column, row, dtype):
-    column = lax.broadcasted_iota(jnp.int32, (plan.block, plan.columns), 1)
-    return ((column == own_column[:, None]) & (own_row[:, None] == row)).astype(dtype)
+    return own_column, own_in, plan.nodes - block * plan.block, *plan.rows(block)
 
 
 def _load(ref, present):
@@ -268,8 +252,7 @@ def _row_arrays(plan: Plan, gates: Array) -> tuple[Array, Array]:
     """Gates with zeros in additional columns, and L^T [heads, 4, Y, left edge, right edge]; image coordinates."""
     gates = _pad(gates, plan.columns)
     products = segment_products(gates[:, GridGates._fields.index("t_rl")])
-    leads_left = jnp.arange(4)[:, None, None, None] % 2 == 1
-    return gates, jnp.where(leads_left, products, products.swapaxes(-1, -2))
+    return gates, products.at[:, ::2].set(products[:, ::2].swapaxes(-1, -2))  # as is where right edges lead left
 
 
 def _targets_of(plan: Plan, x):
@@ -294,8 +277,8 @@ def _call(plan: Plan, name: str, kernel, programs: tuple[int, ...], inputs, outp
     operands, in_specs = zip(*inputs, strict=True)
     out_shape, out_specs = map(list, zip(*outputs, strict=True))
     specs = dict(grid=programs, in_specs=in_specs, out_specs=out_specs, name=name, interpret=plan.interpret)
-    parameters = triton.CompilerParams(num_warps=4, num_stages=2)
-    return pl.pallas_call(kernel, out_shape, compiler_params=parameters, **specs)(*operands)
+    specs["compiler_params"] = triton.CompilerParams(num_warps=4, num_stages=2)
+    return pl.pallas_call(kernel, out_shape, **specs)(*operands)
 
 
 def _padded(size: int) -> int:

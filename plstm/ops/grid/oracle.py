@@ -1,40 +1,77 @@
 """pLSTM on grids as the paper defines it: Equations 1 and 2, node by node (arXiv 2506.11997, Section 3).
 
-This is the definition that every fast form is tested against, and `method="recurrent"`. Under `jax.enable_x64` it runs
-in float64; it can be jitted and differentiated.
+This is the definition that every fast form is tested against, and `method="recurrent"`. A direction is a mirror image
+of the grid, which reads as right-down.
 """
+
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from plstm.ops.common import direct_term
-from plstm.ops.grid.gates import GridGates, mirror, mirror_gates, pass_node
+
+
+class GridGates(NamedTuple):
+    """Gates of the nodes, each [..., 4, Y, X] in image coordinates (not mirrored). Axis -3 holds the directions
+    right-down, left-down, right-up, left-up. Names are those of the right-down direction: in a "left-..." one the right
+    edge of a node is the one that leads left, in a "...-up" one the lower leads up."""
+
+    s_r: Array  # source -> right edge
+    s_d: Array  # source -> lower edge
+    t_rl: Array  # left edge -> right edge
+    t_ru: Array  # upper edge -> right edge
+    t_dl: Array  # left edge -> lower edge
+    t_du: Array  # upper edge -> lower edge
+    m_l: Array  # left edge -> mark
+    m_u: Array  # upper edge -> mark
+
+
+def mirror(parts: Iterable[Array], rows: tuple[int, ...], columns: tuple[int, ...]) -> list[Array]:
+    """The parts of the four directions, each mirrored along its axes of rows and columns: to right-down, or back."""
+    return [jnp.flip(part, axes) for part, axes in zip(parts, ((), columns, rows, rows + columns), strict=True)]
+
+
+def mirror_gates(gates: GridGates) -> GridGates:
+    """The gates of each direction in its own, mirrored coordinates, or back."""
+    return GridGates(*(jnp.stack(mirror(jnp.moveaxis(gate, -3, 0), (-2,), (-1,)), axis=-3) for gate in gates))
+
+
+def fill_unread(gates: GridGates, structure: str) -> GridGates:
+    """Gates with those that their structure does not read set to what it promises, see `plstm.ops.grid`."""
+    if structure == "rank_one":
+        return gates._replace(t_ru=gates.t_rl, t_du=gates.t_dl, m_u=gates.m_l)
+    return gates._replace(t_ru=jnp.zeros_like(gates.t_rl)) if structure == "no_ru" else gates
+
+
+def pass_node(g: GridGates, left: Array, up: Array, structure: str) -> tuple[Array, Array, Array]:
+    """What a node marks, and passes on to its right and its lower edge, from its left and its upper edge's states
+    (Equations 1 and 2 without the node's own source). g: the node's gates, of shapes that broadcast with the states.
+    """
+    if structure == "rank_one":
+        both = left + up
+        return g.m_l * both, g.t_rl * both, g.t_dl * both
+    marked, right, down = g.m_l * left + g.m_u * up, g.t_rl * left, g.t_dl * left + g.t_du * up
+    return marked, right if structure == "no_ru" else right + g.t_ru * up, down
 
 
 def plstm2d_oracle(q: Array, k: Array, v: Array, gates: GridGates, direct: Array, structure: str = "general") -> Array:
-    """Equations 1 and 2 with matrix states; arguments as for `plstm.ops.grid.plstm2d`.
-
-    Returns [..., Y, X, d_v] in the widest dtype among the arguments.
-    """
+    """Equations 1 and 2 with matrix states; arguments as for `plstm.ops.grid.plstm2d`. Returns [..., Y, X, d_v] in the
+    widest dtype among the arguments."""
     scale, dtype = q.shape[-1] ** -0.5, jnp.result_type(q, k, v, *gates)
-    nodes = (scale * q.astype(dtype), k.astype(dtype), v.astype(dtype))
-    hidden = _sum_directions(
-        gates,
-        tuple(jnp.moveaxis(tensor, (-3, -2), (0, 1)) for tensor in nodes),
-        jnp.zeros((*q.shape[:-3], 4, k.shape[-1], v.shape[-1]), dtype),
-        structure,
-        emit=lambda node: node[1][..., :, None] * node[2][..., None, :],
-        read=lambda marked, node: jnp.einsum("...k,...kv->...v", node[0], marked),
-    )
+    nodes = tuple(jnp.moveaxis(x.astype(dtype), (-3, -2), (0, 1)) for x in (scale * q.astype(dtype), k, v))
+    empty = jnp.zeros((*q.shape[:-3], 4, k.shape[-1], v.shape[-1]), dtype)
+    emit = lambda node: node[1][..., :, None] * node[2][..., None, :]  # noqa: E731
+    read = lambda marked, node: jnp.einsum("...k,...kv->...v", node[0], marked)  # noqa: E731
+    hidden = _sum_directions(gates, nodes, empty, structure, emit, read)
     return jnp.moveaxis(hidden, (0, 1), (-3, -2)) + direct_term(q, k, v, direct, scale)
 
 
 def source_scan(gates: GridGates) -> Array:
-    """G [..., N, N], target rows and source columns: each node emits a unit signal of its own.
-
-    So an edge's state has, instead of d_k x d_v numbers, its weight on each of the N source nodes.
-    """
+    """G [..., N, N], target rows and source columns: each node emits a unit signal of its own, so that an edge's state
+    has, instead of d_k x d_v numbers, its weight on each of the N source nodes."""
     *lead, _, height, width = gates.s_r.shape
     nodes, dtype = height * width, gates.s_r.dtype
     signals = jnp.eye(nodes, dtype=dtype).reshape(height, width, *(1,) * len(lead), nodes)

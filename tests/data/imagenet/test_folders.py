@@ -4,8 +4,7 @@ import pickle
 
 import pytest
 
-from data.imagenet.folders import folder_source
-from data.imagenet.source import synsets
+from data.imagenet.source import folder_source, synsets
 from plstm.errors import UserError
 
 

@@ -13,7 +13,7 @@ import pytest
 from data.augment.recipes import AugmentConfig
 from data.decoding import decode
 from data.imagenet.batches import ImageBatches, ImageSplit
-from data.imagenet.source import TRAIN_TAR, VAL_TAR, load_source, prepare, synsets, validation_synsets
+from data.imagenet.source import TRAIN_TAR, VAL_TAR, load_source, prepare, synsets
 from plstm.errors import UserError
 from scripts import make_photos, prepare_imagenet
 
@@ -82,7 +82,7 @@ def test_validation_images_keep_bytes_and_have_the_official_classes(root, tars):
     found = examples(root, "test")
     assert "tensorflow" not in sys.modules
     assert {name: example["image"] for name, example in found.items()} == contents((tars / VAL_TAR).read_bytes())
-    official = validation_synsets()
+    official = synsets("validation_labels.txt")
     labels = [example["label"] for example in found.values()]
     assert sorted(labels) == sorted([0, 250, 500, 750] * VAL)  # four classes spread over the thousand
     for name, example in found.items():

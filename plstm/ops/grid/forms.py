@@ -1,9 +1,13 @@
-"""Gating matrices for CPUs, with batch x heads along the fastest axis of memory. Reverse-mode derivatives only.
+"""How the gating matrix is made. All forms take gates [B, 4, Y, X] in image coordinates and return [B, N, N]: target
+rows, source columns, directions summed.
 
-XLA's CPU backend vectorises along the fastest axis, sums slices of it fast and anything else slowly, and chooses the
-layout of a loop's state by its last reader. So every operation here is elementwise over [..., B] with a fixed layout,
-sums are written out slice by slice, and gradients by hand. Both forms take gates [B, 4, Y, X] in image coordinates and
-return [B, N, N]: target rows, source columns, directions summed.
+A row of the grid is a 1-D pLSTM, so the grid is a sequence of rows whose state is the row's X lower edges. So
+`row_transfer` and `single_path` need few and large products, as accelerators want them (Appendix D.3 by rows).
+
+The batch-minor forms, for CPUs, have batch x heads along the fastest axis of memory, and reverse-mode derivatives only.
+XLA's CPU backend vectorises along that axis, sums slices of it fast and anything else slowly, and chooses the layout of
+a loop's state by its last reader. So every operation is elementwise over [..., B] with a fixed layout, sums are written
+out slice by slice, and gradients by hand.
 """
 
 from functools import partial
@@ -13,23 +17,68 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from plstm.ops.grid.gates import GridGates, mirror, mirror_gates
+from plstm.ops.common import product
+from plstm.ops.grid.oracle import GridGates, mirror, mirror_gates
+from plstm.ops.sequence import segment_products
 
 
-def rank_one(gates: GridGates) -> Array:
+def row_transfer(gates: GridGates) -> Array:
+    """Any 2x2 transition: carries the weight of every source node of the rows above on the current row's upper edges,
+    by one product with an X x 2X matrix a row."""
+    gates = mirror_gates(gates)
+    batch, _, height, width = gates.s_r.shape
+    along = segment_products(gates.t_rl)  # L[..., a, b], strictly upper triangular
+    leave, enter = GridGates(*(g[..., :, None] for g in gates)), GridGates(*(g[..., None, :] for g in gates))
+    eye = jnp.eye(width, dtype=along.dtype)
+    upper_to_lower = leave.t_du * eye + leave.t_ru * along * enter.t_dl
+    node_to_lower = leave.s_d * eye + leave.s_r * along * enter.t_dl
+    upper_to_node = leave.m_u * eye + leave.t_ru * along * enter.m_l
+    within_row = leave.s_r * along * enter.m_l
+    # What is below the diagonal is zero already; masking it keeps the backward pass from forming its gradients, which
+    # can overflow, and NaN is what an infinity times that zero would be.
+    transfer = jnp.concatenate([jnp.triu(upper_to_node), jnp.triu(upper_to_lower)], axis=-1)
+    zeros = jnp.zeros_like(along)
+    targets, edges = [], zeros[:, :, :0]  # edges: [B, 4, source row so far, x, upper edge]
+    for y in range(height):
+        marked, lower = jnp.split(product("bnyac,bncd->bnyad", edges, transfer[:, :, y]), 2, axis=-1)
+        targets.append(jnp.concatenate([marked, within_row[:, :, y, None], zeros[:, :, y + 1 :]], axis=2))
+        edges = jnp.concatenate([lower, node_to_lower[:, :, y, None]], axis=2)
+    matrix = jnp.stack(targets, axis=-2)  # [B, 4, Y, X, Y, X]: source, then target
+    matrix = sum(mirror(matrix.swapaxes(0, 1), rows=(1, 3), columns=(2, 4)))
+    return matrix.reshape(batch, height * width, height * width).swapaxes(1, 2)
+
+
+def single_path(gates: GridGates) -> Array:
+    """D-mode (t_ru = 0, not read): a path runs along its row, turns once, and runs down its column, so that
+    G[y, x, y', x'] = A[y, x, x'] B[y, y', x'] for y' > y."""
+    batch, _, height, width = gates.s_r.shape
+    g = GridGates(*(gate.swapaxes(0, 1) for gate in mirror_gates(gates)))  # [4, B, Y, X]
+    along = g.s_r[..., None] * segment_products(g.t_rl)  # [4, B, y, x, x']
+    turned = g.s_d[..., None] * jnp.eye(width, dtype=along.dtype) + along * g.t_dl[..., None, :]
+    within_row = along * g.m_l[..., None, :]
+    down = segment_products(g.t_du.swapaxes(2, 3)) * g.m_u.swapaxes(2, 3)[..., None, :]  # [4, B, x', y, y']
+    down = jnp.moveaxis(down, 2, -1)  # [4, B, y, y', x']
+
+    turned = jnp.stack(mirror(turned, rows=(1,), columns=(2, 3)), axis=-1)
+    down = jnp.stack(mirror(down, rows=(1, 2), columns=(3,)), axis=-2)
+    within_row = sum(mirror(within_row, rows=(1,), columns=(2, 3)))
+    same_row = jnp.eye(height, dtype=along.dtype)[:, None, :, None]
+    matrix = product("byacn,byznc->byazc", turned, down) + same_row * within_row[..., None, :]
+    return matrix.reshape(batch, height * width, height * width).swapaxes(1, 2)
+
+
+def rank_one_batch_minor(gates: GridGates) -> Array:
     """P-mode; t_ru, t_du and m_u are not read."""
-    height, width = gates.s_r.shape[-2:]
-    g = _batch_minor(gates)
+    (height, width), g = gates.s_r.shape[-2:], _batch_minor(gates)
     leads_out = (jnp.arange(width) == width - 1)[:, None]  # of the grid: a row's last right edge
     s_r, t_r = (jnp.where(leads_out, 0, gate) for gate in (g.s_r, g.t_rl))
     used = (gate.reshape(4, height * width, -1) for gate in (s_r, g.s_d, t_r, g.t_dl, g.m_l))
     return jnp.moveaxis(_in_place(_rank_one((height, width), *used)), -1, 0)
 
 
-def single_path(gates: GridGates) -> Array:
+def single_path_batch_minor(gates: GridGates) -> Array:
     """D-mode (t_ru = 0, not read): a path runs along its row, turns once, and runs down its column."""
-    height, width = gates.s_r.shape[-2:]
-    g = _batch_minor(gates)
+    (height, width), g = gates.s_r.shape[-2:], _batch_minor(gates)
     along = g.s_r[:, :, :, None] * _segment_products(g.t_rl)  # [4, y, x, x', B]
     turned = jnp.eye(width, dtype=along.dtype)[..., None] * g.s_d[:, :, :, None] + along * g.t_dl[:, :, None]
     within_row = along * g.m_l[:, :, None]
@@ -77,17 +126,10 @@ def _turn_once_backward(saved, cotangent):
 _turn_once.defvjp(lambda *factors: (_turn_once(*factors), factors[:2]), _turn_once_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _rank_one(grid: tuple[int, int], s_r, s_d, t_r, t_d, m) -> Array:
+def _rank_one_forward(grid: tuple[int, int], s_r, s_d, t_r, t_d, m):
     """G [N target, N source, B] of mirrored gates [4, N, B]; s_r and t_r are zero where the right edge leads out.
-
     With h = left + up, each source's weight on what reaches a node, a direction is one linear recurrence:
-    h[y, x] = t_r[y, x-1] h[y, x-1] + t_d[y-1, x] h[y-1, x], plus what the source itself emits; then G = m h.
-    """
-    return _rank_one_forward(grid, s_r, s_d, t_r, t_d, m)[0]
-
-
-def _rank_one_forward(grid, s_r, s_d, t_r, t_d, m):
+    h[y, x] = t_r[y, x-1] h[y, x-1] + t_d[y-1, x] h[y-1, x], plus what the source itself emits; then G = m h."""
     nodes, width = grid[0] * grid[1], grid[1]
     sources, every = _image_numbers(grid), jnp.arange(nodes)
 
@@ -132,6 +174,7 @@ def _rank_one_backward(grid, saved, cotangent):
     return d_s_r, d_s_d, d_t_r, d_t_d, jnp.stack(d_m)
 
 
+_rank_one = jax.custom_vjp(lambda *arguments: _rank_one_forward(*arguments)[0], nondiff_argnums=(0,))
 _rank_one.defvjp(_rank_one_forward, _rank_one_backward)
 _node = partial(lax.dynamic_index_in_dim, axis=0, keepdims=False)
 
