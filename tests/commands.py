@@ -45,9 +45,9 @@ def end(process: subprocess.Popen, status: int = 0, seconds: float = 900) -> tup
     return output, errors
 
 
-def call(*arguments: object, status: int = 0) -> str:
+def call(*arguments: object, status: int = 0, **options) -> str:
     """Runs a program to its end; returns its standard output, or standard error where it is to fail."""
-    return end(begin(*arguments), status)[1 if status else 0]
+    return end(begin(*arguments, **options), status)[1 if status else 0]
 
 
 def one_error(output: str) -> str:

@@ -72,19 +72,6 @@ def test_gates(filled, mode, options, reverse):
     np.testing.assert_allclose(direct.T, sigmoid(h @ weight + np.asarray(mixer.bias[2])), atol=1e-5)
 
 
-def test_a_negative_transition_changes_the_sign_along_a_path():
-    mixer, path = build("P"), Dag.from_edges(4, [(0, 1), (1, 2), (2, 3)])
-    h, e = jnp.zeros((4, DIM)), jnp.zeros((3, DIM))
-    signs = []
-    for bias in (3.0, -3.0):
-        mixer.transition_bias[...] = jnp.full((HEADS,), bias)
-        gates, direct = mixer.gates(h, e, path.packed)
-        unit = jnp.eye(4)[None].repeat(HEADS, axis=0)  # a node's key is its own, and every query reads all of them
-        signs.append(np.sign(plstm_dag_oracle(jnp.ones_like(unit), unit, unit, gates, 0 * direct, path, scale=1.0)[0]))
-    np.testing.assert_array_equal(signs[0], np.tri(4, k=-1))
-    np.testing.assert_array_equal(signs[1], np.tri(4, k=-1) * (-1.0) ** (np.arange(4)[:, None] - np.arange(4) - 1))
-
-
 def test_the_layer_is_the_recurrence_with_a_head_norm_and_a_projection(filled):
     mixer = filled(functools.partial(build, "P"))
     h, e = draw(6, DIM), draw(DAG.num_edges, DIM, seed=1)
