@@ -89,7 +89,6 @@ class Plan:
 
 
 def _watch(plan: Plan) -> None:
-    """Puts the events into the program."""
     import train
     from plstm.results import records
     from plstm.training import checkpoints, tracking
@@ -168,7 +167,6 @@ def main() -> None:
 
 
 def wait_for(condition, seconds: float = 120) -> None:
-    """Until it is true."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came"

@@ -17,17 +17,12 @@ from tests.fork_server import wait_for
 pytestmark = pytest.mark.slow
 
 
-def killed(start, folder: Path) -> Path:
-    """A run that was killed at its third checkpoint, of step 12, so that those of 4 and 8 are there; returns them."""
-    status, output = start(folder, {"event": "complete", "count": 3, "delay": 0.0})
-    assert status == -signal.SIGKILL, output
-    return run_folder(folder) / "checkpoints"
-
-
 @pytest.mark.parametrize("every", [False, True])
 def test_a_damaged_checkpoint_is_set_aside_and_the_run_ends_as_if_undisturbed(undisturbed, start, tmp_path, every):
     """It resumes from the checkpoint before, or starts anew where there is none; test_checkpoints.py damages more."""
-    checkpoints = killed(start, tmp_path)
+    status, output = start(tmp_path, {"event": "complete", "count": 3})  # at the checkpoint of step 12, after 4 and 8
+    assert status == -signal.SIGKILL, output
+    checkpoints = run_folder(tmp_path) / "checkpoints"
     *before, last = commands.steps_of(checkpoints)
     for step in [*before, last] if every else [last]:
         flip(biggest(checkpoints / str(step)))

@@ -14,7 +14,6 @@ CODE = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encodin
 
 
 def run(operator: str, **arrays) -> dict:
-    """The names that the README's code importing from `operator` leaves behind."""
     (code,) = [code for code in CODE if f"from {operator} import" in code]
     exec(code, arrays)
     return arrays

@@ -28,7 +28,6 @@ def train(fork_server):
 
 @pytest.fixture(scope="module")
 def finished(train, tmp_path_factory) -> Path:
-    """A run of arrow/plstm's smallest form that nobody disturbed."""
     folder = tmp_path_factory.mktemp("finished")
     train(folder, *PLSTM)
     return folder
@@ -48,16 +47,13 @@ def test_a_run_leaves_its_record_curve_and_pictures(finished):
     assert record_problems(record, results) == []
 
 
-def test_eval_prints_the_digits_of_the_end_of_training(finished):
+def test_eval_prints_the_digits_of_the_end_of_training_and_of_the_best_step(finished):
     _, *lines = call("eval.py", f"run={run_folder(finished).name[:6]}", *paths(finished)).splitlines()
     assert len(lines) == 4
     for line in lines:
         split, _, loss, _, accuracy, *_ = line.split()
         values = record_of(finished).metrics["last"][split]
         assert (loss, accuracy) == (f"{values['loss']:.6f}", f"{values['accuracy']:.6f}")
-
-
-def test_eval_of_one_split_and_the_best_checkpoint(finished):
     best = record_of(finished).metrics["best"]
     arguments = [f"run={run_folder(finished)}", "checkpoint=best", "data.split=val", *paths(finished)]
     header, line = call("eval.py", *arguments).splitlines()
@@ -112,11 +108,8 @@ def test_wandb_gets_the_run_offline_and_nothing_gets_a_secret(tmp_path):
     command = ["train.py", *TINY, "experiment=arrow/vit", "optim.epochs=1", "logger.mode=offline", *paths(tmp_path)]
     command += [f"data.root={data}"] if Path(data).is_dir() else []
     output, errors = end(begin(*command, environment=environment))
-    assert "wandb sync" in errors
     run = run_folder(tmp_path)
-    (folder,) = (run / "wandb").glob("offline-run-*")
-    assert folder.name.endswith(run.name)
-    assert (folder / f"run-{run.name}.wandb").stat().st_size > 1000
+    assert list(run.glob(f"wandb/offline-run-*/run-{run.name}.wandb"))
     written = {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     written |= {"what it printed": (output + errors).encode()}
     assert len(written) > 20 and any(run.name.encode() in content for content in written.values())

@@ -33,10 +33,9 @@ from plstm.results.sweeps import started_runs
 from plstm.runs.cli import register, run_entry
 from plstm.runs.folders import load_config
 from plstm.runs.weights import config_of, from_checkpoint
-from tests.commands import ROOT
+from tests.commands import ROOT, SOURCES
 
 TOY = ROOT / "tests/data/tudataset/TOY"
-SOURCES = [*ROOT.glob("*.py"), *(path for part in ("plstm", "data", "scripts") for path in (ROOT / part).rglob("*.py"))]
 SECRET = "hunter2-not-to-be-seen"
 
 
@@ -329,7 +328,6 @@ def test_features_of_a_prepared_data_set_name_no_foreign_class(sign, tmp_path, m
 
 
 def encoded(kind: str, size: int = 8) -> bytes:
-    """A small picture in a format of Pillow's."""
     picture = io.BytesIO()
     Image.new("RGB", (size, size), (9, 9, 9)).save(picture, kind)
     return picture.getvalue()

@@ -119,7 +119,6 @@ PARAMETERS = {
 
 
 def stage_of(name: str) -> tuple[str, str]:
-    """The stage and the size of an ImageNet experiment."""
     if name.startswith("ablation/"):
         return "ablation", "t"
     return "finetune" if name.endswith("_finetune") else "pretrain", re.search("_([tsb])", name)[1]
@@ -142,7 +141,6 @@ def header_command(name: str) -> list[str]:
 
 
 def start_of(name: str) -> list[str]:
-    """What names the run to fine-tune."""
     return [argument for argument in header_command(name) if argument.startswith("init_from=")]
 
 
@@ -157,7 +155,6 @@ def parameters(config: Config) -> int:
 
 
 def assert_has(config: Config, expected: dict[str, dict]) -> None:
-    """Groups of keys with their values."""
     for group, values in expected.items():
         assert {key: plain_config(config)[group][key] for key in values} == values, group
 

@@ -1,7 +1,6 @@
 """The loop of train.py: when the host reads from the device, and what a run of several sessions says of them."""
 
 import itertools
-import shutil
 import signal
 from types import SimpleNamespace
 
@@ -16,10 +15,8 @@ from plstm.runs.folders import lock_folder
 from plstm.runs.programs import Plan
 from plstm.runs.status import is_best
 from plstm.tasks import TASKS
-from plstm.training import memory
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.interrupt import Interrupt
-from plstm.training.tracking import read_metrics
 from tests.commands import paths
 
 
@@ -111,20 +108,6 @@ def test_where_batches_cannot_be_read_the_run_saves_before_it_ends(
     assert f"{said}; the same command resumes the run" in capsys.readouterr().out.replace("\n", " ")
     start()
     assert "resumed at step 7" in capsys.readouterr().out.replace("\n", " ")
-
-
-def test_forgetting_programs_changes_no_digit(start, config, tmp_path, monkeypatch):
-    few, lines = tmp_path / "max_map_count", []
-    few.write_text("1")
-    config.loop.eval_every = 4
-    for limit in (memory.MOST_MAPPINGS, few):
-        monkeypatch.setattr(memory, "MOST_MAPPINGS", limit)
-        start()
-        found = read_metrics(tmp_path / "runs" / run_id(config) / "metrics.jsonl")
-        lines.append([line | {"examples_per_second": 0} for line in found])
-        for folder in ("runs", "results"):
-            shutil.rmtree(tmp_path / folder)
-    assert lines[0] == lines[1] and len(lines[0]) > 6
 
 
 @pytest.mark.parametrize(("tie", "equal_is_best"), [("latest", True), ("earliest", False)])
