@@ -86,10 +86,14 @@ def test_an_unknown_mode_of_the_tracker_leaves_nothing_but_an_empty_run_folder(e
         (["run=0123abcd"], ["run=0123abcd", "no such run", "train one first"]),
         ([], ["run: give a value"]),
         (["run=x", "checkpoint=newest"], ["checkpoint=newest", "last, best"]),
+        (["run=abc", "data.split=tests"], ["data.split=tests", "test_ext"]),
         (["runn=x"], ["runn", "did you mean run?"]),
     ],
 )
 def test_eval_names_the_key(entry, tmp_path, arguments, parts):
+    config = tmp_path / "runs" / "abc" / ".hydra" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("data: {train_seed: 43}\nmodel: {classes: 2}\n")
     assert_refused(entry("eval", *arguments, *paths(tmp_path)), parts)
 
 

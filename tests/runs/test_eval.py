@@ -46,7 +46,6 @@ def test_a_key_that_the_run_s_data_lack_changes_nothing(data_of):
         (["run=x", "data.split=val", "data.folder=y"], "data.folder: takes the place of data.split"),
         (["run=x", "data.folder=y", "data.max_corrupt=2"], r"data.max_corrupt=2.0: must be in \[0, 1\]"),
         (["run=x", "data.split=val"], "data.split=val: this run's data have no such examples"),
-        (["run=x", "data.split=tests"], "data.split=tests: choose one of .*val"),
         (["run=x", "data.workers=-1"], "data.workers=-1: must be from 0 to 1024"),
     ],
 )
