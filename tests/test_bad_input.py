@@ -91,9 +91,10 @@ def test_an_unknown_mode_of_the_tracker_leaves_nothing_but_an_empty_run_folder(e
     ],
 )
 def test_eval_names_the_key(entry, tmp_path, arguments, parts):
-    config = tmp_path / "runs" / "abc" / ".hydra" / "config.yaml"
-    config.parent.mkdir(parents=True)
-    config.write_text("data: {train_seed: 43}\nmodel: {classes: 2}\n")
+    if "run=abc" in arguments:
+        config = tmp_path / "runs" / "abc" / ".hydra" / "config.yaml"
+        config.parent.mkdir(parents=True)
+        config.write_text("data: {train_seed: 43}\nmodel: {classes: 2}\n")
     assert_refused(entry("eval", *arguments, *paths(tmp_path)), parts)
 
 

@@ -192,9 +192,9 @@ def test_records_and_baselines_are_json_and_nothing_else(sign, tmp_path):
 
 def test_a_resolver_in_a_record_or_a_started_run_stays_text(sign, tmp_path):
     (tmp_path / "runs").mkdir()
-    line = json.loads((ROOT / "results/runs/demo-vit.jsonl").read_text().splitlines()[0])
+    line = json.loads((ROOT / "results/runs/demo-plstm.jsonl").read_text().splitlines()[0])
     line["record"]["config"]["data"] = "${oc.env:PLSTM_PLANTED}"
-    (tmp_path / "runs" / "demo-vit.jsonl").write_text(json.dumps(line))
+    (tmp_path / "runs" / "demo-plstm.jsonl").write_text(json.dumps(line))
     (found,) = read_records(tmp_path)
     assert SECRET not in f"{found} {record_problems(found, tmp_path)}" and "${oc.env" in str(found)
     folder = tmp_path / "0123456789ab"
