@@ -17,6 +17,9 @@ from plstm.training.tracking import read_metrics
 from tests.wandb_files import has_ended, history
 
 ROOT = Path(__file__).resolve().parents[1]
+SOURCES = sorted(
+    [*ROOT.glob("*.py"), *(path for part in ("plstm", "data", "scripts") for path in (ROOT / part).rglob("*.py"))]
+)
 # An arrow/vit of the smallest form: six evaluations and checkpoints in 24 steps.
 SMALLEST = ["debug=smoke", "experiment=arrow/vit", "model.dim=16", "model.heads=2", "model.depth=1", "optim.epochs=3"]
 SMALLEST += ["loop.eval_splits=[val]", "loop.eval_every=4", "loop.log_every=1", "logger.mode=offline"]
@@ -32,7 +35,6 @@ def paths(folder: Path) -> list[str]:
 
 
 def begin(*arguments: object, environment: Mapping[str, str] | None = None, **options) -> subprocess.Popen:
-    """Starts a program of the project."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
     environment = os.environ if environment is None else environment
     return subprocess.Popen([sys.executable, "-u", *map(str, arguments)], env=environment, **(pipes | options))
@@ -45,33 +47,29 @@ def end(process: subprocess.Popen, status: int = 0, seconds: float = 900) -> tup
     return output, errors
 
 
-def call(*arguments: object, status: int = 0) -> str:
+def call(*arguments: object, status: int = 0, **options) -> str:
     """Runs a program to its end; returns its standard output, or standard error where it is to fail."""
-    return end(begin(*arguments), status)[1 if status else 0]
+    return end(begin(*arguments, **options), status)[1 if status else 0]
 
 
 def one_error(output: str) -> str:
-    """The one line that says what went wrong."""
     (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert "Traceback" not in output
     return line
 
 
 def free_port() -> int:
-    """One that nobody listens to."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
 
 
 def run_folder(folder: Path) -> Path:
-    """That of the only run."""
     (run,) = (folder / "runs").iterdir()
     return run
 
 
 def steps_of(checkpoints: Path) -> list[int]:
-    """The complete checkpoints."""
     return sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdigit())
 
 
@@ -82,7 +80,6 @@ def numbers(folder: Path) -> list[dict]:
 
 
 def record_of(folder: Path) -> Record:
-    """That of the only run that has finished."""
     (record,) = read_records(folder / "results")
     return record
 
@@ -112,7 +109,6 @@ def logged(folder: Path) -> list[dict]:
 
 
 def files(folder: Path) -> set[str]:
-    """The names of all files in it."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
@@ -133,12 +129,10 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
 
 
 def biggest(folder: Path) -> Path:
-    """Its biggest file."""
     return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
 
 
 def flip(path: Path) -> None:
-    """Changes one bit of a file."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)

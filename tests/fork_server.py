@@ -4,8 +4,7 @@ A process that has imported everything and started nothing (no device, no thread
 train.py from its first line on. `python tests/fork_server.py` is that process; `ForkServer` talks to it.
 
 A plan ends the child: {"event": "save", "count": 2, "delay": 0.01, "signal": 9} sends it SIGKILL 10 ms after the second
-time that a checkpoint was about to be written. EVENTS has the names. {"not_finite": "gradient", "step": 6} makes the
-gradient of step 6 not a number.
+time that a checkpoint was about to be written. EVENTS has the names.
 """
 
 import contextlib
@@ -20,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SEED = 43  # the default
 EVENTS = ("start", "build", "loop", "evaluate", "save", "checksums", "complete", "line", "finish", "draw", "tracker")
 EVENTS += ("file", "half", "written")
 
@@ -91,7 +89,6 @@ class Plan:
 
 
 def _watch(plan: Plan) -> None:
-    """Puts the events into the program."""
     import train
     from plstm.results import records
     from plstm.training import checkpoints, tracking
@@ -137,34 +134,6 @@ def _watch(plan: Plan) -> None:
     checkpoints._ChecksummedPath.finalize, tracking.MetricsWriter.write = watched_finalize, watched_write
 
 
-def _inject(metric: str, step: int) -> None:
-    """Makes the loss or the gradient of a step not finite, within the compiled step."""
-    import jax
-    import jax.numpy as jnp
-
-    import train
-
-    task = train.TASKS["arrow"]
-    loss = task.loss
-
-    @jax.custom_vjp
-    def spoil(value, is_step):
-        return jnp.where(is_step & (metric == "loss"), jnp.nan, value)
-
-    spoil.defvjp(
-        lambda value, is_step: (spoil(value, is_step), is_step),
-        lambda is_step, gradient: (jnp.where(is_step & (metric == "gradient"), jnp.nan, gradient), None),
-    )
-
-    def spoiled(self, model, batch, key):
-        step_key = jax.random.fold_in(jax.random.key(SEED), 2)  # as train.py has it
-        is_step = jnp.all(jax.random.key_data(key) == jax.random.key_data(jax.random.fold_in(step_key, step - 1)))
-        mean_loss, metrics = loss(self, model, batch, key)
-        return spoil(mean_loss, is_step), metrics
-
-    task.loss = spoiled
-
-
 def _child(arguments: list[str], output: str, plan: dict | None) -> None:
     written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for descriptor, target in ((written, 1), (written, 2), (os.open(os.devnull, os.O_RDONLY), 0)):
@@ -174,9 +143,7 @@ def _child(arguments: list[str], output: str, plan: dict | None) -> None:
     from plstm.config import Config
     from plstm.runs.cli import run_entry
 
-    if plan and "not_finite" in plan:
-        _inject(plan["not_finite"], plan["step"])
-    elif plan:
+    if plan:
         plan = Plan(**plan)
         _watch(plan)
         plan.happens("start")
@@ -200,7 +167,6 @@ def main() -> None:
 
 
 def wait_for(condition, seconds: float = 120) -> None:
-    """Until it is true."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came"

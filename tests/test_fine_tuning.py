@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from plstm.results.records import Record, read_records
-from tests.commands import call, files, one_error, paths
+from tests.commands import call, paths
 
 TINY = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.epochs=1", "loop.eval_every=4"]
 TINY += ["optim.warmup_epochs=0.5"]
@@ -41,20 +41,3 @@ def test_fine_tuning_at_another_size_and_again(pretrained, tmp_path):
     shutil.rmtree(moved)
     printed = call("eval.py", f"run={record.id}", *paths(pretrained))
     assert f"accuracy {record.metrics['last']['test']['accuracy']:.6f}" in printed
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "error: init_from: name the run to fine-tune, init_from=<its id or folder>"),
-        (["init_from=0123456789ab"], "error: init_from=0123456789ab: no such run in"),
-        (["init_from={start}", "model.gates=printed"], "error: model.gates=printed: the run"),
-        (["init_from={start}", "init_checkpoint=best"], "error: init_checkpoint=best:"),
-    ],
-)
-def test_what_cannot_be_fine_tuned_is_refused_in_one_line_and_leaves_no_run(pretrained, arguments, words):
-    start, before = record_of(pretrained, "imagenet/plstm_s").id, files(pretrained)
-    arguments = [argument.format(start=start) for argument in arguments]
-    said = call("train.py", *TINY, TUNED[0], *arguments, *paths(pretrained), status=2)
-    assert one_error(said).startswith(words) and len(said.splitlines()) == 1
-    assert {Path(name).name for name in files(pretrained) - before} <= {".lock"}

@@ -3,7 +3,7 @@
 import ast
 from graphlib import TopologicalSorter
 
-from tests.commands import ROOT
+from tests.commands import ROOT, SOURCES
 
 # From the bottom to the top; a room on a line with others may not import them.
 LAYERS = [
@@ -33,9 +33,7 @@ def room_of(module: str) -> str | None:
 
 def modules() -> dict[str, ast.Module]:
     """Dotted name -> syntax tree of every source file."""
-    files = [ROOT / "train.py", ROOT / "eval.py"]
-    files += [path for folder in ("plstm", "data", "scripts") for path in (ROOT / folder).rglob("*.py")]
-    names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
     return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in names.items()}
 
 

@@ -13,12 +13,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.commands import ROOT, call
+from tests.commands import ROOT, SOURCES, call
 from tests.test_layers import imports
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PARTS = ("plstm", "data", "scripts")
-SOURCES = sorted([*ROOT.glob("*.py"), *(path for part in PARTS for path in (ROOT / part).rglob("*.py"))])
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 
@@ -32,21 +30,17 @@ def declared(*extras: str) -> list[Requirement]:
     return [Requirement(line) for lines in lists for line in lines]
 
 
-def test_lock_pins_plain_versions_only():
-    for requirement in locked():
-        (pin,) = requirement.specifier
-        assert pin.operator == "==" and not requirement.url and not requirement.extras, str(requirement)
-    assert "tensorflow" not in {canonicalize_name(requirement.name) for requirement in locked()}
-
-
 @pytest.mark.parametrize("python", ["3.11", "3.12"])
 def test_lock_pins_every_dependency_once_and_in_its_bounds(python):
     environment = {"python_version": python, "python_full_version": f"{python}.1", "sys_platform": "linux"}
     pins = {}
     for requirement in locked():
+        (pin,) = requirement.specifier
+        assert pin.operator == "==" and not requirement.url and not requirement.extras, str(requirement)
         if requirement.marker is None or requirement.marker.evaluate(environment):
             assert requirement.name not in pins, f"{requirement.name} is pinned twice on Python {python}"
-            pins[canonicalize_name(requirement.name)] = next(iter(requirement.specifier)).version
+            pins[canonicalize_name(requirement.name)] = pin.version
+    assert "tensorflow" not in pins
     for requirement in declared(*PROJECT["optional-dependencies"]):
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)], prereleases=True), requirement
 
@@ -54,7 +48,7 @@ def test_lock_pins_every_dependency_once_and_in_its_bounds(python):
 def test_every_import_is_declared():
     names = {canonicalize_name(requirement.name) for requirement in declared("fast")}
     distributions = metadata.packages_distributions()
-    local = {*PARTS, *(path.stem for path in SOURCES if path.parent in (ROOT, ROOT / "scripts"))}
+    local = {"plstm", "data", "scripts", *(path.stem for path in SOURCES if path.parent in (ROOT, ROOT / "scripts"))}
     for path in SOURCES:
         modules = {module.split(".")[0] for _, module in imports(ast.parse(path.read_text()))}
         for module in modules - local - sys.stdlib_module_names:

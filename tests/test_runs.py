@@ -2,13 +2,12 @@
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
-from plstm.results.records import read_curve, read_records, record_problems
-from tests.commands import assert_same_numbers, begin, call, end, numbers, one_error, paths, record_of, run_folder
+from plstm.results.records import read_curve, record_problems
+from tests.commands import begin, call, end, one_error, paths, record_of, run_folder, steps_of
 
 TINY = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.epochs=2", "loop.eval_splits=[val]", "loop.eval_every=4"]
 PLSTM = [*TINY, "experiment=arrow/plstm"]
@@ -29,7 +28,6 @@ def train(fork_server):
 
 @pytest.fixture(scope="module")
 def finished(train, tmp_path_factory) -> Path:
-    """A run of arrow/plstm's smallest form that nobody disturbed."""
     folder = tmp_path_factory.mktemp("finished")
     train(folder, *PLSTM)
     return folder
@@ -47,22 +45,15 @@ def test_a_run_leaves_its_record_curve_and_pictures(finished):
     assert [point.step for point in curve if (point.split, point.metric) == ("val", "accuracy")] == [4, 8, 12, 16]
     assert {path.suffix for path in (run_folder(finished) / "figures").iterdir()} == {".png", ".svg"}
     assert record_problems(record, results) == []
-    record = record.model_copy(deep=True)
-    record.metrics["last"]["test"]["loss"] += 1e-3
-    (problem,) = record_problems(record, results)
-    assert "metrics.last.test.loss" in problem
 
 
-def test_eval_prints_the_digits_of_the_end_of_training(finished):
+def test_eval_prints_the_digits_of_the_end_of_training_and_of_the_best_step(finished):
     _, *lines = call("eval.py", f"run={run_folder(finished).name[:6]}", *paths(finished)).splitlines()
     assert len(lines) == 4
     for line in lines:
         split, _, loss, _, accuracy, *_ = line.split()
         values = record_of(finished).metrics["last"][split]
         assert (loss, accuracy) == (f"{values['loss']:.6f}", f"{values['accuracy']:.6f}")
-
-
-def test_eval_of_one_split_and_the_best_checkpoint(finished):
     best = record_of(finished).metrics["best"]
     arguments = [f"run={run_folder(finished)}", "checkpoint=best", "data.split=val", *paths(finished)]
     header, line = call("eval.py", *arguments).splitlines()
@@ -88,43 +79,19 @@ def test_the_same_command_again_says_that_the_run_has_finished_and_changes_nothi
     assert [path.stat().st_mtime_ns for path in written] == before
 
 
-def test_a_checkpoint_of_another_model_is_refused(finished, train, tmp_path):
-    train(tmp_path, *TINY, "experiment=arrow/vit", "optim.epochs=1", "loop.final_splits=[val]")
-    checkpoints = run_folder(tmp_path) / "checkpoints"
-    shutil.rmtree(checkpoints)
-    shutil.copytree(run_folder(finished) / "checkpoints", checkpoints)
-    line = one_error(call("eval.py", f"run={run_folder(tmp_path)}", status=2))
-    assert "another model" in line and str(checkpoints) in line
-
-
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
-    wild = ["experiment=arrow/vit", "optim.peak_lr=1e30", "optim.warmup_epochs=0", "loop.log_every=1"]
-    line = one_error(call("train.py", *TINY, *wild, *paths(tmp_path), status=2))
-    assert line.startswith("error: step ") and "not finite" in line and not (tmp_path / "results").exists()
+def test_a_number_that_is_not_finite_stops_the_run_at_its_last_good_checkpoint(tmp_path):
+    wild = ["experiment=arrow/vit", "optim.peak_lr=1e30", "optim.warmup_epochs=1", "loop.eval_every=1"]  # from 0 on
+    for _ in range(2):
+        line = one_error(call("train.py", *TINY, *wild, *paths(tmp_path), status=2))
+        checkpoints = run_folder(tmp_path) / "checkpoints"
+        told = f"error: step 2: parameter_norm is not finite; the checkpoint of step 1 is good ({checkpoints})"
+        assert line.startswith(told) and steps_of(checkpoints) == [1] and not (tmp_path / "results").exists()
 
 
 def test_streaming_trains_to_the_same_numbers_as_the_device(finished, train, tmp_path):
     train(tmp_path, *PLSTM, "data.placement=stream")
     assert run_folder(tmp_path).name == run_folder(finished).name
     assert record_of(tmp_path).metrics == record_of(finished).metrics
-
-
-@pytest.mark.slow
-def test_sweeps_make_one_run_a_setting(tmp_path):
-    settings = ["experiment=arrow/vit,arrow/plstm", "seed=1,2", "optim.epochs=1"]
-    call("train.py", "-m", *TINY, *settings, *paths(tmp_path))
-    found = {(record.experiment, record.seed) for record in read_records(tmp_path / "results")}
-    assert found == {(f"arrow/{model}", seed) for model in ("vit", "plstm") for seed in (1, 2)}
-
-
-@pytest.mark.slow
-def test_seeds_change_the_numbers_and_the_same_seed_does_not(finished, train, tmp_path):
-    for name, seed in (("same", 43), ("other", 44)):
-        train(tmp_path / name, *PLSTM, f"seed={seed}")
-    assert_same_numbers(tmp_path / "same", finished)
-    assert record_of(tmp_path / "same").metrics == record_of(finished).metrics
-    assert numbers(tmp_path / "other") != numbers(finished)
-    assert record_of(tmp_path / "other").metrics["last"] != record_of(finished).metrics["last"]
 
 
 def test_wandb_gets_the_run_offline_and_nothing_gets_a_secret(tmp_path):
@@ -141,11 +108,8 @@ def test_wandb_gets_the_run_offline_and_nothing_gets_a_secret(tmp_path):
     command = ["train.py", *TINY, "experiment=arrow/vit", "optim.epochs=1", "logger.mode=offline", *paths(tmp_path)]
     command += [f"data.root={data}"] if Path(data).is_dir() else []
     output, errors = end(begin(*command, environment=environment))
-    assert "wandb sync" in errors
     run = run_folder(tmp_path)
-    (folder,) = (run / "wandb").glob("offline-run-*")
-    assert folder.name.endswith(run.name)
-    assert (folder / f"run-{run.name}.wandb").stat().st_size > 1000
+    assert list(run.glob(f"wandb/offline-run-*/run-{run.name}.wandb"))
     written = {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     written |= {"what it printed": (output + errors).encode()}
     assert len(written) > 20 and any(run.name.encode() in content for content in written.values())

@@ -31,10 +31,9 @@ from plstm.results.records import read_records, record_problems
 from plstm.results.sweeps import started_runs
 from plstm.runs.cli import register, run_entry
 from plstm.runs.weights import config_of, from_checkpoint, load_config
-from tests.commands import ROOT
+from tests.commands import ROOT, SOURCES
 
 TOY = ROOT / "tests/data/tudataset/TOY"
-SOURCES = [*ROOT.glob("*.py"), *(path for part in ("plstm", "data", "scripts") for path in (ROOT / part).rglob("*.py"))]
 SECRET = "hunter2-not-to-be-seen"
 
 
@@ -191,9 +190,9 @@ def test_records_and_baselines_are_json_and_nothing_else(sign, tmp_path):
 
 def test_a_resolver_in_a_record_or_a_started_run_stays_text(sign, tmp_path):
     (tmp_path / "runs").mkdir()
-    line = json.loads((ROOT / "results/runs/demo-vit.jsonl").read_text().splitlines()[0])
+    line = json.loads((ROOT / "results/runs/demo-plstm.jsonl").read_text().splitlines()[0])
     line["record"]["config"]["data"] = "${oc.env:PLSTM_PLANTED}"
-    (tmp_path / "runs" / "demo-vit.jsonl").write_text(json.dumps(line))
+    (tmp_path / "runs" / "demo-plstm.jsonl").write_text(json.dumps(line))
     (found,) = read_records(tmp_path)
     assert SECRET not in f"{found} {record_problems(found, tmp_path)}" and "${oc.env" in str(found)
     folder = tmp_path / "0123456789ab"
@@ -327,7 +326,6 @@ def test_features_of_a_prepared_data_set_name_no_foreign_class(sign, tmp_path, m
 
 
 def encoded(kind: str, size: int = 8) -> bytes:
-    """A small picture in a format of Pillow's."""
     picture = io.BytesIO()
     Image.new("RGB", (size, size), (9, 9, 9)).save(picture, kind)
     return picture.getvalue()

@@ -76,11 +76,8 @@ def test_bad_input_is_named(trained, tmp_path):
     weights = trained / "model.safetensors"
     for arguments, words in (
         (["eval.py", f"weights={tmp_path}/none.safetensors"], "no such file"),
-        (["eval.py", f"weights={weights}", f"data.folder={tmp_path}/none"], "no such folder"),
-        (["eval.py", f"weights={weights}", f"data.folder={trained}/runs"], "the model has no such class"),
         (["scripts/classify.py", tmp_path / "text.jpg", "--weights", weights], "text.jpg: not a picture"),
         (["scripts/classify.py", tmp_path / "none.jpg", "--weights", weights], "none.jpg: No such file"),
-        (["scripts/classify.py", __file__, "--runs", tmp_path], "not a picture"),
         (["scripts/export.py", "abc", tmp_path / "model.bin"], "name it *.safetensors"),
         (["scripts/export.py", "abc", tmp_path / "model.safetensors", "--runs", tmp_path], "no such run"),
     ):

@@ -119,7 +119,6 @@ PARAMETERS = {
 
 
 def stage_of(name: str) -> tuple[str, str]:
-    """The stage and the size of an ImageNet experiment."""
     if name.startswith("ablation/"):
         return "ablation", "t"
     return "finetune" if name.endswith("_finetune") else "pretrain", re.search("_([tsb])", name)[1]
@@ -141,6 +140,10 @@ def header_command(name: str) -> list[str]:
     return header(name)[1].removeprefix("# python train.py ").replace("=ID", "=0123456789ab").split()
 
 
+def start_of(name: str) -> list[str]:
+    return [argument for argument in header_command(name) if argument.startswith("init_from=")]
+
+
 def steps_of(config: Config) -> tuple[int, int]:
     plan = Plan.of(config, TASKS[config.task](config))
     return plan.steps, plan.warmup_steps
@@ -152,7 +155,6 @@ def parameters(config: Config) -> int:
 
 
 def assert_has(config: Config, expected: dict[str, dict]) -> None:
-    """Groups of keys with their values."""
     for group, values in expected.items():
         assert {key: plain_config(config)[group][key] for key in values} == values, group
 
@@ -246,8 +248,7 @@ def test_graphs_follow_the_facts(configs, name):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_smoke_run_is_small_and_leaves_its_record_elsewhere(composed, name):
-    start = [argument for argument in header_command(name) if argument.startswith("init_from=")]
-    config = to_config(composed(f"experiment={name}", "debug=smoke", *start))
+    config = to_config(composed(f"experiment={name}", "debug=smoke", *start_of(name)))
     assert config.paths.results != Config().paths.results and config.logger.mode == "disabled"
     assert steps_of(config)[0] <= 20 and config.model.depth == 2
     assert config.data.size == 48 if name in VISION else config.data.name == "TOY"

@@ -71,7 +71,6 @@ WORDS = {
 
 # ---------------------------------------------------------------------- what is tried
 def values() -> st.SearchStrategy[str]:
-    """The text of any value."""
     numbers, names, odd = (st.sampled_from(texts) for texts in (GOOD + NUMBERS, NAMES, ODD))
     lists = st.lists(st.one_of(numbers, names), min_size=1, max_size=3).map(lambda parts: f"[{','.join(parts)}]")
     return st.one_of(numbers, numbers, names, odd, lists, st.integers().map(str), st.floats().map(repr))
@@ -153,7 +152,6 @@ def assert_one_line(line: str, keys: list[str]) -> None:
 
 
 def assert_taken(overrides: list[str], config: Config) -> None:
-    """The config has the values that were given."""
     parsed = OverridesParser.create().parse_overrides(overrides)
     assert not any(override.is_delete() for override in parsed)
     for key, value in {override.key_or_group: override.value() for override in parsed}.items():

@@ -1,21 +1,19 @@
 """Graph models: sizes, layers against dense formulas, and what must not change a graph's logits."""
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from scipy.special import expit
 
-from data.graphs.tudataset import read_tudataset
 from plstm.errors import UserError
 from plstm.models import GraphConfig, build_model
 from plstm.models.graph import GAT, GCN, GIN, KINDS, MPNN, LSTMCell, neighbourhood
 from plstm.nn.graph import degree_encoding
 from plstm.tasks.graphs import GraphBatches
+from tests.tasks.test_graph_batches import TOY
 
-TOY = read_tudataset("TOY", Path(__file__).parents[1] / "data" / "tudataset" / "TOY")
 FEATURES = TOY.features.shape[1]
 SOURCE = GraphBatches(TOY, 8)
 
@@ -129,9 +127,8 @@ def lstm_by_formula(cell, h, c, adjacency):
     mean = adjacency @ h / np.maximum(adjacency.sum(1), 1)[:, None]
     gates = h @ weight(cell.own) + cell.own.bias[...] + mean @ weight(cell.neighbour)
     enter, keep, new, read = np.split(np.asarray(gates), 4, axis=1)
-    sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
-    memory = sigmoid(keep) * c + sigmoid(enter) * np.tanh(new)
-    return sigmoid(read) * np.tanh(memory), memory
+    memory = expit(keep) * c + expit(enter) * np.tanh(new)
+    return expit(read) * np.tanh(memory), memory
 
 
 @pytest.mark.parametrize("pooled", ["tanh_c", "h"])

@@ -1,11 +1,10 @@
 """Small vision models and images for them."""
 
-import jax
 import numpy as np
-from flax import nnx
 
 from plstm.models import VisionConfig, build_model
 from plstm.models.vision import VisionModel
+from tests.drawing import fill, normal
 
 VIT = {"modes": ["attention"], "pooling": "class_token", "layer_scale": 1e-4}
 MODELS = {"pLSTM": {}, "ViT": VIT | {"layer_scale": 1.0}}
@@ -19,11 +18,8 @@ def tiny(**changes) -> VisionConfig:
 
 def filled(config: VisionConfig, seed: int = 0) -> VisionModel:
     """A model with every parameter drawn from a normal, also those that start at zero or one."""
-    rng = np.random.default_rng(seed)
-    graphdef, params = nnx.split(nnx.eval_shape(lambda: build_model(config, 0)))
-    return nnx.merge(graphdef, jax.tree.map(lambda leaf: 0.3 * rng.normal(size=leaf.shape).astype(np.float32), params))
+    return fill(lambda: build_model(config, 0), 0.3, seed)
 
 
 def draw_images(height=16, width=16, batch=3) -> np.ndarray:
-    """float32 [batch, height, width, 3]."""
-    return np.random.default_rng(1).normal(size=(batch, height, width, 3)).astype(np.float32)
+    return normal(batch, height, width, 3, seed=1)

@@ -5,17 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from scipy.special import expit
 
 from plstm.nn.gates import DModeGates, GroupedGates, Orientation, PModeGates
 from plstm.ops.grid.oracle import gating_matrix_oracle
+from tests.drawing import fill, normal
 
 DIM, HEADS = 32, 2
 GATES = 4 * HEADS
 WIDTH = DIM // GATES  # channels a gate reads
-
-
-def draw_input(seed=0, scale=1.0):
-    return scale * np.random.default_rng(seed).normal(size=(2, 3, 2, DIM)).astype(np.float32)
 
 
 def build(mode, bias_only=False):
@@ -23,10 +21,6 @@ def build(mode, bias_only=False):
     if mode == "D":
         return DModeGates(DIM, HEADS, **options)
     return PModeGates(DIM, HEADS, released=mode == "released", **options)
-
-
-def sigma(pre):
-    return 1 / (1 + np.exp(-np.asarray(pre, np.float64)))
 
 
 def split_gates(pre):
@@ -44,7 +38,7 @@ def grouped_pre(gates: GroupedGates, x):
 
 def angle(orientation: Orientation, x):
     weighed = x @ np.asarray(orientation.weight[...], np.float64)
-    return split_gates(list(np.moveaxis(sigma(np.asarray(orientation.bias[...]) + 0.5 * weighed / DIM), -1, 0)))
+    return split_gates(list(np.moveaxis(expit(np.asarray(orientation.bias[...]) + 0.5 * weighed / DIM), -1, 0)))
 
 
 def transcribed(gates, mode, x):
@@ -52,10 +46,10 @@ def transcribed(gates, mode, x):
     pre = grouped_pre(gates.gates, x)
     if mode == "D":
         s_r, s_d, t_rl, t_dl, t_du, m_l, m_u = pre
-        found = {"s_r": sigma(s_r), "s_d": sigma(s_d), "m_l": sigma(m_l), "m_u": sigma(m_u)}
+        found = {"s_r": expit(s_r), "s_d": expit(s_d), "m_l": expit(m_l), "m_u": expit(m_u)}
         found |= {"t_rl": np.tanh(5 * t_rl), "t_dl": np.tanh(5 * t_dl), "t_du": np.tanh(5 * t_du)}
         return found | {"t_ru": np.zeros_like(t_rl)}
-    source, gamma, mark, alpha = sigma(pre[0]), np.tanh(5 * pre[1]), sigma(pre[2]), angle(gates.orientation, x)
+    source, gamma, mark, alpha = expit(pre[0]), np.tanh(5 * pre[1]), expit(pre[2]), angle(gates.orientation, x)
     if mode == "printed":
         s_r, s_d, right, down = alpha * source, (1 - alpha) * source, gamma * alpha, gamma * (1 - alpha)
     else:
@@ -67,8 +61,8 @@ def transcribed(gates, mode, x):
 
 @pytest.mark.parametrize("bias_only", [False, True])
 @pytest.mark.parametrize("mode", ["printed", "released", "D"])
-def test_gates_follow_the_transcription(filled, mode, bias_only):
-    gates, x = filled(lambda: build(mode, bias_only)), draw_input()
+def test_gates_follow_the_transcription(mode, bias_only):
+    gates, x = fill(lambda: build(mode, bias_only)), normal(2, 3, 2, DIM)
     assert hasattr(gates.gates, "weight") != bias_only
     actual, expected = jax.jit(gates)(x)._asdict(), transcribed(gates, mode, x)
     assert actual.keys() == expected.keys()
@@ -88,10 +82,10 @@ def test_biases_start_as_in_table_2():
 
     x = 100 * np.random.default_rng(0).normal(size=(1, 1, 2, 48)).astype(np.float32)  # changes nothing: weights are 0
     for name, gate in jax.jit(d_mode)(x)._asdict().items():
-        start = {"s": sigma(-4), "m": sigma(-4), "t": 0 if name == "t_ru" else np.tanh(5)}[name[0]]
+        start = {"s": expit(-4), "m": expit(-4), "t": 0 if name == "t_ru" else np.tanh(5)}[name[0]]
         np.testing.assert_allclose(gate, start, rtol=1e-6, err_msg=name)
     right = np.asarray(jax.jit(p_mode)(x).t_rl)[0, :, :, 0].reshape(12, 2)
-    np.testing.assert_allclose(right, np.tanh(5) * sigma([-2, 0, 2] * 4)[:, None] * np.ones(2), rtol=1e-6)
+    np.testing.assert_allclose(right, np.tanh(5) * expit([-2, 0, 2] * 4)[:, None] * np.ones(2), rtol=1e-6)
 
 
 def test_printed_path_weights_stay_bounded_where_released_ones_grow():

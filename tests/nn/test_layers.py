@@ -8,28 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from plstm.nn.layers import MLP, LayerScale, PatchEmbedding, drop_path, exact_gelu, linear, norm
+from plstm.nn.layers import MLP, LayerScale, PatchEmbedding, drop_path, exact_gelu, norm
+from tests.drawing import fill, normal
 
 
-def normal(shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-@pytest.mark.parametrize("kind", ["linear", "patch embedding"])
-def test_kernels_start_normal_with_the_released_deviation_and_patches_lecun_normal(kind):
-    if kind == "linear":
-        layer, variance = linear(512, 256, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)), 2 / (5 * 512)
-    else:
-        layer, variance = PatchEmbedding(16, 3, 256, dtype=jnp.float32, rngs=nnx.Rngs(0)).project, 1 / 768
-    kernel = np.asarray(layer.kernel[...])
-    assert kernel.dtype == np.float32 and kernel.shape == ({"linear": 512}.get(kind, 768), 256)
-    assert kernel.std() == pytest.approx(math.sqrt(variance), rel=0.01)
-    assert kind != "linear" or abs(kernel).max() > 3.5 * kernel.std()  # not truncated at two
-    np.testing.assert_array_equal(layer.bias[...], 0)
-
-
-def test_patches_are_cut_in_reading_order(filled):
-    layer = filled(lambda: PatchEmbedding(2, 3, 12, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+def test_patches_are_cut_in_reading_order():
+    layer = fill(lambda: PatchEmbedding(2, 3, 12, dtype=jnp.float32, rngs=nnx.Rngs(0)))
     layer.project.kernel[...], layer.project.bias[...] = jnp.eye(12), jnp.zeros(12)
     images = np.arange(2 * 4 * 6 * 3, dtype=np.float32).reshape(2, 4, 6, 3)
     tokens = jax.jit(layer)(images)
@@ -44,9 +28,9 @@ def test_patches_are_cut_in_reading_order(filled):
 
 
 @pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
-def test_norms_compute_in_float32_with_an_epsilon_of_1e_5(filled, kind):
-    layer = filled(lambda: norm(kind, 8, nnx.Rngs(0)))
-    x = jnp.asarray(normal((2, 8)) * np.array([[1.0], [1e-3]]), jnp.bfloat16)  # at 1e-3 the epsilon decides
+def test_norms_compute_in_float32_with_an_epsilon_of_1e_5(kind):
+    layer = fill(lambda: norm(kind, 8, nnx.Rngs(0)))
+    x = jnp.asarray(normal(2, 8) * np.array([[1.0], [1e-3]]), jnp.bfloat16)  # at 1e-3 the epsilon decides
     expected = np.asarray(x, np.float64)
     if kind == "layernorm":
         expected = expected - expected.mean(-1, keepdims=True)
@@ -59,9 +43,9 @@ def test_norms_compute_in_float32_with_an_epsilon_of_1e_5(filled, kind):
 
 
 @pytest.mark.parametrize("approximate", [True, False])
-def test_mlp_is_two_layers_around_a_gelu(filled, approximate):
-    layer = filled(lambda: MLP(8, 4, dtype=jnp.float32, rngs=nnx.Rngs(0), approximate=approximate))
-    x = normal((2, 3, 8))
+def test_mlp_is_two_layers_around_a_gelu(approximate):
+    layer = fill(lambda: MLP(8, 4, dtype=jnp.float32, rngs=nnx.Rngs(0), approximate=approximate))
+    x = normal(2, 3, 8)
     hidden = x @ np.asarray(layer.up.kernel[...], np.float64) + layer.up.bias[...]
     by_tanh = np.tanh(math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden**3))
     hidden *= 0.5 * (1 + (by_tanh if approximate else np.vectorize(math.erf)(hidden * math.sqrt(0.5))))
@@ -79,7 +63,7 @@ def test_exact_gelu_is_the_librarys_in_value_and_gradient():
 
 def test_layer_scale_starts_where_told_and_keeps_the_dtype():
     layer = LayerScale(4, 0.25)
-    x = jnp.asarray(normal((3, 4)), jnp.bfloat16)
+    x = jnp.asarray(normal(3, 4), jnp.bfloat16)
     assert layer(x).dtype == jnp.bfloat16 and layer.scale[...].dtype == jnp.float32
     np.testing.assert_array_equal(layer(x), x * 0.25)
     layer.scale[...] = jnp.array([1.0, 2.0, 4.0, 8.0])
@@ -97,7 +81,7 @@ def test_drop_path_drops_whole_samples_and_keeps_the_mean():
 
 
 def test_drop_path_is_off_without_a_key_and_at_rate_zero_and_leaves_nothing_of_what_it_drops():
-    branch = normal((64, 2))
+    branch = normal(64, 2)
     np.testing.assert_array_equal(drop_path(branch, 0.9, None), branch)
     np.testing.assert_array_equal(drop_path(branch, 0.0, jax.random.key(0)), branch)
     dropped = drop_path(np.full((64, 2), np.inf, jnp.bfloat16), 0.5, jax.random.key(0))

@@ -8,6 +8,7 @@ from flax import nnx
 
 from plstm.models.vision import AttentionMixer, PLSTMMixer
 from plstm.ops.grid.oracle import plstm2d_oracle
+from tests.drawing import fill, normal
 
 DIM, HEADS, GRID = 32, 2, (3, 4)
 MODES = ["P released", "P printed", "D"]
@@ -16,10 +17,6 @@ MODES = ["P released", "P printed", "D"]
 def build(mode, dtype=jnp.float32, method="auto"):
     options = dict(released="released" in mode, bias_only=False, gate_init=nnx.initializers.zeros, dtype=dtype)
     return PLSTMMixer(DIM, HEADS, mode[0], method=method, rngs=nnx.Rngs(0), **options)
-
-
-def normal(shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def heads_of(layer, x):
@@ -36,12 +33,12 @@ def transcribed(mixer, x):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_plstm_mixer_follows_the_recurrence(filled, mode):
-    x = normal((2, *GRID, DIM))
-    expected = transcribed(filled(lambda: build(mode)), x)
+def test_plstm_mixer_follows_the_recurrence(mode):
+    x = normal(2, *GRID, DIM)
+    expected = transcribed(fill(lambda: build(mode)), x)
     assert np.abs(expected).max() > 0.1
     for method in ("auto", "parallel", "recurrent") if mode == "P printed" else ("auto",):
-        mixer = filled(lambda method=method: build(mode, method=method))
+        mixer = fill(lambda method=method: build(mode, method=method))
         np.testing.assert_allclose(jax.jit(mixer)(x), expected, atol=3e-5, err_msg=method)
 
 
@@ -54,9 +51,9 @@ def test_plstm_mixer_starts_as_in_table_2():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_gates_are_float32_under_bfloat16(filled, mode):
-    mixer = filled(lambda: build(mode, jnp.bfloat16))
-    x = jnp.asarray(normal((2, *GRID, DIM)), jnp.bfloat16)
+def test_gates_are_float32_under_bfloat16(mode):
+    mixer = fill(lambda: build(mode, jnp.bfloat16))
+    x = jnp.asarray(normal(2, *GRID, DIM), jnp.bfloat16)
     assert jax.eval_shape(mixer, x).dtype == jnp.bfloat16
     gates, exact = jax.jit(mixer.gates)(x), jax.jit(mixer.gates)(np.asarray(x, np.float32))
     for name, gate in gates._asdict().items():
@@ -64,8 +61,8 @@ def test_gates_are_float32_under_bfloat16(filled, mode):
         np.testing.assert_allclose(gate, getattr(exact, name), atol=1e-6)
 
 
-def test_attention_mixer_is_softmax_attention(filled):
-    mixer, x = filled(lambda: AttentionMixer(DIM, HEADS, dtype=jnp.float32, rngs=nnx.Rngs(0))), normal((2, 5, DIM))
+def test_attention_mixer_is_softmax_attention():
+    mixer, x = fill(lambda: AttentionMixer(DIM, HEADS, dtype=jnp.float32, rngs=nnx.Rngs(0))), normal(2, 5, DIM)
     q, k, v = (heads_of(layer, x) for layer in (mixer.qkv.query, mixer.qkv.key, mixer.qkv.value))
     scores = np.einsum("bhqc,bhkc->bhqk", q, k) / np.sqrt(DIM // HEADS)
     weights = np.exp(scores - scores.max(-1, keepdims=True))

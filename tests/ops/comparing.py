@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from plstm.ops.dag import Dag
+from plstm.ops.grid import GridGates
 
 
 @functools.partial(jax.jit, static_argnames="operator")
@@ -34,13 +35,12 @@ def assert_close(actual, expected, tolerance):
 
 
 def check(operator, oracle, arguments: dict, cotangent, tolerance):
-    """The operator against the oracle."""
     expected = outputs_and_gradients(oracle, arguments, cotangent)
     assert_close(outputs_and_gradients(operator, arguments, cotangent), expected, tolerance)
 
 
 def check_bfloat16(operator, oracle, arguments: dict, cotangent, tolerance):
-    """... with its queries, keys and values in bfloat16 and the gates in float32."""
+    """The operator with its queries, keys and values in bfloat16 and the gates in float32."""
     half = arguments | {name: arguments[name].astype(jnp.bfloat16) for name in "qkv"}
     actual = outputs_and_gradients(operator, half, cotangent)
     assert actual["output"].dtype == actual["gradients"]["k"].dtype == jnp.bfloat16
@@ -54,6 +54,11 @@ def draw_transition(rng, shape, largest=1.0, special=0.4):
     """Some are zero, one, negative, or above one."""
     chosen = rng.choice([0.0, 1.0, -1.0, 1.3], size=shape)
     return np.where(rng.random(shape) < special, chosen, rng.uniform(-largest, largest, shape))
+
+
+def draw_gates(height, width) -> GridGates:
+    rng = np.random.default_rng(0)
+    return GridGates(*(jnp.asarray(rng.uniform(-1, 1, (4, height, width))) for _ in GridGates._fields))
 
 
 def draw_dag(nodes: int, share: float, seed: int = 0, double: bool = False) -> Dag:

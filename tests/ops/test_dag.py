@@ -91,11 +91,14 @@ def test_a_chain_gives_what_the_sequence_operator_gives(x64, method):
     np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(("width", "reverse"), [(None, False), (1, False), (4, True)])
 @pytest.mark.parametrize("method", METHODS)
-def test_packing_and_padding_change_nothing(x64, method):
+def test_packing_and_padding_change_nothing(x64, method, width, reverse):
     dags = [DAGS[name] for name in ("sparse", "dense", "empty")]
-    packed, placement = pack(dags, 16, 34)
-    packed = packed.pad(packed.blocks + 1, packed.num_line_edges + 3, 70, 16)
+    packed, placement = pack(dags, 16, 34, width=width)
+    padded = packed.pad(packed.blocks + 1, packed.num_line_edges + 3, 70, packed.depth + 16)
+    assert padded.num_nodes == (packed.blocks + 1) * 16 and padded.num_line_edges == packed.num_line_edges + 3
+    packed, dags = (padded.reverse(), [dag.reverse() for dag in dags]) if reverse else (padded, dags)
     arguments, cotangent = draw(packed)  # padding, too, has numbers
     found = outputs_and_gradients(fast(packed, method), arguments, cotangent)
     line = 0

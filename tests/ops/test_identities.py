@@ -11,6 +11,8 @@ import pytest
 from plstm.ops.grid import GridGates, gating_matrix, plstm2d
 from plstm.ops.sequence import SequenceGates, plstm1d
 
+from .comparing import draw_gates
+
 gating_matrix = functools.partial(jax.jit, static_argnames=("structure", "form"))(gating_matrix)
 RIGHT_DOWN, LEFT_DOWN, RIGHT_UP, LEFT_UP = range(4)
 
@@ -28,11 +30,6 @@ def p_mode(height, width, alpha, **options):
     to_right = dict.fromkeys(("s_r", "t_rl", "t_ru"), alpha)
     to_down = dict.fromkeys(("s_d", "t_dl", "t_du"), 1 - alpha)
     return constant_gates(height, width, **to_right, **to_down, **options)
-
-
-def draw_gates(height, width, seed=0):
-    rng = np.random.default_rng(seed)
-    return GridGates(*(jnp.asarray(rng.uniform(-1, 1, (4, height, width))) for _ in GridGates._fields))
 
 
 def test_a_pair_in_different_rows_and_columns_is_reached_by_exactly_one_direction(x64):

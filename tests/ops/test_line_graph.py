@@ -98,49 +98,6 @@ def test_wrong_graphs_are_named(nodes, edges, message):
         Dag.from_edges(nodes, edges)
 
 
-@pytest.mark.parametrize("width", [None, 1, 4])
-def test_packing_keeps_every_graph_and_its_levels(width):
-    dags = [draw_dag(nodes, 0.4, seed) for seed, nodes in enumerate((7, 3, 9, 1, 5, 8))]
-    packed, placement = pack(dags, 10, 24, width=width)
-    padded = packed.pad(packed.blocks + 2, packed.num_line_edges + 5, 70, packed.depth + 3)
-    for packing in (packed, padded):
-        check_packing(packing, placement, dags)
-        check_schedule(packing, packing.schedule, packing.line_from, packing.line_to)
-        check_schedule(packing, packing.reverse_schedule, packing.line_to, packing.line_from)
-    assert padded.num_nodes == (packed.blocks + 2) * 10 and padded.num_line_edges == packed.num_line_edges + 5
-
-
-def check_packing(packed, placement, dags):
-    assert packed.edge_mask.sum() == sum(dag.num_edges for dag in dags)
-    assert packed.line_mask.sum() == sum(len(dag.line_to) for dag in dags)
-    assert (packed.tail // packed.block_nodes == packed.head // packed.block_nodes).all()
-    assert (packed.tail // packed.block_nodes == np.arange(packed.num_edges) // packed.block_edges).all()
-    used = np.zeros(packed.num_nodes, int)
-    line = 0
-    for dag, node, edge in zip(dags, *placement, strict=True):
-        used[node : node + dag.num_nodes] += 1
-        edges, lines = slice(edge, edge + dag.num_edges), slice(line, line + len(dag.line_to))
-        for name, rows, shift in (("tail", edges, node), ("head", edges, node), ("line_from", lines, edge)):
-            np.testing.assert_array_equal(getattr(packed, name)[rows], getattr(dag, name) + shift)
-        np.testing.assert_array_equal(packed.line_to[lines], dag.line_to + edge)
-        np.testing.assert_array_equal(packed.multitree[lines], dag.multitree)
-        np.testing.assert_array_equal(packed.reverse_multitree[lines], dag.reverse_multitree)
-        assert packed.edge_mask[edges].all() and packed.line_mask[lines].all()
-        line = lines.stop
-    assert used.max() == 1
-
-
-def check_schedule(packed, schedule, line_from, line_to):
-    """Every line edge once, and only after all those that feed it, in rows before its own."""
-    real = schedule < packed.num_line_edges
-    assert sorted(schedule[real].tolist()) == np.flatnonzero(packed.line_mask).tolist()
-    row = np.full(packed.num_line_edges, -1)
-    row[schedule[real]] = np.nonzero(real)[0]
-    for line in np.flatnonzero(packed.line_mask):
-        before = np.flatnonzero(packed.line_mask & (line_to == line_from[line]))
-        assert (row[before] < row[line]).all()
-
-
 def test_packing_refuses_what_does_not_fit():
     dag = draw_dag(7, 0.4)
     with pytest.raises(ValueError, match="7 nodes"):

@@ -6,15 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plstm.ops.grid import GridGates
 from plstm.ops.grid.oracle import gating_matrix_oracle, plstm2d_oracle
 
+from .comparing import draw_gates
+
 STEPS = ((1, 1), (-1, 1), (1, -1), (-1, -1))  # (x, y): right-down, left-down, right-up, left-up
-
-
-def draw_gates(height, width, seed=0):
-    rng = np.random.default_rng(seed)
-    return GridGates(*(jnp.asarray(rng.normal(size=(4, height, width))) for _ in GridGates._fields))
 
 
 def path_weight(gates, direction, node, moves):

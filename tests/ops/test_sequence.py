@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plstm.ops.sequence import SequenceGates, gating_matrix_1d, plstm1d, segment_products
+from plstm.ops.sequence import SequenceGates, gating_matrix_1d, plstm1d
 
 from .comparing import check, check_bfloat16, draw_transition
 
@@ -60,12 +60,6 @@ def test_values_and_gradients_also_at_constant_transitions(length, bits, transit
 @pytest.mark.parametrize("operator", [parallel, recurrent])
 def test_bfloat16_inputs_with_float32_gates(operator):
     check_bfloat16(operator, recurrent, *draw(12), 2e-2)
-
-
-def test_segment_products_are_exact_at_zero_and_negative_transitions():
-    products = segment_products(jnp.array([3.0, -2.0, 0.0, 5.0, -1.0]))
-    expected = [[0, 1, -2, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 5], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]
-    np.testing.assert_array_equal(products, expected)
 
 
 def test_combining_halves_gives_the_whole(x64):

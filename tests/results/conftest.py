@@ -129,7 +129,6 @@ def add_folds(graphs, tmp_path):
 
 
 def edit_line(path, edit, number=0):
-    """Change the record of a line in its file."""
     lines = path.read_text().splitlines()
     line = json.loads(lines[number])
     edit(line["record"])

@@ -8,7 +8,7 @@ from plstm.results.documents import document_paths, fill_document
 from plstm.results.records import write_record
 from scripts import make_tables
 
-from .conftest import ROOT, example_curve, example_record
+from .conftest import ROOT, example_curve, example_record, run_script
 
 VALUE = "<!--= results/b.json rows[grid=12,kind=as given].ours.seconds*1000:,.1f -->old<!--/-->"
 
@@ -81,6 +81,7 @@ def test_damaged_markers_are_named_with_file_and_line(fill, text, words):
 
 def test_the_documents_here_are_fresh_and_a_changed_digit_is_stale(tmp_path, monkeypatch, capsys):
     assert any("<!--=" in path.read_text() for path in document_paths(ROOT))
+    assert run_script("make_tables", "--check").returncode == 0 and "make verify" in (ROOT / ".ci/run").read_text()
     for name in ("results", "docs"):
         shutil.copytree(ROOT / name, tmp_path / name)
     (tmp_path / "README.md").write_text(

@@ -17,7 +17,6 @@ def drawn(table, folder):
 
 
 def has_colour(image, colour):
-    """Whether some pixels have the colour #rrggbb itself."""
     return (image == [int(colour[i : i + 2], 16) for i in (1, 3, 5)]).all(-1).sum() > 20
 
 

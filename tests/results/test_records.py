@@ -5,7 +5,7 @@ import pytest
 
 from data.files import write_file
 from plstm.errors import UserError
-from plstm.results.records import CurvePoint, commits_of, find_record, read_curve, read_records, value_at, write_record
+from plstm.results.records import CurvePoint, commits_of, find_record, read_curve, read_records, write_record
 
 from .conftest import edit_line, example_curve, example_record
 
@@ -35,15 +35,12 @@ def test_a_rerun_takes_the_place_of_its_line(tmp_path):
     assert [point[2:] for point in read_curve(example_record(seed=43), tmp_path)] == [point[2:] for point in points]
 
 
-def _write(seed, folder):
-    write_record(example_record(seed=seed), example_curve(0.9), folder)
-
-
 def test_processes_that_write_at_the_same_time_take_turns(tmp_path):
     (tmp_path / "runs").mkdir()
     left = tmp_path / "runs/.arrow-plstm.jsonl.123.tmp"
     left.write_text("of a killed process")
-    processes = [get_context("fork").Process(target=_write, args=(seed, tmp_path)) for seed in range(8)]
+    arguments = [(example_record(seed=seed), example_curve(0.9), tmp_path) for seed in range(8)]
+    processes = [get_context("fork").Process(target=write_record, args=each) for each in arguments]
     for process in processes:
         process.start()
     for process in processes:
@@ -116,11 +113,3 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=f"disk full: '{path}'"):
         write_file(path, b"new")
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("table.md", b"old")]
-
-
-def test_values_by_dotted_key(tmp_path):
-    record = example_record(lr=3e-4, best={"val": 0.5})
-    assert value_at(record.config, "optim.peak_lr") == 3e-4 and value_at(record.config, "optim.peak.lr", 7) == 7
-    assert record.metric("test_ext") == 0.78 and record.metric("val", at="best") == 0.5
-    for arguments in (("test2",), ("val", "top5"), ("test", "accuracy", "best")):
-        assert record.metric(*arguments) is None

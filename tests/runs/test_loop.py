@@ -1,7 +1,6 @@
 """The loop of train.py: when the host reads from the device, and what a run of several sessions says of them."""
 
 import itertools
-import shutil
 import signal
 from types import SimpleNamespace
 
@@ -10,14 +9,13 @@ import pytest
 
 import train
 from plstm.config import LoopConfig, run_id, to_config
-from plstm.errors import ReadError
+from plstm.errors import ReadError, UserError
 from plstm.results.records import commits_of, read_records
 from plstm.runs.programs import Plan, is_best
+from plstm.runs.weights import lock_folder
 from plstm.tasks import TASKS
-from plstm.training import environment as memory
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.processes import Interrupt
-from plstm.training.tracking import read_metrics
 from tests.commands import paths
 
 
@@ -34,9 +32,9 @@ def start(config):
     """Function that starts, or resumes, a short run in this process; a signal may have come before its first step."""
 
     def start(signal_number: int | None = None):
-        with Interrupt() as interrupt:
-            interrupt.signal_number = signal_number
-            return train.start(config, [], interrupt)
+        with Interrupt() as start.interrupt:
+            start.interrupt.signal_number = signal_number
+            return train.start(config, [], start.interrupt)
 
     return start
 
@@ -84,36 +82,31 @@ def test_the_host_reads_from_the_device_at_log_points_only(start, config, monkey
     assert set(reads) - {None} == {*range(5, steps, 5), steps}
 
 
-def test_where_batches_cannot_be_read_the_run_saves_before_it_ends(start, monkeypatch, capsys):
+@pytest.mark.parametrize("number", [None, signal.SIGTERM])
+def test_where_batches_cannot_be_read_the_run_saves_before_it_ends(
+    config, tmp_path, monkeypatch, capsys, start, number
+):
+    """As where a reading process was killed, for want of memory or by the signal that ends the whole job."""
     batches = TASKS["arrow"].batches
 
     def broken(whole, step):
         yield from itertools.islice(whole.from_step(step), 7 - step)
+        with pytest.raises(UserError, match="another process"), lock_folder(tmp_path / "runs" / run_id(config)):
+            pass
+        start.interrupt.signal_number = number
         raise ReadError("image 7 is gone")
 
     def break_batches(*arguments):
         return SimpleNamespace(from_step=lambda step: broken(batches(*arguments), step))
 
-    with monkeypatch.context() as patch, pytest.raises(ReadError, match="image 7 is gone"):
+    ended = pytest.raises(train.Stopped, match="15") if number else pytest.raises(ReadError, match="image 7 is gone")
+    with monkeypatch.context() as patch, ended:
         patch.setattr(TASKS["arrow"], "batches", break_batches)
         start()
-    assert "saved at step 7; the same command resumes the run" in capsys.readouterr().out
+    said = f"stopped by signal {number} at step 7, saved" if number else "saved at step 7"
+    assert f"{said}; the same command resumes the run" in capsys.readouterr().out.replace("\n", " ")
     start()
     assert "resumed at step 7" in capsys.readouterr().out.replace("\n", " ")
-
-
-def test_forgetting_programs_changes_no_digit(start, config, tmp_path, monkeypatch):
-    few, lines = tmp_path / "max_map_count", []
-    few.write_text("1")
-    config.loop.eval_every = 4
-    for limit in (memory.MOST_MAPPINGS, few):
-        monkeypatch.setattr(memory, "MOST_MAPPINGS", limit)
-        start()
-        found = read_metrics(tmp_path / "runs" / run_id(config) / "metrics.jsonl")
-        lines.append([line | {"examples_per_second": 0} for line in found])
-        for folder in ("runs", "results"):
-            shutil.rmtree(tmp_path / folder)
-    assert lines[0] == lines[1] and len(lines[0]) > 6
 
 
 @pytest.mark.parametrize(("tie", "equal_is_best"), [("latest", True), ("earliest", False)])

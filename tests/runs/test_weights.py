@@ -40,7 +40,6 @@ def save_run(folder: Path, config: Config, checkpoints: dict[int, tuple]) -> Non
 
 
 def drawn(seed: int):
-    """Parameters of `CONFIG`."""
     return nnx.state(filled(CONFIG.model, seed), nnx.Param)
 
 

@@ -3,8 +3,6 @@
 import json
 import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,22 +11,14 @@ from data import decoding
 from data.augment.recipes import RECIPES
 from plstm.ops.grid import FORMS
 from scripts.benchmarks import models, operators
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def benchmark(*arguments: object, status: int = 0, **environment: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "scripts/benchmark.py"), *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | environment)
-    assert done.returncode == status, done.stderr
-    return done
+from tests.commands import ROOT, call
 
 
-def measured(subject: str, out: Path, *arguments: object, **options: str) -> dict:
+def measured(subject: str, out: Path, *arguments: object, **options) -> dict:
     """The record of a subject measured with one repeat."""
-    done = benchmark(subject, *arguments, "--repeats", 1, "--out", out, **options)
+    printed = call("scripts/benchmark.py", subject, *arguments, "--repeats", 1, "--out", out, **options)
     record = json.loads(out.read_text())
-    assert len(done.stdout.splitlines()) >= len(record["rows"]) + 1 and f"Written to {out}" in done.stdout
+    assert len(printed.splitlines()) >= len(record["rows"]) + 1 and f"Written to {out}" in printed
     assert record["command"].startswith(f"python scripts/benchmark.py {subject}") and "commit" in record
     assert record["hardware"]["platform"] == "cpu" and record["settings"]["repeats"] == 1
     assert record["peak_memory_bytes"] > 2**20
@@ -61,12 +51,8 @@ def test_ratios_are_of_medians_and_within_rounds():
     ],
 )
 def test_bad_input_is_named_in_one_line(arguments, words):
-    stderr = benchmark(*arguments, status=2).stderr
+    stderr = call("scripts/benchmark.py", *arguments, status=2)
     assert stderr.startswith("error: ") and words in stderr and stderr.count("\n") == 1
-
-
-def test_help_lists_the_options_of_a_subject():
-    assert "--grids" in benchmark("operator", "--help").stdout
 
 
 def test_the_operator_is_compared_with_the_scan(tmp_path):
@@ -107,7 +93,8 @@ def test_both_models_are_timed_and_their_ratio_written(tmp_path):
 @pytest.mark.slow
 def test_epochs_of_each_graph_model_are_timed(tmp_path):
     options = ["--sets", "TOY", "--models", "gin", "gcn"]
-    rows = measured("graphs", tmp_path / "graphs.json", *options, PLSTM_DATA=str(ROOT / "tests/data"))["rows"]
+    environment = os.environ | {"PLSTM_DATA": str(ROOT / "tests/data")}
+    rows = measured("graphs", tmp_path / "graphs.json", *options, environment=environment)["rows"]
     assert [(row["set"], row["model"], row["steps"]) for row in rows] == [("TOY", "gin", 1), ("TOY", "gcn", 1)]
     assert min(row["compile_seconds"] for row in rows) > 0
 

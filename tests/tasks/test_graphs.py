@@ -1,6 +1,5 @@
 """Graphs on the training loop: folds and their records, batch norm's statistics, and runs that are killed."""
 
-import dataclasses
 import json
 import signal
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from flax import nnx
 
 from data.graphs.tudataset import Sizes
-from plstm.config import check, to_config
+from plstm.config import to_config
 from plstm.errors import UserError
 from plstm.results.records import read_curve, read_records, record_problems
 from plstm.runs.weights import from_checkpoint, save_safetensors
@@ -49,13 +48,11 @@ def records(finished) -> dict:
 
 @pytest.fixture(scope="module")
 def run(finished, records) -> Path:
-    """The folder of the first fold."""
     return finished / "runs" / records[0].id
 
 
 @pytest.fixture
 def task(composed):
-    """That of the first fold."""
     return TASKS["graphs"](to_config(composed(*TINY, f"data.root={ROOT}/tests/data")))
 
 
@@ -172,21 +169,3 @@ def test_splits_and_epochs_have_the_graphs_of_their_part_of_the_fold(task):
     found = [epoch(43, 0), epoch(43, 1), epoch(44, 0)]
     assert epoch(43, 0, 2) == found[0] + found[1]
     assert all(sorted(each) == sorted(parts["train"]) for each in found) and len(set(map(tuple, found))) == 3
-
-
-@pytest.mark.parametrize(
-    ("part", "changes", "message"),
-    [
-        ("data", {"name": "../x"}, "data.name=../x: a set of TUDataset is named by"),
-        ("data", {"fold": 10}, "data.fold=10: must be from 0 to data.folds - 1, 9"),
-        ("data", {"folds": 2}, "data.folds=2: must be at least 3"),
-        ("mesh", {"fsdp": 2}, "mesh.fsdp=2"),
-        ("optim", {"label_smoothing": 0.1}, "optim.label_smoothing=0.1"),
-        ("model", {"kind": "gtn"}, "model.kind=gtn"),
-        ("init_from", "0123456789ab", "init_from=0123456789ab: graph models start anew"),
-    ],
-)
-def test_wrong_values_are_named(task, part, changes, message):
-    group = changes if part == "init_from" else dataclasses.replace(getattr(task.config, part), **changes)
-    with pytest.raises(UserError, match=message):
-        check(dataclasses.replace(task.config, **{part: group}))

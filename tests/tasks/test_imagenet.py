@@ -33,35 +33,6 @@ def config_of(augment=None, loss="cross_entropy", smoothing=0.0, **data) -> Conf
     )
 
 
-@pytest.mark.parametrize(
-    ("group", "key", "value", "words"),
-    [
-        ("data", "name", "cifar", "imagenet2012, mosaics"),
-        ("data", "classes", 10, "1,000 classes"),
-        ("data", "size", 64, "follow data.classes and data.size"),
-        ("data", "train_images", 0, "at least 1"),
-        ("data", "held_out", 11, "a tenth of data.train_images"),
-        ("data", "held_out", 0, "no split val"),
-        ("data", "eval_images", 0, "at least 1, or null"),
-        *(("data", "crop_ratio", ratio, "from 0.1 to 1") for ratio in (0.0, 1.1)),
-        ("data", "workers", -1, "from 0 to 1024"),
-        ("data", "max_corrupt", 1.5, r"in \[0, 1\]"),
-        ("optim", "batch_size", 91, "more than the 90 training images"),
-        ("optim", "loss", "hinge", "cross_entropy, binary_cross_entropy"),
-        ("loop", "eval_splits", ["val_ext"], "train, val, test"),
-        ("loop", "final_splits", [], "at least one"),
-        ("augment", "mixup", -1.0, "at least 0"),
-    ],
-)
-def test_bad_values_are_named(group, key, value, words):
-    config = config_of()
-    check(config)
-    setattr(getattr(config, group), key, value)
-    with pytest.raises(UserError, match=words) as caught:
-        check(config)
-    assert f"{group}.{key}" in str(caught.value) and "\n" not in str(caught.value)
-
-
 def test_what_does_not_go_together_is_named():
     config = config_of()
     config.augment = None
@@ -122,10 +93,7 @@ def test_labels_are_smoothed_before_they_are_mixed_and_accuracy_is_of_the_unmixe
 def test_erasing_comes_before_mixing(batch):
     model, plain = Listener(batch["label"]), normalise(batch["image"])
     ImageNetTask(config_of(AugmentConfig(random_erasing=1.0))).loss(model, batch, jax.random.key(0))
-    changed = np.asarray(model.images != plain).any(-1)
-    for image in changed:  # one box each
-        rows, columns = np.flatnonzero(image.any(1)), np.flatnonzero(image.any(0))
-        assert image[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all() and 0 < image.mean() < 0.4
+    assert np.asarray(model.images != plain).any((1, 2, 3)).all()
     erased = model.images
     ImageNetTask(config_of(AugmentConfig(random_erasing=1.0, mixup=0.8))).loss(model, batch, jax.random.key(0))
     _, mixing_key, _ = jax.random.split(jax.random.key(0), 3)

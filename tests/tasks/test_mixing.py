@@ -21,11 +21,6 @@ def _maps(key, *settings):
     return kept_weights(key, HEIGHT, WIDTH, *settings)
 
 
-@pytest.fixture(scope="module")
-def both():
-    return np.asarray(_maps(jax.random.split(jax.random.key(0), MAPS), 0.5, 0.8, 1.0))
-
-
 def cutmix_oracle(draws: int, alpha: float) -> np.ndarray:
     """Maps of the weight kept, one draw at a time."""
     rng, maps = np.random.default_rng(3), np.ones((draws, HEIGHT, WIDTH), np.float32)
@@ -46,14 +41,12 @@ def assert_mixup(maps: np.ndarray, alpha: float) -> None:
     assert stats.kstest(maps[:, 3, 5], stats.beta(alpha, alpha).cdf).pvalue > 1e-3
 
 
-def test_half_the_batches_get_mixup_with_its_beta(both):
+def test_half_the_batches_get_mixup_and_half_boxes_with_the_distribution_of_the_oracle():
+    both = np.asarray(_maps(jax.random.split(jax.random.key(0), MAPS), 0.5, 0.8, 1.0))
     cut = is_cutmix(both)
     assert stats.binomtest(int(cut.sum()), MAPS).pvalue > 1e-3
     assert_mixup(both[~cut], 0.8)
-
-
-def test_cutmix_boxes_have_the_oracle_s_distribution(both):
-    maps, oracle = both[is_cutmix(both)], cutmix_oracle(20_000, 1.0)
+    maps, oracle = both[cut], cutmix_oracle(20_000, 1.0)
     assert stats.ks_2samp(maps.mean(axis=(1, 2)), oracle.mean(axis=(1, 2))).pvalue > 1e-3
     np.testing.assert_allclose(maps.mean(axis=0), oracle.mean(axis=0), atol=5 * 0.5 / len(maps) ** 0.5)
     for axis in (1, 2):

@@ -1,5 +1,3 @@
-from xml.etree import ElementTree
-
 import numpy as np
 from flax import nnx
 from PIL import Image
@@ -7,16 +5,11 @@ from PIL import Image
 from plstm.models.vision import VisionConfig, VisionModel
 from plstm.tasks import pictures
 from plstm.tasks.vision import draw_gating, draw_samples
+from tests.results.conftest import svg_texts
 
 
 def pixels(path):
     return np.asarray(Image.open(path).convert("RGB"))
-
-
-def svg_texts(path):
-    """The texts of an SVG: matplotlib writes each as a comment before its outlines."""
-    parser = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
-    return [node.text.strip() for node in ElementTree.parse(path, parser).iter() if node.tag is ElementTree.Comment]
 
 
 def test_samples_show_prediction_and_correctness(tmp_path):

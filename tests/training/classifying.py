@@ -11,7 +11,6 @@ SIZE = 16  # pixels per side: a 4 x 4 grid of patches
 
 
 def draw_split(count: int, seed: int = 0) -> PackedSplit:
-    """Random black-and-white images with random labels."""
     rng = np.random.default_rng(seed)
     images = rng.choice(np.array([0, 255], np.uint8), (count, SIZE, SIZE))
     return PackedSplit(pack(images), rng.integers(2, size=count, dtype=np.uint8), SIZE)

@@ -7,6 +7,7 @@ and saves it in FOLDER/LAYOUT; then restores each of these checkpoints in the la
 first. The operator works in chunks. Process 0 writes the states to FOLDER/LAYOUT.npy, and prints one JSON object.
 """
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -15,7 +16,6 @@ import jax
 import numpy as np
 from flax import nnx
 
-from data.loading import PackedSplit
 from plstm.models import VisionConfig, build_model
 from plstm.nn.layers import drop_path
 from plstm.ops.grid import chunks
@@ -24,6 +24,7 @@ from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import OptimConfig, build_optimizer
 from plstm.training.processes import Votes, from_main, is_main, start_processes
 from plstm.training.steps import evaluate, init_state, make_predict, make_train_step
+from tests.drawing import fill
 from tests.training import classifying
 
 BATCH, EXAMPLES = 8, 19
@@ -42,20 +43,9 @@ class MLP(nnx.Module):
 
 def start_state(model: str, optimizer):
     """The model's definition and step 0, every parameter drawn by NumPy."""
-    rng = np.random.default_rng(0)
     build = {"pLSTM": lambda: build_model(CONFIG, 0), "MLP": MLP}[model]
-    graphdef, params = nnx.split(nnx.eval_shape(build))
-    params = jax.tree.map(lambda leaf: (0.1 * rng.normal(size=leaf.shape)).astype(np.float32), params)
-    graphdef, state = init_state(nnx.merge(graphdef, params), optimizer)
+    graphdef, state = init_state(fill(build, 0.1), optimizer)
     return graphdef, jax.tree.map(np.asarray, state)
-
-
-def draw_split() -> PackedSplit:
-    """This process's part of random images."""
-    rng = np.random.default_rng(1)
-    bits = rng.integers(256, size=(EXAMPLES, 32), dtype=np.uint8)
-    labels = rng.integers(2, size=EXAMPLES, dtype=np.uint8)
-    return PackedSplit(bits, labels, 16, jax.process_index(), jax.process_count())
 
 
 def flat(tree) -> np.ndarray:
@@ -65,7 +55,8 @@ def flat(tree) -> np.ndarray:
 def main(model: str, folder: Path, names: list[str]) -> None:
     start_processes(60)
     chunks.BYTES_PER_CORE = 1
-    split, key = draw_split(), jax.random.key(0)
+    part = {"process_index": jax.process_index(), "process_count": jax.process_count()}
+    split, key = dataclasses.replace(classifying.draw_split(EXAMPLES), **part), jax.random.key(0)
     optimizer, schedule = build_optimizer(OptimConfig(), lambda step: 1e-2), lambda step: 1e-2
     graphdef, start = start_state(model, optimizer)
     measure = make_predict(graphdef, classifying.measure)

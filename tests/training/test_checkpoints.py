@@ -142,8 +142,13 @@ def test_one_bit_in_any_file_is_found_and_whichever_file_is_cut_it_is_whole_or_r
 
 DAMAGES = {
     "a bit of the data": lambda step: flip(biggest(step)),
+    "cut data": lambda step: os.truncate(biggest(step), biggest(step).stat().st_size // 2),
+    "no data": lambda step: os.truncate(biggest(step), 0),
+    "a file missing": lambda step: (step / "state" / "_METADATA").unlink(),
     "no state": lambda step: shutil.rmtree(step / "state"),
+    "half of it missing": lambda step: [shutil.rmtree(step / "state"), (step / "SHA256SUMS").unlink()],
     "no info": lambda step: shutil.rmtree(step / "info"),
+    "cut info": lambda step: os.truncate(step / "info" / "metadata", 5),
     "a cut score": lambda step: os.truncate(step / "metrics" / "metrics", 5),
     "no sums": lambda step: (step / "SHA256SUMS").unlink(),
     "cut sums": lambda step: os.truncate(step / "SHA256SUMS", 100),

@@ -9,6 +9,7 @@ from flax import nnx
 
 from plstm.models import VisionConfig, build_model
 from plstm.training.optimizers import OptimConfig, build_optimizer, decay_mask, epoch_schedule, learning_rate_schedule
+from plstm.training.steps import named_leaves
 
 STEPS, WARMUP = 39_050, 781
 PEAK = 3e-4
@@ -46,24 +47,11 @@ def test_only_kernels_and_gate_weights_decay(kind):
     vit = {"modes": ["attention"], "pooling": "class_token", "norm": "layernorm"}
     config = VisionConfig(image_size=32, dim=32, heads=2, depth=4, layer_scale=0.1, **(vit if kind == "ViT" else {}))
     params = nnx.state(nnx.eval_shape(lambda: build_model(config, 0)), nnx.Param)
-    names = {True: set(), False: set()}
-    for path, decays in nnx.to_flat_state(decay_mask(params)):
-        names[jax.tree.leaves(decays)[0]].add(".".join(str(part) for part in path if not isinstance(part, int)))
-    block = "groups.blocks."
-    layers = [block + layer for layer in ("mixer.qkv.query", "mixer.qkv.key", "mixer.qkv.value", "mlp.up", "mlp.down")]
-    layers += ["embedding.project", "head"]
-    kernels = {f"{layer}.kernel" for layer in layers} | {f"{block}mixer.out.kernel"}
-    rest = {f"{layer}.bias" for layer in layers} | {"norm.scale", "position"}
-    rest |= {block + part for part in ("mixer_norm.scale", "mlp_norm.scale", "mixer_scale.scale", "mlp_scale.scale")}
-    if kind == "ViT":
-        rest |= {"class_token", "norm.bias", f"{block}mixer.out.bias"}
-        rest |= {block + part for part in ("mixer_norm.bias", "mlp_norm.bias")}
-    else:
-        gates = [f"{block}mixer.gates.{part}" for part in ("gates", "orientation")]
-        kernels |= {f"{gate}.weight" for gate in gates}
-        rest |= {f"{gate}.bias" for gate in gates}
-        rest |= {f"{block}mixer.direct_bias", f"{block}mixer.norm_scale"}
-    assert names == {True: kernels, False: rest}
+    own = {"class_token"} if kind == "ViT" else {"direct_bias", "norm_scale"}
+    names = {True: {"kernel"} | ({"weight"} if kind == "pLSTM" else set()), False: {"bias", "scale", "position"} | own}
+    mask = named_leaves(decay_mask(params))
+    for decays in names:
+        assert {name.split(".")[-1] for name in mask if mask[name] is decays} == names[decays]
 
 
 def draw(seed, scale=1.0):

@@ -16,10 +16,6 @@ def plain_console() -> Console:
     return Console(file=io.StringIO(), force_terminal=False, width=40)
 
 
-def live_console() -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, width=140, legacy_windows=False, _environ={"TERM": "xterm"})
-
-
 def make(total: int, console: Console, start: int = 0, clock=lambda: 100.0) -> Progress:
     return Progress(total, start, "arrow [pLSTM]", "images", console, clock)
 
@@ -50,7 +46,11 @@ def test_plain_lines_come_at_most_every_so_often_and_for_the_last_step():
 
 
 def test_live_bar_shows_the_same_values_and_stops_on_errors():
-    console, text = live_console(), "saved [bold] outputs/checkpoints/1200 :smile: " + 9 * "more than a line holds "
+    live = dict(force_terminal=True, width=140, legacy_windows=False, _environ={"TERM": "xterm"})
+    console, text = (
+        Console(file=io.StringIO(), **live),
+        "saved [bold] outputs/checkpoints/1200 :smile: " + 9 * "more than a line holds ",
+    )
     with pytest.raises(RuntimeError), make(3000, console, start=1000) as progress:
         progress.show(1200, VALUES)
         print_plain(console, text)

@@ -117,7 +117,8 @@ def test_offline_run_holds_what_was_logged_and_no_secret(tmp_path):
     assert {path.suffix for path in files} == {".wandb", ".log", ".png"}, "no code, requirements or metadata"
 
 
-def test_without_a_server_one_line_ends_the_tracking_not_the_run(tmp_path):
+@pytest.mark.parametrize("listens", [False, True])
+def test_without_an_answer_one_line_ends_the_tracking_not_the_run(tmp_path, listens):
     script = """
         tracking.INIT_TIMEOUT = 2
         tracker = start("online")
@@ -126,7 +127,9 @@ def test_without_a_server_one_line_ends_the_tracking_not_the_run(tmp_path):
         print("trained")
     """
     with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))  # and does not listen
+        server.bind(("127.0.0.1", 0))
+        if listens:  # and never answers
+            server.listen(64)
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         output, errors = run_script(tmp_path, script, WANDB_BASE_URL=address, WANDB_API_KEY="0" * 40)
     assert output == "trained\n"

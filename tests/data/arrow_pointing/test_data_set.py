@@ -1,13 +1,10 @@
 """The arrow-pointing data set on disk: the TFDS builder, the packed form, failures, and the commands."""
 
-import functools
 import io
 import itertools
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +17,10 @@ from data.arrow_pointing.geometry import SPLITS, ArrowVariant, render
 from data.files import data_root
 from data.loading import StreamedBatches, unpack
 from plstm.errors import UserError
+from tests.commands import begin, call, end
 from tests.data.batching import take
 
-ROOT = Path(__file__).resolve().parents[3]
+MODULE = ["-m", "data.arrow_pointing"]
 VARIANT = ArrowVariant(train_seed=7, size=45, scale=0.25, train_images=40, eval_images=9)  # 45 * 45 is no multiple of 8
 
 
@@ -35,7 +33,6 @@ def prepared(tmp_path_factory):
 
 @pytest.fixture
 def root(prepared, tmp_path):
-    """A copy of the prepared data that a test may damage."""
     return shutil.copytree(prepared, tmp_path / "data")
 
 
@@ -45,14 +42,6 @@ def folder(root: Path, name: str = "arrow_pointing") -> Path:
 
 def images(split: str) -> list[np.ndarray]:
     return [render(arrow, VARIANT.canvas(split)) for arrow in VARIANT.arrows(split)]
-
-
-def python(*arguments: str, **options) -> subprocess.CompletedProcess:
-    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 120} | options
-    return subprocess.run([sys.executable, *arguments], **options)
-
-
-run = functools.partial(python, "-m", "data.arrow_pointing")
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -74,8 +63,7 @@ def test_named_variants_are_built_read_and_pickled_by_name(tmp_path, monkeypatch
     assert pickle.loads(pickle.dumps(source))[3]["label"] == source[3]["label"]
     program = "import sys, data.arrow_pointing, data.arrow_pointing.builder, tensorflow_datasets as tfds; "
     program += "print(len(tfds.data_source('arrow_pointing/seed44', data_dir=sys.argv[1])['train']))"
-    done = python("-c", program, str(tmp_path))
-    assert done.stdout == "40\n", done.stderr
+    assert call("-c", program, tmp_path) == "40\n"
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -95,18 +83,13 @@ def zipped(**arrays: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-DAMAGES = {
-    "cut": lambda content: content[:-100],
-    "another shape": lambda content: zipped(bits=np.zeros((40, 2), np.uint8), labels=np.zeros(40, np.uint8)),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", ["cut", "another shape"])
 def test_damaged_packed_file_is_packed_again(root, damage):
     before = load_packed(VARIANT, "train", str(root))
     file = folder(root, "arrow_pointing_packed") / "train.npz"
     sound = file.read_bytes()
-    file.write_bytes(DAMAGES[damage](sound))
+    other = zipped(bits=np.zeros((40, 2), np.uint8), labels=np.zeros(40, np.uint8))
+    file.write_bytes(sound[:-100] if damage == "cut" else other)
     after = load_packed(VARIANT, "train", str(root))
     np.testing.assert_array_equal(after.bits, before.bits)
     assert file.read_bytes() == sound and os.listdir(file.parent) == ["train.npz"]
@@ -165,8 +148,7 @@ def test_missing_data_names_the_command_that_builds_it(tmp_path):
     with pytest.raises(UserError, match=VARIANT.name) as caught:
         load_packed(VARIANT, "train", str(tmp_path), generate=False)
     command = str(caught.value).split("python -m data.arrow_pointing ")[1]
-    built = run(*command.split())
-    assert built.returncode == 0 and built.stdout.strip() == str(folder(tmp_path)), built.stderr
+    assert call(*MODULE, *command.split()).strip() == str(folder(tmp_path))
     assert len(load_packed(VARIANT, "train", str(tmp_path), generate=False).labels) == 40
 
 
@@ -191,17 +173,15 @@ except UserError as error:
 
 
 def test_failed_write_is_named_and_leaves_nothing_half_done(tmp_path):
-    done = python("-B", "-c", FULL_DISK, str(tmp_path))
-    assert str(tmp_path) in done.stdout and "File too large" in done.stdout, done.stderr
+    printed = call("-B", "-c", FULL_DISK, tmp_path)
+    assert str(tmp_path) in printed and "File too large" in printed
     assert not list(tmp_path.rglob("*array_record*"))
 
 
 def test_two_processes_at_once_share_one_preparation(tmp_path):
     sizes = ["--size=48", "--scale=0.25", "--train-images=300", "--eval-images=5", f"--root={tmp_path}"]
-    command = [sys.executable, "-m", "data.arrow_pointing", "build", *sizes]
-    both = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    notes = [process.communicate(timeout=120)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], notes
+    both = [begin(*MODULE, "build", *sizes) for _ in range(2)]
+    notes = [end(process)[1] for process in both]
     assert sum("preparing" in note for note in notes) == 1, notes
     config = ArrowVariant(size=48, scale=0.25, train_images=300, eval_images=5)
     assert len(load_packed(config, "train", str(tmp_path), generate=False).labels) == 300
@@ -228,37 +208,24 @@ def test_impossible_variants_and_splits_are_refused(field, value):
         data_source(VARIANT, "validation")
 
 
-def test_tfds_builds_from_the_file_without_tensorflow(tmp_path):
-    # The `tfds` program imports TensorFlow for commands of its own; this is what its `build` does.
-    program = "import sys, simple_parsing; from tensorflow_datasets.scripts.cli import build as b; "
-    program += "simple_parsing.parse(b.Args, args=sys.argv[1:]).execute(); assert 'tensorflow' not in sys.modules"
-    config = '{"size": 45, "scale": 0.25, "train_seed": 7, "train_images": 40, "eval_images": 9}'
-    arguments = [str(ROOT / "data/arrow_pointing/builder.py"), "--config", config, "--data_dir", str(tmp_path)]
-    done = python("-c", program, *arguments, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0, done.stderr
-    assert len(load_packed(VARIANT, "test_ext", str(tmp_path), generate=False).labels) == 9
-
-
-BAD_COMMANDS = {
-    "hash valid": "val_ext",
-    "hash val --seed 44": "--seed 44",
-    "hash val --count 6000": "hash val takes 1 to 5120",
-    "sheet val sheet.png --count 0": "sheet val takes 1 to 600 images",
-}
-
-
-@pytest.mark.parametrize("command", BAD_COMMANDS)
-def test_bad_commands_say_what_is_wrong(command):
-    done = run(*command.split())
-    assert done.returncode == 2 and not done.stdout
-    assert BAD_COMMANDS[command] in done.stderr and "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("hash valid", "val_ext"),
+        ("hash val --seed 44", "--seed 44"),
+        ("hash val --count 6000", "hash val takes 1 to 5120"),
+        ("sheet val sheet.png --count 0", "sheet val takes 1 to 600 images"),
+    ],
+)
+def test_bad_commands_say_what_is_wrong(command, words):
+    errors = call(*MODULE, *command.split(), status=2)
+    assert words in errors and "Traceback" not in errors
 
 
 def test_hash_and_sheet_commands(tmp_path):
-    done = run("hash", "train", "--count", "1000")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "train 1000 470 4a0392e4b4a57134fe91c282\n", "")
-    done = run("sheet", "val_ext", str(tmp_path / "sheet.png"), "--count", "7", "--size", "48", "--scale", "0.25")
-    assert done.returncode == 0, done.stderr
+    hashed = end(begin(*MODULE, "hash", "train", "--count", "1000"))
+    assert hashed == ("train 1000 470 4a0392e4b4a57134fe91c282\n", "")
+    call(*MODULE, "sheet", "val_ext", tmp_path / "sheet.png", "--count", 7, "--size", 48, "--scale", 0.25)
     assert os.listdir(tmp_path) == ["sheet.png"]
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.width > 6 * 160 and sheet.height > 2 * 96

@@ -1,7 +1,5 @@
-import subprocess
 import sys
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +9,7 @@ from data.augment import __main__ as commands
 from data.augment.operations import OPERATIONS
 from data.augment.recipes import RAND_ARGUMENTS
 from plstm.errors import run_script
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.commands import call
 
 
 @pytest.fixture
@@ -40,10 +37,9 @@ def run(folder, monkeypatch, capsys):
 
 
 def test_help_lists_recipes_and_operations():
-    command = [sys.executable, "-m", "data.augment", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    printed = call("-m", "data.augment", "--help")
     for word in ("deit3_finetune", "three_augment", "rand-m9-mstd0.5-inc1", "1.81, 0.19", "sheet", *RAND_ARGUMENTS):
-        assert word in done.stdout
+        assert word in printed
 
 
 def test_op_writes_known_bytes(run, folder):

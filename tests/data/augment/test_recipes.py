@@ -3,26 +3,21 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from scipy import stats
 
 from data.augment.operations import GEOMETRIC
 from data.augment.recipes import RAND_ARGUMENTS, RECIPES, AugmentConfig, RandAugment, parse_rand_augment
 from plstm.errors import UserError
+from tests.commands import ROOT
 
 RAND = "rand-m9-mstd0.5-inc1"
 
 
-def test_recipes_are_the_papers():
-    keys = ("flip", "auto_augment", "color_jitter", "random_erasing", "repeats", "mixup", "cutmix")
-    table = {
-        "deit3": (0.5, "three_augment", 0.3, 0.0, 3, 0.8, 1.0),
-        "deit3_finetune": (0.5, RAND, 0.0, 0.0, 1, 0.8, 1.0),
-        "deit": (0.5, RAND, 0.0, 0.25, 3, 0.8, 1.0),
-        "none": (0.5, None, 0.0, 0.0, 1, 0.0, 0.0),
-    }
-    assert {name: vars(config) for name, config in RECIPES.items()} == {
-        name: dict(zip(keys, values, strict=True)) for name, values in table.items()
-    }
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_are_those_of_the_configs(name):
+    """Which are the paper's: tests/config/test_experiments.py."""
+    assert vars(RECIPES[name]) == {**vars(AugmentConfig()), **OmegaConf.load(ROOT / f"configs/augment/{name}.yaml")}
 
 
 def test_values_out_of_range_are_named():

@@ -4,10 +4,7 @@ import gc
 import io
 import os
 import signal
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -20,9 +17,9 @@ from data.augment.views import augment, evaluation_crop, view_rng
 from data.imagenet import batches as images
 from data.imagenet.batches import ImageBatches, ImageSplit
 from plstm.errors import UserError
+from tests.commands import ROOT, begin
 from tests.data.batching import assert_same, joined, take
 
-ROOT = Path(__file__).resolve().parents[3]
 COUNT, SIZE, SEED = 23, 16, 5
 CONFIG = AugmentConfig(repeats=3, color_jitter=0.3)
 
@@ -210,9 +207,8 @@ def reader(tmp_path):
     for number, content in enumerate(FILES):
         (tmp_path / f"images/a/{number}.png").write_bytes(content)
     (tmp_path / "reader.py").write_text(READER)
-    command = [sys.executable, tmp_path / "reader.py", tmp_path / "images"]
-    options = {"env": os.environ | {"PYTHONPATH": str(ROOT)}, "text": True}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with begin(tmp_path / "reader.py", tmp_path / "images", environment=environment) as process:
         for _ in range(2):  # one of each
             assert process.stdout.readline() == "batch\n"
         children = psutil.Process(process.pid).children()

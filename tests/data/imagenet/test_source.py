@@ -1,7 +1,6 @@
 """ImageNet on disk: small tars in the official layout through TFDS's own builder, read back; and the commands."""
 
 import io
-import itertools
 import pickle
 import shutil
 import sys
@@ -10,9 +9,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from data.augment.recipes import AugmentConfig
 from data.decoding import decode
-from data.imagenet.batches import ImageBatches, ImageSplit
 from data.imagenet.source import TRAIN_TAR, VAL_TAR, load_source, prepare, synsets
 from plstm.errors import UserError
 from scripts import make_photos, prepare_imagenet
@@ -82,6 +79,7 @@ def test_validation_images_keep_bytes_and_have_the_official_classes(root, tars):
     found = examples(root, "test")
     assert "tensorflow" not in sys.modules
     assert {name: example["image"] for name, example in found.items()} == contents((tars / VAL_TAR).read_bytes())
+    assert list(examples(root, "test", most=10)) == list(found)[:10]
     official = synsets("validation_labels.txt")
     labels = [example["label"] for example in found.values()]
     assert sorted(labels) == sorted([0, 250, 500, 750] * VAL)  # four classes spread over the thousand
@@ -125,27 +123,6 @@ def test_a_damaged_file_is_named(root, tmp_path):
     path.write_bytes(content)
     with pytest.raises(UserError, match=f"{copy}/imagenet2012.*cannot be read"):
         list(load_source("train", str(copy)))
-
-
-@pytest.mark.multiprocess
-def test_two_epochs_of_training_and_an_evaluation(root):
-    source = load_source("train", str(root), held_out=0)
-
-    def train(**options):
-        stream = ImageBatches(source, 32, 12, AugmentConfig(repeats=3), 1, max_corrupt=0.1, **options).from_step(0)
-        with pytest.warns(UserWarning, match=f"{CORRUPT}: cannot be decoded"):
-            found = [(batch["image"].copy(), batch["label"]) for batch in itertools.islice(stream, 4)]
-        stream.close()
-        return [np.stack(arrays) for arrays in zip(*found, strict=True)]
-
-    whole = train()  # two epochs: 27 images are two batches of four images, three views each
-    assert [len(set(labels[:3].tolist())) for labels in whole[1]] == [1] * 4
-    for found, expected in zip(train(workers=2), whole, strict=True):
-        np.testing.assert_array_equal(found, expected)
-
-    test = load_source("test", str(root), most=10)
-    seen = [label for batch in ImageSplit(test, 32, 0.875).batches(8) for label in batch["label"][batch["mask"]]]
-    assert seen == [example["label"] for example in test] and len(seen) == 10
 
 
 def command(monkeypatch, *arguments) -> None:

@@ -1,0 +1,17 @@
+"""Arrays and parameters drawn from a normal."""
+
+import jax
+import numpy as np
+from flax import nnx
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def fill(build, scale: float = 0.5, seed: int = 0) -> nnx.Module:
+    """The module that `build()` makes with every parameter drawn, so that no gate reads another's unnoticed."""
+    rng = np.random.default_rng(seed)
+    graphdef, params = nnx.split(nnx.eval_shape(build))
+    drawn = jax.tree.map(lambda leaf: (scale * rng.normal(size=leaf.shape)).astype(leaf.dtype), params)
+    return nnx.merge(graphdef, drawn)
