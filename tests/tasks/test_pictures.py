@@ -3,7 +3,7 @@ from flax import nnx
 from PIL import Image
 
 from plstm.models.vision import VisionConfig, VisionModel
-from plstm.tasks import pictures
+from plstm.tasks import vision
 from plstm.tasks.vision import draw_gating, draw_samples
 from tests.results.conftest import svg_texts
 
@@ -36,7 +36,7 @@ def test_gating_shows_sign_scale_and_source(tmp_path, monkeypatch):
     y, x = np.mgrid[:12, :12]
     pattern = np.where((y >= 6) & (x >= 6), 0.5 ** (y - 6) * (-0.7) ** (x - 6.0), 0.0)[None]
     patterns = {"D": (1, pattern), "P": (0, np.zeros((1, 12, 12)))}
-    monkeypatch.setattr(pictures, "gating_patterns", lambda model, image, source: patterns)
+    monkeypatch.setattr(vision, "gating_patterns", lambda model, image, source: patterns)
     model = VisionModel(VisionConfig(image_size=24, patch_size=2, dim=16, depth=2, heads=1, classes=2), nnx.Rngs(0))
     (png,) = draw_gating(model, np.zeros((24, 24, 3), np.float32), tmp_path / "gating")
     texts = svg_texts(png.with_suffix(".svg"))
@@ -45,5 +45,5 @@ def test_gating_shows_sign_scale_and_source(tmp_path, monkeypatch):
     image = pixels(png).astype(int)
     red, blue = image[..., 0] - image[..., 2], image[..., 2] - image[..., 0]
     assert (red > 80).any() and (blue > 80).any()
-    monkeypatch.setattr(pictures, "gating_patterns", lambda model, image, source: {})
+    monkeypatch.setattr(vision, "gating_patterns", lambda model, image, source: {})
     assert draw_gating(model, np.zeros((24, 24, 3), np.float32), tmp_path / "none") == []
