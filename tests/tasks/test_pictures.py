@@ -5,7 +5,7 @@ from flax import nnx
 from PIL import Image
 
 from plstm.models.vision import VisionConfig, VisionModel
-from plstm.tasks import pictures
+from plstm.tasks import vision as pictures
 from plstm.tasks.vision import draw_gating, draw_samples
 
 
