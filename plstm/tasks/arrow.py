@@ -6,7 +6,7 @@ import jax
 from omegaconf import MISSING
 
 from data.arrow_pointing.builder import data_source, load_packed
-from data.arrow_pointing.geometry import LABELS, ArrowVariant
+from data.arrow_pointing.geometry import LABELS, LAWS, ArrowVariant
 from data.loading import DeviceBatches, PackedSplit, StreamedBatches
 from plstm.tasks.base import RunConfig, require
 from plstm.tasks.vision import VisionTask
@@ -21,6 +21,7 @@ class ArrowData:
     classes: int = 2  # always
     size: int = 192  # pixels a side; the extrapolation splits have twice that
     scale: float = 1.0  # of the objects: 1 is the paper's
+    law: str = "paper"  # of the geometries; or "balanced": no part of the geometry tells the label
     train_images: int = 100_000
     eval_images: int | None = None  # of each evaluation split; null: the paper's counts
     train_seed: int = MISSING  # of the training images; the run's seed unless set
@@ -43,7 +44,8 @@ class ArrowTask(VisionTask):
     @classmethod
     def check(cls, config: RunConfig) -> None:
         is_known = config.data.placement in ("device", "stream")
-        require(config, ("data.placement", is_known, "choose one of device, stream"))
+        law = ("data.law", config.data.law in LAWS, f"choose one of {', '.join(LAWS)}")
+        require(config, ("data.placement", is_known, "choose one of device, stream"), law)
         super().check(config)
 
     def describe_data(self) -> str:
@@ -66,4 +68,4 @@ class ArrowTask(VisionTask):
     @property
     def _variant(self) -> ArrowVariant:
         data = self.config.data
-        return ArrowVariant(data.train_seed, data.size, data.scale, data.train_images, data.eval_images)
+        return ArrowVariant(data.train_seed, data.size, data.scale, data.train_images, data.eval_images, data.law)
