@@ -114,7 +114,7 @@ table-reduced: $(READY) ## Run what is missing of the REDUCED arrow table (seven
 	$(PY) scripts/run_table.py arrow-reduced $(ARGS)
 
 .PHONY: table-balanced
-table-balanced: $(READY) ## Run what is missing of the REDUCED table of arrow pointing without shortcuts (up to 30 runs)
+table-balanced: $(READY) ## Run what is missing of the REDUCED table of arrow pointing without shortcuts (25 runs of half an hour)
 	$(PY) scripts/run_table.py arrow-balanced-reduced $(ARGS)
 
 .PHONY: photos
