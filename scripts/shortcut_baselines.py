@@ -2,7 +2,7 @@
 
     python scripts/shortcut_baselines.py                         # the paper's canvas; results/baselines/arrow-192.json
     python scripts/shortcut_baselines.py --size 48 --scale 0.25  # a reduced one
-    python scripts/shortcut_baselines.py --size 48 --scale 0.25 --law balanced --samples 20000000  # arrow-balanced-48.json
+    python scripts/shortcut_baselines.py --size 48 --scale 0.25 --law balanced --samples 20000000
 
 Each shortcut is a histogram over the quantities it sees, fitted on samples of the training distribution; it answers
 with its cell's more frequent label. Positions count relative to the canvas, whatever its size.
@@ -17,7 +17,17 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.arrow_pointing.geometry import GAP, KAPPA, LAWS, SPLITS, Arrow, ArrowVariant, Canvas, sample_parameters, strokes
+from data.arrow_pointing.geometry import (
+    GAP,
+    KAPPA,
+    LAWS,
+    SPLITS,
+    Arrow,
+    ArrowVariant,
+    Canvas,
+    sample_parameters,
+    strokes,
+)
 from plstm.errors import run_script
 from scripts.common import ROOT, Parser, positive, write_results
 

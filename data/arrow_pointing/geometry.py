@@ -27,7 +27,7 @@ LAWS = ("paper", "balanced")
 NEAREST, FARTHEST = 40, 0.75
 SMALLER = 1 / 3  # radii over the paper's
 SLIDES = 0.45  # the share of images whose two places differ by a slide; those of the others, by a turn
-GAP = np.deg2rad([4, 8])  # between the ray and the circle of KAPPA times the radius at the other place
+GAP = np.deg2rad([4, 8])  # between the ray and the circle, KAPPA times as large, at the other place; often more
 
 
 @dataclass(frozen=True)

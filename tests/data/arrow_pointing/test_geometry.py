@@ -8,6 +8,7 @@ from scipy import stats
 
 from data.arrow_pointing.geometry import (
     KAPPA,
+    LAWS,
     SPLITS,
     Arrow,
     ArrowVariant,
@@ -74,11 +75,11 @@ def test_stream_draws_in_the_papers_order(size):
         assert all(type(value) is int for value in ours[:3])
 
 
-@pytest.mark.parametrize("canvas", CANVASES)
-def test_sampler_has_the_distribution_of_the_stream(canvas):
+@pytest.mark.parametrize("canvas, law", [*((canvas, "paper") for canvas in CANVASES), (CANVASES[2], "balanced")])
+def test_sampler_has_the_distribution_of_the_stream(canvas, law):
     base = base_seed(5)
-    stream = Arrow(*(np.array(v) for v in zip(*(parameters(base, i, canvas) for i in range(4000)), strict=True)))
-    sampled = sample_parameters(np.random.default_rng(1), 100_000, canvas)
+    stream = Arrow(*(np.array(v) for v in zip(*(parameters(base, i, canvas, law) for i in range(4000)), strict=True)))
+    sampled = sample_parameters(np.random.default_rng(1), 100_000, canvas, law)
     assert abs(sampled.label.mean() - 0.5) < 0.008
     for label in (0, 1):
         for name in Arrow._fields[1:]:
@@ -86,9 +87,10 @@ def test_sampler_has_the_distribution_of_the_stream(canvas):
             assert stats.ks_2samp(one, other).pvalue > 1e-4, (label, name)
 
 
+@pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("canvas", WITH_EXTENDED)
-def test_objects_fit_and_the_label_says_whether_the_ray_meets_the_circle(canvas):
-    arrow = sample_parameters(np.random.default_rng(2), 50_000, canvas)
+def test_objects_fit_and_the_label_says_whether_the_ray_meets_the_circle(canvas, law):
+    arrow = sample_parameters(np.random.default_rng(2), 50_000, canvas, law)
     dx, dy = arrow.cx - arrow.ax, arrow.cy - arrow.ay
     ahead = dx * np.cos(arrow.phi) + dy * np.sin(arrow.phi)
     beside = np.abs(dx * np.sin(arrow.phi) - dy * np.cos(arrow.phi))
