@@ -106,10 +106,16 @@ benchmark: $(READY) ## Measure on this machine (ARGS=operator, ARGS=model, ...; 
 baselines: $(READY) ## Measure the accuracy of shortcuts on arrow pointing
 	$(PY) scripts/shortcut_baselines.py --size 192 --scale 1 --out results/baselines/arrow-192.json
 	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 --out results/baselines/arrow-48.json
+	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 --law balanced --samples 20000000 \
+	  --out results/baselines/arrow-balanced-48.json
 
 .PHONY: table-reduced
 table-reduced: $(READY) ## Run what is missing of the REDUCED arrow table (seven small models, about an hour on 2 cores)
 	$(PY) scripts/run_table.py arrow-reduced $(ARGS)
+
+.PHONY: table-balanced
+table-balanced: $(READY) ## Run what is missing of the REDUCED table of arrow pointing without shortcuts (25 runs of half an hour)
+	$(PY) scripts/run_table.py arrow-balanced-reduced $(ARGS)
 
 .PHONY: photos
 photos: $(READY) ## Draw the photographs of the REDUCED ImageNet table and prepare them like ImageNet

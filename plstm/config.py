@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from data.arrow_pointing.geometry import LAWS
 from data.augment.recipes import AugmentConfig
 from plstm.errors import UserError
 from plstm.models import MODELS
@@ -151,6 +152,7 @@ def _check_keys(config: Config) -> None:
         "loop.best_tie": ("latest", "earliest"),
         "init_checkpoint": ("last", "best"),
         "logger.mode": MODES,
+        "data.law": LAWS,
         "data.placement": ("device", "stream"),
     }
     rules = [(key, f"must be {words}", is_good) for words, is_good, keys in ranges for key in keys.split()]

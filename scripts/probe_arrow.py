@@ -70,10 +70,10 @@ PROBES = {
 Answer = Callable[[Arrow, Canvas], np.ndarray]  # geometries [n] -> 0 or 1 [n]
 
 
-def draw_geometries(canvas: Canvas, factor: int, count: int) -> Arrow:
+def draw_geometries(canvas: Canvas, factor: int, count: int, law: str) -> Arrow:
     """The first `count` geometries of test, or on a canvas `factor` times the training canvas of test_ext, [count]."""
     base = base_seed(SPLITS["test" if factor == 1 else "test_ext"].seed)
-    return Arrow(*map(np.array, zip(*(parameters(base, n, canvas) for n in range(count)), strict=True)))
+    return Arrow(*map(np.array, zip(*(parameters(base, n, canvas, law) for n in range(count)), strict=True)))
 
 
 def score(answers: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
@@ -135,12 +135,12 @@ def main() -> None:
     logging.set_verbosity(logging.ERROR)
     config, folder, answer = load_answer(options.run, options.runs)
     training = Canvas(config.data.size, config.data.scale)
-    reach = float(distances(draw_geometries(training, 1, options.count)).max())
+    reach = float(distances(draw_geometries(training, 1, options.count, config.data.law)).max())
     print("".join(f"{title:>18}" for title in ("canvas_pixels", "images", *SHOWN)), " probe")
     rows = []
     for factor, (name, alter) in itertools.product(options.canvases, PROBES.items()):
         canvas = Canvas(factor * training.size, training.scale)
-        arrows = alter(draw_geometries(canvas, factor, options.count), canvas)
+        arrows = alter(draw_geometries(canvas, factor, options.count, config.data.law), canvas)
         answers = answer(arrows, canvas)
         row = {"canvas_pixels": canvas.size, "probe": name, **score(answers, arrows.label)}
         rows.append(row | ({"by_distance": by_distance(answers, arrows, reach)} if name == "as given" else {}))

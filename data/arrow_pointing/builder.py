@@ -14,7 +14,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 from tqdm import tqdm
 
-from data.arrow_pointing.geometry import LABELS, SMALL, SPLITS, ArrowVariant, render
+from data.arrow_pointing.geometry import LABELS, LAWS, SPLITS, ArrowVariant, render
 from data.files import data_root, write_errors, write_file
 from data.loading import PackedSplit, pack, packed_bytes
 from data.tfds import TfdsSource, quiet_tfds
@@ -37,7 +37,7 @@ class ArrowPointing(tfds.core.GeneratorBasedBuilder):
 
     VERSION = tfds.core.Version(VERSION)
     code_path = tfds.core.Path(__file__)  # TFDS's own search needs importlib_resources, which it does not declare
-    BUILDER_CONFIGS = [ArrowConfig(train_seed=seed, **fields) for fields in ({}, SMALL) for seed in range(43, 48)]
+    BUILDER_CONFIGS = [ArrowConfig(train_seed=seed, law=law) for law in LAWS for seed in range(43, 48)]
 
     def __init__(self, *, file_format: str | None = None, **kwargs: Any):
         super().__init__(file_format=file_format or "array_record", **kwargs)
@@ -86,6 +86,7 @@ def prepare(variant: ArrowVariant, root: str | None = None, generate: bool = Tru
             command = f"python -m data.arrow_pointing build --seed {variant.train_seed} --size {variant.size}"
             command += f" --scale {variant.scale} --train-images {variant.train_images}"
             command += f" --eval-images {variant.eval_images}" if variant.eval_images else ""
+            command += f" --law {variant.law}" if variant.law != "paper" else ""
             command += f" --root {shlex.quote(root)}" if root else ""
             raise UserError(f"{builder.data_path}: no data there; build it with: {command}")
         with write_errors(folder), open(folder / f".arrow_pointing_{variant.name}.lock", "w") as lock:

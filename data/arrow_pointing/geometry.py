@@ -1,6 +1,7 @@
 """The arrow-pointing images (arXiv 2506.11997, Section 4.1 and Appendix G.2): their distribution, pixels and splits.
 
 An image shows one arrow and one filled circle, black on white; label 1 means that the arrow points at the circle.
+Of the two distributions, `LAWS`, "paper" is the paper's; with "balanced" no part of the geometry tells the label.
 Image `i` of a split has a random stream of its own, so any image can be drawn alone, the same on every machine.
 """
 
@@ -21,6 +22,12 @@ KAPPA = 1.2  # no arrow's ray passes the circle's centre at between r / KAPPA an
 # Pixels; the paper's least are 15 and 2, so these act on reduced canvases only. With less, small models stay at chance
 # for thousands of steps: an arrow of 8 x 1 pixels hardly shows its direction.
 SHORTEST, THINNEST = 12, 2
+LAWS = ("paper", "balanced")
+# Of "balanced". Distances of the place pointed at are uniform from 40 pixels (times the scale) to 0.75 of the span.
+NEAREST, FARTHEST = 40, 0.75
+SMALLER = 1 / 3  # radii over the paper's
+SLIDES = 0.45  # the share of images whose two places differ by a slide; those of the others, by a turn
+GAP = np.deg2rad([4, 8])  # between the ray and the circle, KAPPA times as large, at the other place; often more
 
 
 @dataclass(frozen=True)
@@ -65,24 +72,28 @@ def base_seed(seed: int) -> int:
     return int(np.random.default_rng(seed).integers(1 << 62))
 
 
-def parameters(base: int, index: int, canvas: Canvas) -> Arrow:
+def parameters(base: int, index: int, canvas: Canvas, law: str = "paper") -> Arrow:
     """The geometry of image `index` of the split whose seed has `base = base_seed(seed)`."""
-    draws = np.random.default_rng(base + index).random(9)
-    return Arrow(*(value.item() for value in _geometry(draws, canvas)))
+    return Arrow(*(value.item() for value in sample_parameters(np.random.default_rng(base + index), 1, canvas, law)))
 
 
-def sample_parameters(rng: np.random.Generator, count: int, canvas: Canvas) -> Arrow:
+def sample_parameters(rng: np.random.Generator, count: int, canvas: Canvas, law: str = "paper") -> Arrow:
     """`count` geometries from one generator, as arrays [count]: the same distribution, not the splits' stream."""
-    return _geometry(rng.random((9, count)), canvas)
+    return _balanced(rng, count, canvas) if law == "balanced" else _geometry(rng.random((9, count)), canvas)
+
+
+def _objects(side: np.ndarray, long: np.ndarray, wide: np.ndarray, unit: float) -> tuple[np.ndarray, ...]:
+    """Uniform draws and the scale -> label, length and width, of the draws' shape."""
+    length = np.maximum((15 * unit + 15 * unit * long).astype(np.int64), SHORTEST)
+    width = np.maximum((2 * unit + 2 * unit * wide).astype(np.int64), THINNEST)
+    return (side < 0.5).astype(np.int64), length, width
 
 
 def _geometry(draws: np.ndarray, canvas: Canvas) -> Arrow:
-    """Nine uniform draws [9, ...] in the order of the stream -> geometry of shape [...]."""
+    """Nine uniform draws [9, ...] in the order of the stream -> the paper's geometry of shape [...]."""
     side, long, wide, x, y, big, right, down, turn = draws
-    unit, span = canvas.scale, canvas.span
-    label = (side < 0.5).astype(np.int64)
-    length = np.maximum((15 * unit + 15 * unit * long).astype(np.int64), SHORTEST)
-    width = np.maximum((2 * unit + 2 * unit * wide).astype(np.int64), THINNEST)
+    span = canvas.span
+    label, length, width = _objects(side, long, wide, canvas.scale)
     ax, ay = span * x, span * y
     radius = canvas.radius + canvas.radius * big
     cx = ax + 2 * radius + (span - 4 * radius) * right
@@ -94,6 +105,47 @@ def _geometry(draws: np.ndarray, canvas: Canvas) -> Arrow:
     phi = np.where(label == 1, straight - half + 2 * half * turn, straight + half + (2 * np.pi - 2 * half) * turn)
     ax, ay, cx, cy = (centre + canvas.margin for centre in (ax, ay, cx, cy))
     return Arrow(label, length, width, ax, ay, radius, cx, cy, phi)
+
+
+def _balanced(rng: np.random.Generator, count: int, canvas: Canvas) -> Arrow:
+    """`count` balanced geometries as arrays [count]: of each image's tries the first whose places lie on the canvas."""
+    side, long, wide, kind = rng.random((4, count))
+    label, length, width = _objects(side, long, wide, canvas.scale)
+    found, open_ = np.empty((6, count)), np.arange(count)
+    tries = max(16 // count, 1)
+    while len(open_):
+        draws = rng.random((8, tries, len(open_)))
+        fits, fields = _two_places(draws, label[open_] == 1, kind[open_] < SLIDES, canvas)
+        done = fits.any(axis=0)
+        found[:, open_] = fields[:, fits.argmax(axis=0), np.arange(len(open_))]
+        open_ = open_[~done]
+    return Arrow(label, length, width, *found)
+
+
+def _two_places(draws: np.ndarray, at: np.ndarray, slides: np.ndarray, canvas: Canvas) -> tuple[np.ndarray, np.ndarray]:
+    """Uniform draws [8, tries, n] -> whether the places are allowed [tries, n], and `Arrow`'s last six fields [6, ...].
+
+    The arrow points at one place and misses the other; the circle is at the first where `at` [n], else at the second.
+    The second is the first turned about the arrow or, where `slides` [n], moved at right angles to the line from the
+    arrow. What allows a pair also allows the pair with its places exchanged: an image with the other label that has the
+    same arrow (turns: and the same distance), or the same circle and direction (slides).
+    """
+    x, y, big, turn, reach, aim, way, gap = draws
+    span, nearest = canvas.span, NEAREST * canvas.scale
+    arrow = span * x + 1j * span * y
+    radius = SMALLER * canvas.radius * (1 + big)
+    away = nearest + (FARTHEST * span - nearest) * reach
+    off = np.arcsin(radius / (KAPPA * away)) * (2 * aim - 1)
+    angle = np.abs(off) + np.arcsin(KAPPA * radius / away) + GAP[0] + (GAP[1] - GAP[0]) * gap
+    angle = np.where(way < 0.5, -angle, angle)
+    first = arrow + away * np.exp(2j * np.pi * turn)
+    second = arrow + (first - arrow) * np.where(slides, 1 + 1j * np.tan(angle), np.exp(1j * angle))
+    moved = np.where(slides, arrow + second - first, arrow)
+    centres = np.stack([part for place in (first, second, moved) for part in (place.real, place.imag)])
+    fits = ((centres >= 0) & (centres <= span)).all(axis=0)
+    circle = np.where(at, first, second)
+    ax, ay, cx, cy = (part + canvas.margin for part in (arrow.real, arrow.imag, circle.real, circle.imag))
+    return fits, np.stack([ax, ay, radius, cx, cy, 2 * np.pi * turn + off])
 
 
 def strokes(arrow: Arrow) -> list[tuple[float, float, float, float]]:
@@ -127,9 +179,6 @@ def digest(images_and_labels: Iterable[tuple[np.ndarray, int]]) -> tuple[int, in
     return images, positives, sha.hexdigest()[:24]
 
 
-SMALL = {"size": 48, "scale": 0.25, "train_images": 50_000, "eval_images": 2_048}  # for small machines
-
-
 class Split(NamedTuple):
     images: int
     seed: int | None  # of its stream; None: the run's own
@@ -155,10 +204,13 @@ class ArrowVariant:
     scale: float = 1.0  # see `Canvas`
     train_images: int = SPLITS["train"].images
     eval_images: int | None = None  # of each other split; None: the paper's counts
+    law: str = "paper"  # of LAWS
 
     def __post_init__(self):
         object.__setattr__(self, "scale", float(self.scale))
         Canvas(self.size, self.scale)  # checks both
+        if self.law not in LAWS:
+            raise UserError(f"data.law={self.law}: choose one of {', '.join(LAWS)}")
         if self.train_seed < 0:
             raise UserError(f"data.train_seed={self.train_seed}: must be 0 or more; the paper's are 43 to 47")
         for key in ("train_images", "eval_images"):
@@ -168,11 +220,9 @@ class ArrowVariant:
 
     @property
     def name(self) -> str:
-        """A name that no other variant has: every field that differs from the paper's, or `small_` for `SMALL`."""
-        paper = {field.name: field.default for field in dataclasses.fields(ArrowVariant)}
-        own = {key: getattr(self, key) for key in SMALL if getattr(self, key) != paper[key]}
-        if own == SMALL:
-            return f"small_seed{self.train_seed}"
+        """A name that no other variant has: the seed, and every other field that differs from the paper's."""
+        others = {field.name: field.default for field in dataclasses.fields(self) if field.name != "train_seed"}
+        own = {key: getattr(self, key) for key, paper in others.items() if getattr(self, key) != paper}
         return "_".join([f"seed{self.train_seed}", *(f"{key.removesuffix('_images')}{own[key]}" for key in own)])
 
     def canvas(self, split: str) -> Canvas:
@@ -187,4 +237,4 @@ class ArrowVariant:
         count = self.images(split) if count is None else count
         seed, canvas = SPLITS[split].seed, self.canvas(split)
         base = base_seed(self.train_seed if seed is None else seed)
-        return (parameters(base, index, canvas) for index in range(count))
+        return (parameters(base, index, canvas, self.law) for index in range(count))

@@ -161,6 +161,7 @@ BAD_VALUES = {
         ("optim.warmup_epochs", 50.0, "under optim.epochs"),
         ("data.name", "imagenet", "arrow_pointing"),
         ("data.placement", "disk", "device, stream"),
+        ("data.law", "even", "paper, balanced"),
         ("optim.name", "sgd", "adamw, lamb"),
         ("data.classes", 3, "2 classes"),
         *((key, 3, "follow data.classes and data.size") for key in ("data.size", "model.classes")),

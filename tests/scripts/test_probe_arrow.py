@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from data.arrow_pointing.geometry import Arrow, Canvas, render, sample_parameters
-from scripts.probe_arrow import NO_LABEL, PROBES, true_label
+from data.arrow_pointing.geometry import LAWS, Arrow, ArrowVariant, Canvas, render, sample_parameters
+from scripts.probe_arrow import NO_LABEL, PROBES, draw_geometries, true_label
 
 CANVAS = Canvas()
 
@@ -18,9 +18,10 @@ def one(arrows: Arrow, n: int) -> Arrow:
     return Arrow(*(value[n].item() for value in arrows))
 
 
+@pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("canvas", [CANVAS, Canvas(384), Canvas(48, 0.25)])
-def test_the_label_of_the_data_is_the_geometry_s(canvas):
-    arrows = sample_parameters(np.random.default_rng(1), 20_000, canvas)
+def test_the_label_of_the_data_is_the_geometry_s(canvas, law):
+    arrows = sample_parameters(np.random.default_rng(1), 20_000, canvas, law)
     np.testing.assert_array_equal(true_label(arrows), arrows.label)
 
 
@@ -55,3 +56,10 @@ def test_without_the_circle_only_the_arrow_is_drawn(arrows):
         kept, whole = render(one(bare, n), CANVAS), render(one(arrows, n), CANVAS)
         assert (kept == 0).sum() + 0.8 * np.pi * arrows.radius[n] ** 2 < (whole == 0).sum()
         assert (whole[kept == 0] == 0).all()
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_run_is_probed_on_its_own_test_images(law):
+    for factor, split in ((1, "test"), (2, "test_ext")):
+        drawn = draw_geometries(Canvas(48 * factor, 0.25), factor, 10, law)
+        assert [one(drawn, n) for n in range(10)] == list(ArrowVariant(44, 48, 0.25, law=law).arrows(split, 10))

@@ -3,9 +3,10 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 
-from data.arrow_pointing.geometry import Canvas
+from data.arrow_pointing.geometry import Canvas, sample_parameters
 from scripts import shortcut_baselines as script
 
 
@@ -25,6 +26,36 @@ def test_shortcuts_reach_their_known_accuracies():
         assert rows[name]["test_ext"] == pytest.approx(extended, abs=tolerance), name
 
 
+COARSE = {  # these need fewer samples than the script's
+    "arrow": {"ax": 8, "ay": 8, "phi": 16},
+    "circle and direction": {"cx": 8, "cy": 8, "phi": 16},
+    "both positions": {"ax": 5, "ay": 5, "cx": 5, "cy": 5},
+}
+
+
+@pytest.mark.parametrize("size", [48, 96])
+def test_no_part_of_a_balanced_geometry_tells_the_label(size, monkeypatch):
+    """The accuracies' standard error is .001; ten times the samples and the script's bins find up to .01 more."""
+    monkeypatch.setattr(script, "SHORTCUTS", COARSE)
+    canvas, found = Canvas(size, 0.25), {}
+    for law in ("paper", "balanced"):
+        answers = script.fit(canvas, 500_000, 1, law)
+        arrow = sample_parameters(np.random.default_rng(2), 200_000, canvas, law)
+        cells = {name: script.histogram_cell(arrow, canvas, bins) for name, bins in script.shortcuts(law).items()}
+        found[law] = {name: np.mean(answers[name][cell] == (arrow.label == 1)) for name, cell in cells.items()}
+    assert len(found["balanced"]) == 4 and max(found["balanced"].values()) < 0.53, found
+    assert min(found["paper"][name] for name in ("arrow", "circle and direction")) > 0.75, found
+    assert max(abs(found["balanced"][name] - 0.5) for name in ("arrow", "circle position only")) < 0.006, found
+
+
+@pytest.mark.parametrize("size, scale", [(48, 0.25), (96, 0.25), (192, 1.0)])
+def test_the_whole_balanced_geometry_tells_the_label_after_pixel_rounding(size, scale):
+    arrow = sample_parameters(np.random.default_rng(3), 10_000, Canvas(size, scale), "balanced")
+    right = script.decide_from_pixels(arrow, "balanced") == (arrow.label == 1)
+    assert right.mean() > (0.999 if scale == 1 else 0.985)
+    assert right.mean() >= np.mean(script.decide_from_pixels(arrow) == (arrow.label == 1))
+
+
 def test_record_on_disk(tmp_path, monkeypatch, capsys):
     out = tmp_path / "made" / "arrow.json"
     arguments = ["shortcut_baselines.py", "--size", "48", "--scale", "0.25", "--samples", "2000", "--out", str(out)]
@@ -36,4 +67,14 @@ def test_record_on_disk(tmp_path, monkeypatch, capsys):
     assert record["command"].endswith(f"--out {out}") and record["versions"]["numpy"] and "commit" in record
     assert [row["name"] for row in record["baselines"]] == [*script.SHORTCUTS, script.PERFECT]
     assert all(0.4 < row[split] <= 1 for row in record["baselines"] for split in ("val", "val_ext"))
-    assert str(out) in capsys.readouterr().out
+    assert str(out) in capsys.readouterr().out and "law" not in record
+
+
+def test_the_record_of_balanced_images_has_a_name_and_a_row_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["x.py", "--size=48", "--scale=0.25", "--samples=2000", "--law=balanced"])
+    monkeypatch.setattr(script, "SPLITS_SEEN", ["val"])
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    script.main()
+    record = json.loads((tmp_path / "results/baselines/arrow-balanced-48.json").read_text())
+    assert record["law"] == "balanced"
+    assert [row["name"] for row in record["baselines"]] == [*script.SHORTCUTS, *script.CIRCLE, script.PERFECT]

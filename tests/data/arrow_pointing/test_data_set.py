@@ -1,5 +1,6 @@
 """The arrow-pointing data set on disk: the TFDS builder, the packed form, failures, and the commands."""
 
+import dataclasses
 import io
 import itertools
 import os
@@ -13,7 +14,7 @@ from PIL import Image
 
 from data.arrow_pointing import builder as packed_module
 from data.arrow_pointing.builder import ArrowPointing, data_source, load_packed, prepare
-from data.arrow_pointing.geometry import SPLITS, ArrowVariant, render
+from data.arrow_pointing.geometry import LAWS, SPLITS, ArrowVariant, digest, render
 from data.files import data_root
 from data.loading import StreamedBatches, unpack
 from plstm.errors import UserError
@@ -152,6 +153,16 @@ def test_missing_data_names_the_command_that_builds_it(tmp_path):
     assert len(load_packed(VARIANT, "train", str(tmp_path), generate=False).labels) == 40
 
 
+def test_balanced_data_set_is_another_one(tmp_path):
+    balanced = dataclasses.replace(VARIANT, law="balanced")
+    with pytest.raises(UserError, match="--eval-images 9 --law balanced"):
+        load_packed(balanced, "train", str(tmp_path), generate=False)
+    packed = load_packed(balanced, "val_ext", str(tmp_path))
+    arrows, canvas = list(balanced.arrows("val_ext")), balanced.canvas("val_ext")
+    assert packed.labels.tolist() == [arrow.label for arrow in arrows]
+    np.testing.assert_array_equal(unpack(packed.bits, packed.size), [render(arrow, canvas) for arrow in arrows])
+
+
 def test_unwritable_folder_is_named(tmp_path):
     (tmp_path / "arrow_pointing").write_text("a file where the folder should be")
     with pytest.raises(UserError, match=str(tmp_path)):
@@ -188,18 +199,19 @@ def test_two_processes_at_once_share_one_preparation(tmp_path):
 
 
 def test_no_two_variants_share_a_folder():
-    fields = itertools.product([0, 43, 44], [192, 384], [1.0, 0.5, 0.25], [100_000, 50_000, 9], [None, 2_048, 9])
+    fields = itertools.product([0, 43, 44], [192, 384], [1.0, 0.5, 0.25], [100_000, 50_000, 9], [None, 2_048, 9], LAWS)
     variants = [ArrowVariant(*values) for values in fields]
     assert len({variant.name for variant in variants}) == len(variants)
-    names = [f"{kind}seed{seed}" for kind in ("", "small_") for seed in range(43, 48)]
+    names = [f"seed{seed}{law}" for law in ("", "_lawbalanced") for seed in range(43, 48)]
     assert list(ArrowPointing.builder_configs) == names
-    small = ArrowVariant(45, 48, 0.25, 50_000, 2_048)
-    assert ArrowPointing.builder_configs["small_seed45"].variant == small
+    assert ArrowPointing.builder_configs["seed45_lawbalanced"].variant == ArrowVariant(45, law="balanced")
+    assert ArrowVariant(45, 48, 0.25, 50_000, 2_048).name == "seed45_size48_scale0.25_train50000_eval2048"
     assert [ArrowVariant().images(split) for split in SPLITS] == [100_000, 5_120, 5_120, 10_240, 10_240]
 
 
 @pytest.mark.parametrize(
-    "field, value", [("train_seed", -1), ("size", 100), ("scale", -1.0), ("train_images", 0), ("eval_images", 0)]
+    "field, value",
+    [("train_seed", -1), ("size", 100), ("scale", -1.0), ("train_images", 0), ("eval_images", 0), ("law", "x")],
 )
 def test_impossible_variants_and_splits_are_refused(field, value):
     with pytest.raises(UserError, match=f"data.{field}={value}"):
@@ -226,6 +238,10 @@ def test_hash_and_sheet_commands(tmp_path):
     hashed = end(begin(*MODULE, "hash", "train", "--count", "1000"))
     assert hashed == ("train 1000 470 4a0392e4b4a57134fe91c282\n", "")
     call(*MODULE, "sheet", "val_ext", tmp_path / "sheet.png", "--count", 7, "--size", 48, "--scale", 0.25)
+    sizes = ["--count", 60, "--size", 48, "--scale", 0.25, "--law", "balanced"]
+    variant = ArrowVariant(43, 48, 0.25, law="balanced")
+    images = ((render(arrow, variant.canvas("val")), arrow.label) for arrow in variant.arrows("val", 60))
+    assert call(*MODULE, "hash", "val", *sizes) == f"val {' '.join(map(str, digest(images)))}\n"
     assert os.listdir(tmp_path) == ["sheet.png"]
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.width > 6 * 160 and sheet.height > 2 * 96

@@ -7,6 +7,7 @@ import pytest
 
 from data.arrow_pointing.geometry import (
     KAPPA,
+    LAWS,
     SPLITS,
     ArrowVariant,
     Canvas,
@@ -72,9 +73,10 @@ def test_stream_draws_in_the_papers_order(size):
         assert all(type(value) is int for value in ours[:3])
 
 
+@pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("canvas", WITH_EXTENDED)
-def test_objects_fit_and_the_label_says_whether_the_ray_meets_the_circle(canvas):
-    arrow = sample_parameters(np.random.default_rng(2), 50_000, canvas)
+def test_objects_fit_and_the_label_says_whether_the_ray_meets_the_circle(canvas, law):
+    arrow = sample_parameters(np.random.default_rng(2), 50_000, canvas, law)
     dx, dy = arrow.cx - arrow.ax, arrow.cy - arrow.ay
     ahead = dx * np.cos(arrow.phi) + dy * np.sin(arrow.phi)
     beside = np.abs(dx * np.sin(arrow.phi) - dy * np.cos(arrow.phi))
