@@ -46,7 +46,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), whole)  # on any devices
             tree = checkpointer.restore(path.absolute(), restore_args=as_numpy)
         elif path.suffix == ".npz":
-            with np.load(path) as file:
+            with np.load(path, allow_pickle=False) as file:
                 tree = dict(file)
         else:
             tree = msgpack_restore(path.read_bytes())

@@ -214,7 +214,9 @@ signal.signal(signal.SIGINT, save)
 print("ready", flush=True)
 time.sleep(30)
 """
-    process = subprocess.Popen(**project("arrow-demo", body), start_new_session=True)
+    command = project("arrow-demo", body)
+    command["args"] += ["--processes", "1"]
+    process = subprocess.Popen(**command, start_new_session=True)
     for line in process.stdout:
         if line == "ready\n":
             break

@@ -18,7 +18,7 @@ from flax import nnx
 
 from plstm.models import VisionConfig, build_model
 from plstm.nn.layers import drop_path
-from plstm.ops.grid import chunks
+from plstm.ops import common
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import OptimConfig, build_optimizer
@@ -54,7 +54,7 @@ def flat(tree) -> np.ndarray:
 
 def main(model: str, folder: Path, names: list[str]) -> None:
     start_processes(60)
-    chunks.BYTES_PER_CORE = 1
+    common.BYTES_PER_CORE = 1
     part = {"process_index": jax.process_index(), "process_count": jax.process_count()}
     split, key = dataclasses.replace(classifying.draw_split(EXAMPLES), **part), jax.random.key(0)
     optimizer, schedule = build_optimizer(OptimConfig(), lambda step: 1e-2), lambda step: 1e-2
