@@ -17,9 +17,7 @@ from plstm.training.tracking import read_metrics
 from tests.wandb_files import has_ended, history
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = sorted(
-    [*ROOT.glob("*.py"), *(path for part in ("plstm", "data", "scripts") for path in (ROOT / part).rglob("*.py"))]
-)
+SOURCES = sorted(path for part in ("", "plstm/**/", "data/**/", "scripts/**/") for path in ROOT.glob(f"{part}*.py"))
 # An arrow/vit of the smallest form: six evaluations and checkpoints in 24 steps.
 SMALLEST = ["debug=smoke", "experiment=arrow/vit", "model.dim=16", "model.heads=2", "model.depth=1", "optim.epochs=3"]
 SMALLEST += ["loop.eval_splits=[val]", "loop.eval_every=4", "loop.log_every=1", "logger.mode=offline"]

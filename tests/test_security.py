@@ -56,7 +56,6 @@ def sign(tmp_path, monkeypatch) -> Path:
     assert not path.exists()
 
 
-# ---------------------------------------------------------------------- no code in the sources that could
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_sources_call_nothing_that_runs_what_it_reads(path):
     text = path.read_text()
@@ -76,7 +75,6 @@ def test_sources_call_nothing_that_runs_what_it_reads(path):
     assert "shell=True" not in text
 
 
-# ---------------------------------------------------------------------- configs, records, weights
 def plain() -> dict:
     register()
     node = schema("arrow")
@@ -202,7 +200,6 @@ def test_a_resolver_in_a_record_or_a_started_run_stays_text(sign, tmp_path):
     assert experiment == "${oc.env:PLSTM_PLANTED}"
 
 
-# ---------------------------------------------------------------------- data sets
 def test_a_packed_split_is_no_pickle(sign, tmp_path):
     path = tmp_path / "val.npz"
     np.savez(path, bits=np.array([Planted(sign)], object), labels=np.zeros(1, np.uint8))

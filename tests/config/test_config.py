@@ -54,7 +54,6 @@ def another(key, value):
     return {int: 7, float: 0.123, str: "other", list: ["other"]}.get(type(value), 3)
 
 
-# ---------------------------------------------------------------------- identity
 @pytest.mark.parametrize("experiment", ["arrow/plstm", "imagenet/vit_s", "graphs/plstm"])
 def test_every_key_is_in_the_id_or_known_to_be_outside(config_of, experiment):
     config = config_of(f"experiment={experiment}")
@@ -123,7 +122,6 @@ def test_records_name_the_start_by_its_id_and_no_place(mark):
     assert configs.portable_overrides(overrides[:1]) == overrides[:1]
 
 
-# ---------------------------------------------------------------------- files
 def test_the_config_of_a_run_is_written_once_and_read_back(config_of, tmp_path):
     path, config = tmp_path / ".hydra" / "config.yaml", config_of("experiment=arrow/vit", "seed=44")
     write_config(tmp_path, config, ["experiment=arrow/vit", "seed=44"])
@@ -141,7 +139,6 @@ def test_the_config_of_a_run_is_written_once_and_read_back(config_of, tmp_path):
         load_config(tmp_path)
 
 
-# ---------------------------------------------------------------------- checks
 BAD_VALUES = {
     "arrow/plstm": [
         *((key, 0, "at least 1") for key in ("optim.batch_size", "loop.log_every", "loop.eval_every", "mesh.fsdp")),

@@ -70,7 +70,6 @@ WORDS = {
 }
 
 
-# ---------------------------------------------------------------------- what is tried
 def values() -> st.SearchStrategy[str]:
     numbers, names, odd = (st.sampled_from(texts) for texts in (GOOD + NUMBERS, NAMES, ODD))
     lists = st.lists(st.one_of(numbers, names), min_size=1, max_size=3).map(lambda parts: f"[{','.join(parts)}]")
@@ -95,7 +94,6 @@ def command_lines() -> st.SearchStrategy[tuple[str, list[str]]]:
     return st.tuples(st.sampled_from(sorted(STARTS)), overrides)
 
 
-# ---------------------------------------------------------------------- what becomes of it
 def outcome(start: str, overrides: list[str], folder: Path, build) -> Config | str:
     """As train.py does it: a config that starts, or why not. Any other error than ours comes through."""
     own = [f"paths.runs={folder}/runs", f"paths.results={folder}/results", "logger.mode=disabled"]
@@ -145,7 +143,6 @@ def trace(shared: str) -> None:
     jax.eval_shape(programs.step, state, shapes, jax.random.key(1))
 
 
-# ---------------------------------------------------------------------- what is asked of it
 def assert_one_line(line: str, keys: list[str]) -> None:
     """Short, and naming one of the keys."""
     assert line.strip() and "\n" not in line and len(line) <= 600

@@ -55,7 +55,6 @@ def test_every_key_is_read():
     assert unread(list(new), found) == new, "a key that nobody reads would not be seen"
 
 
-# ---------------------------------------------------------------------- another value, another thing
 OPTIM = {"name": "adamw", "peak_lr": 3e-3, "end_factor": 0.5, "warmup_epochs": 2.0, "epochs": 3.0, "batch_size": 64}
 OPTIM |= {"weight_decay": 0.5, "b1": 0.5, "b2": 0.9, "eps": 1e-3, "clip_norm": 0.1}
 VISION = {"image_size": 96, "channels": 1, "classes": 7, "patch_size": 8, "dim": 32, "depth": 4, "heads": 1}

@@ -56,7 +56,6 @@ def task(composed):
     return TASKS["graphs"](to_config(composed(*TINY, f"data.root={ROOT}/tests/data")))
 
 
-# ---------------------------------------------------------------------- runs
 def test_each_fold_leaves_a_record_and_three_curves(finished, records):
     assert [path.name for path in (finished / "results").rglob("*") if path.is_file()] == ["graphs-gin.jsonl"]
     assert set(records) == {0, 1} and records[0].metrics != records[1].metrics
@@ -130,7 +129,6 @@ def test_a_readout_whose_units_all_stay_at_zero_is_seen(composed):
     assert (total, count) == (0, 4)
 
 
-# ---------------------------------------------------------------------- data
 def test_a_set_that_is_not_compared_with_the_known_one_has_its_own_sizes(task, monkeypatch):
     config, own = task.config, task.source.graphs.features.shape[1]
     monkeypatch.setitem(graphs.SIZES, "TOY", Sizes(99, ("no", "yes")))

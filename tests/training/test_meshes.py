@@ -1,7 +1,4 @@
-"""Training on many devices and in two processes: the numbers are those of one device, in every layout.
-
-`layouts_program.py` also restores each checkpoint in another layout, and fails where it is not bit for bit the same.
-"""
+"""Many devices, or two processes: the numbers are those of one device, and checkpoints restore in any layout."""
 
 import json
 import os
