@@ -5,9 +5,7 @@ and a curve enter results/runs, from which tables and figures are made. Read fro
 """
 
 import contextlib
-import json
 import signal
-import statistics
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,17 +18,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from plstm.config import (
-    Config,
-    plain_config,
-    portable_config,
-    portable_overrides,
-    run_id,
-    run_name,
-    shared_config,
-    to_config,
-)
+from plstm.config import Config, plain_config, portable_overrides, run_id, run_name, shared_config, to_config
 from plstm.errors import ReadError
+from plstm.results.finished import finished_record
 from plstm.results.records import Record, curve_points, find_record, record_path, write_record
 from plstm.runs.cli import hydra_task, run_entry
 from plstm.runs.programs import Plan, check_finite, compile_programs, describe_run, is_best
@@ -247,32 +237,8 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         tracker.summary({f"final/{split}/{primary}": found[primary] for split, found in info["final"].items()})
         tracker.finish()
         curve = curve_points(metrics.lines())
-        speeds = [point.value for point in curve if point.metric == "examples_per_second"]
-        measured = json.dumps({"last": info["final"], "best": info["best"]})
-        speeds = speeds or [plan.steps * plan.examples_per_step / info["wall_seconds"]]  # a run of one step
-        record = Record(
-            format=2,
-            id=folder.name,
-            name=name,
-            experiment=config.experiment,
-            task=config.task,
-            seed=config.seed,
-            command=" ".join(["python train.py", *overrides]),
-            overrides=overrides,
-            config=portable_config(config),
-            **info["environment"],
-            earlier=info["earlier"],
-            started=info["started"],
-            finished=datetime.now(UTC).isoformat(timespec="seconds"),
-            wall_seconds=round(info["wall_seconds"], 1),
-            steps=plan.steps,
-            epochs=plan.steps / plan.steps_per_epoch,
-            unit=task.unit,
-            examples_per_second=round(statistics.median(speeds), 1),
-            parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-            flops_per_example=task.flops(),
-            metrics=json.loads(measured, parse_constant=lambda name: None),  # not finite: None, as in metrics.jsonl
-        )
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+        record = finished_record(config, overrides, task, plan, info, parameters, curve)
         path = write_record(record, [p for p in curve if task.keeps_curve(p.split, p.metric)], config.paths.results)
         print(f"{name}: finished; record in {path}", flush=True)
         return record

@@ -1,0 +1,42 @@
+"""The record of a run that has just finished."""
+
+import json
+import statistics
+from datetime import UTC, datetime
+
+from plstm.config import Config, portable_config, run_id, run_name
+from plstm.results.records import CurvePoint, Record
+from plstm.runs.programs import Plan
+from plstm.tasks import Task
+
+
+def finished_record(
+    config: Config, overrides: list[str], task: Task, plan: Plan, info: dict, parameters: int, curve: list[CurvePoint]
+) -> Record:
+    """The record of a run whose last checkpoint holds `info`, see train.py."""
+    speeds = [point.value for point in curve if point.metric == "examples_per_second"]
+    metrics = json.dumps({"last": info["final"], "best": info["best"]})
+    speeds = speeds or [plan.steps * plan.examples_per_step / info["wall_seconds"]]  # a run of one step
+    return Record(
+        format=2,
+        id=run_id(config),
+        name=run_name(config),
+        experiment=config.experiment,
+        task=config.task,
+        seed=config.seed,
+        command=" ".join(["python train.py", *overrides]),
+        overrides=overrides,
+        config=portable_config(config),
+        **info["environment"],
+        earlier=info["earlier"],
+        started=info["started"],
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        wall_seconds=round(info["wall_seconds"], 1),
+        steps=plan.steps,
+        epochs=plan.steps / plan.steps_per_epoch,
+        unit=task.unit,
+        examples_per_second=round(statistics.median(speeds), 1),
+        parameters=parameters,
+        flops_per_example=task.flops(),
+        metrics=json.loads(metrics, parse_constant=lambda name: None),  # not finite: None, as in metrics.jsonl
+    )
