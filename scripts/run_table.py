@@ -12,6 +12,7 @@ Exit status: 0, 1 if a run failed, 2 if a record or a definition is wrong, 130 i
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import shlex
@@ -67,6 +68,7 @@ def planned_jobs(table: TableDefinition, sections: str | None) -> list[sweeps.Jo
     return sweeps.jobs(table, [run for run in runs if not wanted or str(run.values[table.sections]) in wanted])
 
 
+@functools.cache
 def query_hardware() -> Hardware:
     """What a run started now would record; asked in another process, for JAX would hold on to a GPU."""
     code = "import json, plstm.training.environment as e; print(json.dumps(e.describe_environment('.')['hardware']))"
@@ -95,11 +97,12 @@ def place(jobs: int, processes: int | None, hardware: Hardware) -> list[dict[str
     return [{"CUDA_VISIBLE_DEVICES": each} | PLAIN_LINES for each in own]
 
 
-def list_jobs(table: TableDefinition, arguments: argparse.Namespace, hardware: Hardware) -> list[sweeps.Job]:
+def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[sweeps.Job]:
     """Print one line a job and a total; return what is unfinished in order."""
     records = read_records(arguments.results)
     found = sweeps.match_records(table, records)[0]
     started, superfluous = sweeps.started_runs(table, arguments.runs), superfluous_runs(table, records)
+    hardware = query_hardware() if found else None
     unfinished, costs, finished, saved = [], [], 0, 0
     for job in planned_jobs(table, arguments.sections):
         left = tuple(run for run in job.runs if run.key not in found)
@@ -150,16 +153,15 @@ def execute(
     try:
         while waiting or running:
             while waiting and free:
-                number, job = waiting[0]
+                number, job = waiting.pop(0)
                 with _noting(failures, job):
                     try:
                         own = overrides(job)
                     except UserError:
-                        if running:
-                            break
-                        waiting.pop(0)
-                        raise
-                    waiting.pop(0)
+                        if not running:
+                            raise
+                        waiting.insert(0, (number, job))
+                        break
                     command = ["train.py", *job.overrides, *(own or ())]
                     words = "no longer needed: python" if own is None else "python"
                     print(f"run {number}/{len(work)}: {words} {shlex.join(command)}", flush=True)
@@ -201,8 +203,7 @@ def main() -> int:
     arguments = parse_arguments()
     table, results = load_table(ROOT / "configs/tables" / f"{arguments.table}.yaml"), arguments.results
     check_overrides(table, arguments.overrides, OUTSIDE_ID)
-    hardware = query_hardware()
-    unfinished = list_jobs(table, arguments, hardware)
+    unfinished = list_jobs(table, arguments)
     if arguments.dry_run:
         return 0
 
@@ -230,7 +231,7 @@ def main() -> int:
 
     paths = [f"paths.{key}={getattr(arguments, key).resolve()}" for key in ("results", "runs")]
     unfinished = unfinished[: arguments.max_runs]
-    places = place(len(unfinished), arguments.processes, hardware)
+    places = place(len(unfinished), arguments.processes, query_hardware()) if len(unfinished) > 1 else [{}]
     report()
     failures = execute(unfinished, overrides, ROOT, after_job, places)
     text = (results / "tables" / f"{table.name}.md").read_text()

@@ -39,4 +39,9 @@ def build_model(config: Any, key: jax.Array | int, sizes: Mapping[str, int] = Ma
     return MODELS[config.family].build(config, sizes, key)
 
 
-__all__ = ["MODELS", "Family", "GraphConfig", "VisionConfig", "build_model"]
+def named_variables(state: nnx.State) -> dict[str, nnx.Variable]:
+    """A model's variables by their dotted names, such as head.kernel."""
+    return {".".join(map(str, path)): variable for path, variable in nnx.to_flat_state(state)}
+
+
+__all__ = ["MODELS", "Family", "GraphConfig", "VisionConfig", "VisionModel", "build_model", "named_variables"]

@@ -13,7 +13,7 @@ from flax import nnx
 
 from plstm.errors import one_of, positive, require
 from plstm.nn.graph import TRANSITION_NODES, GraphMixer, degree_encoding
-from plstm.nn.layers import MLP, NORM_EPSILON, norm
+from plstm.nn.layers import MLP, NORM_EPSILON, norm, uniform_within
 from plstm.ops.dag import METHODS, NORMS, PackedDags
 
 MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
@@ -48,8 +48,7 @@ class Neighbours(NamedTuple):
 
 def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, use_bias: bool = True) -> nnx.Linear:
     """A linear layer whose kernel and bias start uniform within 1 / sqrt(dim_in)."""
-    bound = 1 / math.sqrt(dim_in)
-    start = lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -bound, bound)  # noqa: E731
+    start = uniform_within(1 / math.sqrt(dim_in))
     return nnx.Linear(dim_in, dim_out, use_bias=use_bias, kernel_init=start, bias_init=start, rngs=rngs)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from plstm.errors import UserError
-from plstm.models.vision import VisionConfig, VisionModel
+from plstm.models import VisionConfig, VisionModel, named_variables
 from plstm.nn.gates import DIRECTIONS
 
 SWAPPED = [0, 2, 1, 3]  # directions, or corners: the released number of ours
@@ -85,7 +85,7 @@ def from_released(tree: Mapping[str, np.ndarray], config: VisionConfig) -> Visio
     """The model of `config` with released parameters. Raises UserError naming the first that does not fit."""
     config.check()
     graphdef, state = nnx.split(nnx.eval_shape(lambda: VisionModel(config, nnx.Rngs(0))))
-    params = _named(state)
+    params = named_variables(state)
     leaves = _leaves(config, params)
     _refuse_other_leaves(tree, leaves)
     arrays = {name: np.empty(param.shape, np.float32) for name, param in params.items()}
@@ -98,7 +98,7 @@ def from_released(tree: Mapping[str, np.ndarray], config: VisionConfig) -> Visio
 
 def to_released(model: VisionModel, config: VisionConfig) -> dict[str, np.ndarray]:
     """The inverse of `from_released`: float32 arrays by released name."""
-    arrays = {name: np.asarray(param[...]) for name, param in _named(nnx.state(model, nnx.Param)).items()}
+    arrays = {name: np.asarray(param[...]) for name, param in named_variables(nnx.state(model, nnx.Param)).items()}
     tree = {}
     for leaf in _leaves(config, arrays):
         tree[leaf.name] = np.empty(leaf.shape, np.float32)
@@ -180,10 +180,6 @@ def _orders(config: VisionConfig) -> dict[str, np.ndarray]:
         residual = residual.reshape(gates.size, -1)[gates].ravel()
     corners = np.arange(4 * config.dim).reshape(4, -1)[SWAPPED][:, residual].ravel()
     return {"g": gates, "r": residual, "c": corners if config.pooling == "corners" else residual}
-
-
-def _named(state: nnx.State) -> dict[str, nnx.Variable]:
-    return {".".join(map(str, path)): param for path, param in nnx.to_flat_state(state)}
 
 
 def _refuse_other_leaves(tree: Mapping[str, np.ndarray], leaves: list[Leaf]) -> None:

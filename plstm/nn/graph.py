@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from plstm.nn.gates import HIGHEST
-from plstm.nn.layers import head_norm, linear
+from plstm.nn.layers import head_norm, linear, uniform_within
 from plstm.ops.dag import DagGates, PackedDags, normalise_transitions, plstm_dag
 
 GATE_BIAS = -5.0  # of source, mark and direct
@@ -25,8 +25,7 @@ class GraphMixer(nnx.Module):
     ):
         self.heads, self.mode, self.p_norm, self.pruned = heads, mode, p_norm, pruned or mode == "D"
         self.transition_node, self.method = transition_node, method
-        bound = 1 / math.sqrt(dim)
-        start = lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)  # noqa: E731
+        start = uniform_within(1 / math.sqrt(dim))
         project = functools.partial(linear, dim, dtype=jnp.float32, bias_init=start, rngs=rngs)
         self.qkv = project(3 * dim)
         # Nodes: of source, mark, transition, direct. Edges: of source, mark, transition as its first and second edge.

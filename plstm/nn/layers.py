@@ -22,6 +22,11 @@ def head_norm(hidden: jax.Array) -> jax.Array:
     return hidden.reshape(*hidden.shape[:-2], -1)
 
 
+def uniform_within(bound: float) -> nnx.Initializer:
+    """An initialiser that draws uniformly from [-bound, bound)."""
+    return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
 def linear(dim_in: int, dim_out: int, *, kernel_init=KERNEL_INIT, **options) -> nnx.Linear:
     """A linear layer with float32 parameters and a bias that starts at zero; options are those of `nnx.Linear`."""
     return nnx.Linear(dim_in, dim_out, kernel_init=kernel_init, **options)

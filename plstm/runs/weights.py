@@ -34,7 +34,7 @@ from safetensors.numpy import save_file
 from data.files import write_errors, write_file
 from plstm.config import Config, from_file, plain_config, portable_config, run_id
 from plstm.errors import UserError, first_line
-from plstm.models import build_model
+from plstm.models import build_model, named_variables
 from plstm.tasks import TASKS
 from plstm.tasks.vision import Preprocessing
 from plstm.training.checkpoints import Checkpoints
@@ -155,7 +155,7 @@ def save_safetensors(model: Any, path: str | os.PathLike) -> None:
         "class_names": json.dumps(info.class_names),
         "preprocessing": json.dumps(info.preprocessing and asdict(info.preprocessing)),
     }
-    named = _named(nnx.state(model, SAVED))
+    named = named_variables(nnx.state(model, SAVED))
     tensors = {name: np.ascontiguousarray(leaf[...], np.float32) for name, leaf in named.items()}
     try:
         save_file(tensors, path, metadata)
@@ -197,7 +197,7 @@ def _from_file(path: Path) -> tuple[nnx.GraphDef, nnx.State, Info]:
         except KeyError as error:
             raise UserError(f"{path}: its metadata lack the size {error}; export it again") from error
         graphdef, weights = nnx.split(model, SAVED)
-        wanted, found = _named(weights), set(file.keys())
+        wanted, found = named_variables(weights), set(file.keys())
         if extra := sorted(found - wanted.keys()):
             raise UserError(f"{path}: not of this model: it has a tensor {extra[0]}, which the model does not")
         for name, leaf in wanted.items():
@@ -246,10 +246,6 @@ def _info(path: Path, metadata: Mapping[str, str] | None) -> Info:
         return Info(metadata["run"], int(metadata["step"]), tuple(names), preprocessing, dict(sizes), config)
     except (KeyError, TypeError, ValueError, UserError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: its metadata are damaged or of other code ({first_line(error)})") from error
-
-
-def _named(weights: nnx.State) -> dict[str, nnx.Variable]:
-    return {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(weights)}
 
 
 # ---------------------------------------------------------------------- fine-tuning
