@@ -26,17 +26,15 @@ def draw(length, dtype=jnp.float32):
     return jax.tree.map(lambda array: jnp.asarray(array, dtype), (arguments, rng.normal(size=(2, length, 3))))
 
 
-# Of a single token the gradient by f has only the normaliser's 1e-6, and rounding shows in it.
-SLOW = [(1, 64, 1e-8), *((length, 64, 1e-11) for length in (16, 64, 200))]
+# Equal gates of 50 tie in the maximum, whose gradient is then arbitrary: it enters by the normaliser's 1e-6 only.
+TOLERANCES = {32: 1e-5, 64: 1e-8}
+SLOW = (pytest.param(length, 64, marks=pytest.mark.slow) for length in (1, 16, 64, 200))
 
 
-@pytest.mark.parametrize(
-    ("length", "bits", "tolerance"),
-    [(7, 32, 1e-5), (65, 64, 1e-11), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
-)
-def test_chunks_are_the_steps_in_values_and_gradients(length, bits, tolerance):
+@pytest.mark.parametrize(("length", "bits"), [(7, 32), (65, 64), *SLOW])
+def test_chunks_are_the_steps_in_values_and_gradients(length, bits):
     with jax.enable_x64(bits == 64):
-        check(chunkwise, recurrent, *draw(length, f"float{bits}"), tolerance)
+        check(chunkwise, recurrent, *draw(length, f"float{bits}"), TOLERANCES[bits])
 
 
 def test_bfloat16_inputs():
