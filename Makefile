@@ -103,10 +103,11 @@ benchmark: $(READY) ## Measure on this machine (ARGS=operator, ARGS=model, ...; 
 	$(PY) scripts/benchmark.py $(ARGS)
 
 .PHONY: baselines
+SIZES = --sizes 48 56 64 72 80 96 128 144
 baselines: $(READY) ## Measure the accuracy of shortcuts on arrow pointing
 	$(PY) scripts/shortcut_baselines.py --size 192 --scale 1 --out results/baselines/arrow-192.json
-	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 --out results/baselines/arrow-48.json
-	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 --law balanced --samples 20000000 \
+	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 $(SIZES) --out results/baselines/arrow-48.json
+	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 --law balanced --samples 20000000 $(SIZES) \
 	  --out results/baselines/arrow-balanced-48.json
 
 .PHONY: table-reduced

@@ -36,10 +36,12 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
-def legend_below(figure: Any, axes: Sequence[Any]) -> None:
+def legend_below(figure: Any, axes: Sequence[Any], columns: int = 5) -> None:
     """One legend for all axes, each label once."""
     entries = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=5, fontsize=8, columnspacing=1.2)
+    figure.legend(
+        entries.values(), entries.keys(), loc="outside lower center", ncols=columns, fontsize=8, columnspacing=1.2
+    )
 
 
 def save(figure: Any, path: Path) -> list[Path]:

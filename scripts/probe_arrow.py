@@ -1,17 +1,19 @@
 """What does a model look at? Its accuracy on altered arrow-pointing images, on larger canvases, and by distance.
 
-    python scripts/probe_arrow.py 1f392a                     # a run's folder, or the first digits of its id
-    python scripts/probe_arrow.py 1f392a --canvases 1 2 3 4  # sides in units of the training canvas
+    python scripts/probe_arrow.py 1f392a                         # a run's folder, or the first digits of its id
+    python scripts/probe_arrow.py 1f392a --sizes 48 64 96 144    # canvases in pixels; objects keep their size
+    python scripts/probe_arrow.py --table arrow-reduced --runs /scratch/runs  # all runs that the table shows
 
-Balanced accuracy is the mean of the accuracies on images that point at the circle and on those that do not: altered
-images are mostly of the second kind. Writes results/probes/<run>.json.
+Altered images have the training size and twice it, unaltered ones all sizes. Balanced accuracy is the mean of the
+accuracies on images that point at the circle and on those that do not: altered images are mostly of the second kind.
+Writes results/probes/<run>.json, from which `make tables figures` draws accuracy by size and by distance.
 """
 
+import argparse
 import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from absl import logging
@@ -19,22 +21,25 @@ from flax import nnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.arrow_pointing.geometry import KAPPA, SPLITS, Arrow, Canvas, base_seed, parameters, render
+from data.arrow_pointing.geometry import KAPPA, Arrow, Canvas, render
 from data.loading import PackedSplit, pack
 from plstm.config import Config, run_name
 from plstm.errors import UserError, run_script
+from plstm.results.definitions import load_table
+from plstm.results.probes import GIVEN
+from plstm.results.records import read_records
+from plstm.results.sweeps import find_groups
 from plstm.runs.weights import find_run, from_checkpoint, load_config
 from plstm.tasks import TASKS
 from plstm.training.steps import make_predict
 from scripts.common import ROOT, Parser, positive, write_results
+from scripts.shortcut_baselines import NO_LABEL, by_distance, distances, draw_geometries, score, training_reach
 
-QUARTERS = 4  # of the distances that training has
 SHOWN = ("accuracy", "balanced_accuracy", "answered_at", "labelled_at")
-NO_LABEL = -1  # where an altered arrow is neither clearly at the circle nor past it, or an object leaves the canvas
 
 
 def true_label(arrow: Arrow) -> np.ndarray:
-    """1 where the arrow points at the circle, 0 where past it, -1 between the two; for arrays of geometries [n]."""
+    """1 where the arrow points at the circle, 0 where past it, NO_LABEL between; for arrays of geometries [n]."""
     across, down = arrow.cx - arrow.ax, arrow.cy - arrow.ay
     distance = np.hypot(across, down)
     turn = np.abs(np.mod(arrow.phi - np.arctan2(down, across) + np.pi, 2 * np.pi) - np.pi)
@@ -43,7 +48,7 @@ def true_label(arrow: Arrow) -> np.ndarray:
 
 
 def _altered(arrow: Arrow, canvas: Canvas, **fields: np.ndarray) -> Arrow:
-    """The geometry with other fields, and the label that it then has."""
+    """The geometry with other fields, and the label that it then has: none where an object leaves the canvas."""
     arrow = arrow._replace(**fields)
     centres = np.stack([arrow.ax, arrow.ay, arrow.cx, arrow.cy])
     inside = ((centres >= canvas.margin) & (centres <= canvas.size - canvas.margin)).all(axis=0)
@@ -52,7 +57,7 @@ def _altered(arrow: Arrow, canvas: Canvas, **fields: np.ndarray) -> Arrow:
 
 
 PROBES = {
-    "as given": lambda arrow, canvas: arrow,
+    GIVEN: lambda arrow, canvas: arrow,
     # Outside the canvas, the label kept: what the arrow alone tells the model.
     "without the circle": lambda arrow, canvas: arrow._replace(
         cx=np.full_like(arrow.cx, -canvas.size), cy=np.full_like(arrow.cy, -canvas.size)
@@ -68,42 +73,6 @@ PROBES = {
     ),
 }
 Answer = Callable[[Arrow, Canvas], np.ndarray]  # geometries [n] -> 0 or 1 [n]
-
-
-def draw_geometries(canvas: Canvas, factor: int, count: int, law: str) -> Arrow:
-    """The first `count` geometries of test, or on a canvas `factor` times the training canvas of test_ext, [count]."""
-    base = base_seed(SPLITS["test" if factor == 1 else "test_ext"].seed)
-    return Arrow(*map(np.array, zip(*(parameters(base, n, canvas, law) for n in range(count)), strict=True)))
-
-
-def score(answers: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """Accuracies and the shares of "at" over the images that have a label; None where there is none to count."""
-
-    def mean(values: np.ndarray) -> float | None:
-        return float(values.mean()) if len(values) else None
-
-    known = labels != NO_LABEL
-    answers, labels = answers[known], labels[known]
-    right = answers == labels
-    kinds = [mean(right[labels == label]) for label in (0, 1)]
-    shares = {"accuracy": mean(right), "answered_at": mean(answers), "labelled_at": mean(labels)}
-    return {"images": len(right), **shares, "balanced_accuracy": None if None in kinds else sum(kinds) / 2}
-
-
-def distances(arrows: Arrow) -> np.ndarray:
-    """Pixels between the centres of arrow and circle [n]."""
-    return np.hypot(arrows.cx - arrows.ax, arrows.cy - arrows.ay)
-
-
-def by_distance(answers: np.ndarray, arrows: Arrow, reach: float) -> list[dict[str, Any]]:
-    """Scores by quarters of the distances up to `reach`, and of all beyond."""
-    rows = []
-    quarters = np.floor(distances(arrows) / reach * QUARTERS).clip(max=QUARTERS)
-    for quarter in np.unique(quarters).tolist():
-        chosen, upper = quarters == quarter, None if quarter == QUARTERS else reach * (quarter + 1) / QUARTERS
-        limits = {"from_pixels": reach * quarter / QUARTERS, "to_pixels": upper}
-        rows.append(limits | score(answers[chosen], arrows.label[chosen]))
-    return rows
 
 
 def load_answer(run: str, runs: Path) -> tuple[Config, Path, Answer]:
@@ -124,32 +93,55 @@ def load_answer(run: str, runs: Path) -> tuple[Config, Path, Answer]:
     return config, folder, answer
 
 
+def probe(run: str, options: argparse.Namespace) -> None:
+    """Scores one run on all canvases; prints the rows and writes them."""
+    config, folder, answer = load_answer(run, options.runs)
+    training, law, rows = Canvas(config.data.size, config.data.scale), config.data.law, []
+    reach = training_reach(training, options.count, law)
+    whole = (training.size, 2 * training.size)
+    print(f"{run_name(config)} ({folder.name})")
+    print("".join(f"{title:>18}" for title in ("canvas_pixels", "images", *SHOWN)), " probe")
+    for size, (name, alter) in itertools.product(options.sizes or whole, PROBES.items()):
+        if name != GIVEN and size not in whole:
+            continue
+        canvas = Canvas(size, training.scale)
+        arrows = alter(draw_geometries(canvas, training, options.count, law), canvas)
+        answers = answer(arrows, canvas)
+        row = {"canvas_pixels": size, "probe": name, **score(answers, arrows.label)}
+        rows.append(row | ({"by_distance": by_distance(answers, arrows, reach)} if name == GIVEN else {}))
+        scores = "".join(f"{'-' if row[key] is None else format(row[key], '.3f'):>18}" for key in SHOWN)
+        print(f"{size:18}{row['images']:18,}{scores}  {name}", flush=True)
+    path = options.out or options.results / "probes" / f"{folder.name}.json"
+    write_results(path, {"count": options.count, "run": folder.name, "name": run_name(config), "rows": rows})
+    print(f"Written to {path}")
+
+
+def shown_runs(name: str, results: Path) -> list[str]:
+    """The ids of the runs that a table shows, but for those that have been probed."""
+    groups, _ = find_groups(load_table(ROOT / "configs/tables" / f"{name}.yaml"), read_records(results))
+    ids = [run.id for group in groups for run in group.chosen.runs]
+    return [run for run in ids if not (results / "probes" / f"{run}.json").exists()]
+
+
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("run", help="a run's folder, or the first digits of its id")
+    parser.add_argument("run", nargs="*", help="a run's folder, or the first digits of its id")
+    parser.add_argument("--table", help="instead: the runs that this table shows and that were not probed yet")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of the runs")
-    parser.add_argument("--canvases", type=positive, nargs="+", default=[1, 2], help="canvas over training side")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records and probes")
+    parser.add_argument(
+        "--sizes", type=positive, nargs="+", help="canvases in pixels (default: training's and twice it)"
+    )
     parser.add_argument("--count", type=positive, default=10_240, help="images a canvas; the paper's test has as many")
-    parser.add_argument("--out", type=Path, help="default: results/probes/<run>.json")
+    parser.add_argument("--out", type=Path, help="of one run (default: RESULTS/probes/<run>.json)")
     options = parser.parse_args()
+    if bool(options.run) == bool(options.table):
+        parser.error("name a run, or --table")
+    if options.out and (options.table or len(options.run) > 1):
+        parser.error("--out is for one run")
     logging.set_verbosity(logging.ERROR)
-    config, folder, answer = load_answer(options.run, options.runs)
-    training = Canvas(config.data.size, config.data.scale)
-    reach = float(distances(draw_geometries(training, 1, options.count, config.data.law)).max())
-    print("".join(f"{title:>18}" for title in ("canvas_pixels", "images", *SHOWN)), " probe")
-    rows = []
-    for factor, (name, alter) in itertools.product(options.canvases, PROBES.items()):
-        canvas = Canvas(factor * training.size, training.scale)
-        arrows = alter(draw_geometries(canvas, factor, options.count, config.data.law), canvas)
-        answers = answer(arrows, canvas)
-        row = {"canvas_pixels": canvas.size, "probe": name, **score(answers, arrows.label)}
-        rows.append(row | ({"by_distance": by_distance(answers, arrows, reach)} if name == "as given" else {}))
-        scores = "".join(f"{'-' if row[key] is None else format(row[key], '.3f'):>18}" for key in SHOWN)
-        print(f"{canvas.size:18}{row['images']:18,}{scores}  {name}", flush=True)
-    settings = {"canvases": options.canvases, "count": options.count}
-    path = options.out or ROOT / "results" / "probes" / f"{folder.name}.json"
-    write_results(path, {"settings": settings, "run": folder.name, "name": run_name(config), "rows": rows})
-    print(f"Written to {path}")
+    for run in options.run or shown_runs(options.table, options.results):
+        probe(run, options)
 
 
 if __name__ == "__main__":

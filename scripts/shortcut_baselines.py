@@ -2,6 +2,7 @@
 
     python scripts/shortcut_baselines.py                         # the paper's canvas; results/baselines/arrow-192.json
     python scripts/shortcut_baselines.py --size 48 --scale 0.25  # a reduced one
+    python scripts/shortcut_baselines.py --size 48 --scale 0.25 --sizes 48 64 96 144  # also on other canvases
     python scripts/shortcut_baselines.py --size 48 --scale 0.25 --law balanced --samples 20000000
 
 Each shortcut is a histogram over the quantities it sees, fitted on samples of the training distribution; it answers
@@ -12,6 +13,7 @@ small advantages of the balanced law need more samples: some are .518 after 4 mi
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +27,8 @@ from data.arrow_pointing.geometry import (
     Arrow,
     ArrowVariant,
     Canvas,
+    base_seed,
+    parameters,
     sample_parameters,
     strokes,
 )
@@ -41,6 +45,8 @@ CIRCLE = {"circle position only": {"cx": 24, "cy": 24}}  # measured on the balan
 PERFECT = "perfect geometry after pixel rounding"
 SPLITS_SEEN = [split for split in SPLITS if split != "train"]
 CHUNK, SEED = 1_000_000, 0  # of the geometries to fit on
+NO_LABEL = -1  # of a geometry that is not counted
+BANDS = 4  # of equal width, of the distances that training has; beyond these as many more as there are
 
 
 def shortcuts(law: str) -> dict[str, dict[str, int]]:
@@ -110,17 +116,79 @@ def decide_from_pixels(arrow: Arrow, law: str = "paper") -> np.ndarray:
     return pointing > away
 
 
-def measure(canvas: Canvas, samples: int, seed: int, count: int | None = None, law: str = "paper") -> list[dict]:
+def measure(
+    canvas: Canvas, answers: dict[str, np.ndarray], count: int | None = None, law: str = "paper"
+) -> list[dict[str, Any]]:
     """One row a baseline: its name and its accuracy on every evaluation split, or on its first `count` images."""
-    answers, variant = fit(canvas, samples, seed, law), ArrowVariant(size=canvas.size, scale=canvas.scale, law=law)
-    rows = {name: {"name": name} for name in (*shortcuts(law), PERFECT)}
+    variant = ArrowVariant(size=canvas.size, scale=canvas.scale, law=law)
+    rows = {name: {"name": name} for name in (*answers, PERFECT)}
     for split in SPLITS_SEEN:
         arrow = Arrow(*(np.array(values) for values in zip(*variant.arrows(split, count), strict=True)))
-        cells = {name: histogram_cell(arrow, variant.canvas(split), bins) for name, bins in shortcuts(law).items()}
-        given = {name: answers[name][cell] for name, cell in cells.items()} | {PERFECT: decide_from_pixels(arrow, law)}
-        for name, answer in given.items():
-            rows[name][split] = round(float(np.mean(answer == (arrow.label == 1))), 4)
+        for name, given in answer(arrow, variant.canvas(split), answers, law).items():
+            rows[name][split] = round(float(np.mean(given == arrow.label)), 4)
     return list(rows.values())
+
+
+def answer(arrow: Arrow, canvas: Canvas, answers: dict[str, np.ndarray], law: str) -> dict[str, np.ndarray]:
+    """What every baseline says of geometries [n]: bool [n], by name."""
+    seen = {name: answers[name][histogram_cell(arrow, canvas, bins)] for name, bins in shortcuts(law).items()}
+    return seen | {PERFECT: decide_from_pixels(arrow, law)}
+
+
+# ---------------------------------------------------------------------- other canvases; models are measured alike
+def draw_geometries(canvas: Canvas, training: Canvas, count: int, law: str) -> Arrow:
+    """The first `count` geometries of test, or on another canvas than the training's of test_ext's stream, [count]."""
+    base = base_seed(SPLITS["test" if canvas == training else "test_ext"].seed)
+    return Arrow(*map(np.array, zip(*(parameters(base, n, canvas, law) for n in range(count)), strict=True)))
+
+
+def score(answers: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """Accuracies and the shares of "at" over the images that have a label; None where there is none to count."""
+
+    def mean(values: np.ndarray) -> float | None:
+        return round(float(values.mean()), 5) if len(values) else None
+
+    known = labels != NO_LABEL
+    answers, labels = answers[known], labels[known]
+    right = answers == labels
+    kinds = [mean(right[labels == label]) for label in (0, 1)]
+    shares = {"accuracy": mean(right), "answered_at": mean(answers), "labelled_at": mean(labels)}
+    return {"images": len(right), **shares, "balanced_accuracy": None if None in kinds else sum(kinds) / 2}
+
+
+def distances(arrows: Arrow) -> np.ndarray:
+    """Pixels between the centres of arrow and circle [n]."""
+    return np.hypot(arrows.cx - arrows.ax, arrows.cy - arrows.ay)
+
+
+def by_distance(answers: np.ndarray, arrows: Arrow, reach: float) -> list[dict[str, Any]]:
+    """Scores in bands of the distance; `reach`, the farthest in training, is the upper end of the last that it has."""
+    rows, width = [], reach / BANDS
+    bands = np.floor(distances(arrows) / width)
+    for band in np.unique(bands).tolist():
+        limits = {"from_pixels": width * band, "to_pixels": width * (band + 1)}
+        rows.append(limits | score(answers[bands == band], arrows.label[bands == band]))
+    return rows
+
+
+def training_reach(training: Canvas, count: int, law: str) -> float:
+    """The farthest distance in pixels of `count` geometries of the training canvas."""
+    return float(distances(draw_geometries(training, training, count, law)).max())
+
+
+def measure_sizes(
+    training: Canvas, answers: dict[str, np.ndarray], sizes: list[int], count: int, law: str = "paper"
+) -> list[dict[str, Any]]:
+    """One row a canvas size and baseline, scored on `count` images as `scripts/probe_arrow.py` scores models."""
+    rows, reach = [], training_reach(training, count, law)
+    for size in sizes:
+        canvas = Canvas(size, training.scale)
+        arrows = draw_geometries(canvas, training, count, law)
+        for name, given in answer(arrows, canvas, answers, law).items():
+            rows.append({"canvas_pixels": size, "name": name, **score(given, arrows.label)})
+            if size == 2 * training.size:
+                rows[-1]["by_distance"] = by_distance(given, arrows, reach)
+    return rows
 
 
 def main() -> None:
@@ -129,14 +197,21 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies every other pixel length")
     parser.add_argument("--law", choices=LAWS, default="paper", help="of the geometries")
     parser.add_argument("--samples", type=positive, default=4_000_000, help="geometries to fit on")
+    parser.add_argument(
+        "--sizes", type=positive, nargs="*", default=[], help="canvases in pixels, for accuracy by size"
+    )
+    parser.add_argument("--count", type=positive, default=10_240, help="images of each of these")
     parser.add_argument("--out", type=Path, help="the file to write (default: results/baselines/arrow-<size>.json)")
     options = parser.parse_args()
-    rows = measure(Canvas(options.size, options.scale), options.samples, SEED, law=options.law)
+    canvas = Canvas(options.size, options.scale)
+    answers = fit(canvas, options.samples, SEED, options.law)
+    rows = measure(canvas, answers, law=options.law)
+    sizes = measure_sizes(canvas, answers, options.sizes, options.count, options.law)
     record = {"size": options.size, "scale": options.scale, "seed": SEED, "fit_samples": options.samples}
     law = {} if options.law == "paper" else {"law": options.law}
     name = "-".join(["arrow", *law.values(), str(options.size)])
     out = options.out or ROOT / "results" / "baselines" / f"{name}.json"
-    write_results(out, record | law | {"baselines": rows})
+    write_results(out, record | law | {"baselines": rows} | ({"sizes": sizes} if sizes else {}))
     print(f"{'':41}" + "".join(f"{split:>10}" for split in SPLITS_SEEN))
     for row in rows:
         print(f"{row['name']:41}" + "".join(f"{row[split]:10.3f}" for split in SPLITS_SEEN))

@@ -64,6 +64,7 @@ class Figure(Strict):
     panels: dict[str, str] = {}  # training curves: split -> title
     metric: str = PRIMARY_METRIC  # of these
     baseline: str | None = None  # in these, an entry of the baseline file
+    sizes: bool = False  # accuracy against the canvas and the distance, and a table of altered images, from probes
 
 
 class TableDefinition(Strict):

@@ -9,6 +9,7 @@ import pandas as pd
 
 from plstm.drawing import legend_below, new_figure, save, style
 from plstm.results.definitions import TableDefinition, read_baselines
+from plstm.results.probes import points_by_distance, points_by_size, read_probes, read_sizes
 from plstm.results.records import Record, read_curve
 from plstm.results.sweeps import Cell, find_groups, t_interval
 
@@ -26,12 +27,13 @@ MODEL_STYLES = {
 OTHER_STYLES = [("#000000", line) for line in ("-", "--", "-.", ":")]
 OURS, PAPER = "#0072B2", "#D55E00"  # of dots: there a colour says whose number it is, and the line the model
 BASELINE = {"color": "0.45", "lw": 0.9, "ls": (0, (6, 3)), "zorder": 0}
+BASELINE_DASHES = [(0, (6, 3)), (0, (3, 2)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (8, 2, 1, 2, 1, 2)), (0, (12, 3))]
 
 
 def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> list[Path]:
     """Draw what `figure` asks for of cells with a whole seed; returns .png and .svg. UserError for a missing curve."""
     cells = [group.chosen for group in find_groups(table, records)[0] if group.chosen.runs]
-    wanted = {draw_curves: table.figure.panels, draw_dots: table.figure.dots}
+    wanted = {draw_curves: table.figure.panels, draw_dots: table.figure.dots, draw_sizes: table.figure.sizes}
     return [path for draw, asked in wanted.items() if cells and asked for path in draw(table, cells, results_dir)]
 
 
@@ -40,8 +42,7 @@ def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path
 
     A line is the mean over the runs, its band their 90% t interval; chance is dotted, the definition's baseline dashed.
     """
-    wanted, others = table.figure, itertools.cycle(OTHER_STYLES)
-    styles = {row.experiment: _style(row.experiment) or next(others) for row in table.rows}
+    wanted, styles = table.figure, _styles(table)
     curves = {cell.row.name: _mean_curves(cell.runs, wanted.metric, results_dir) for cell in cells}
     baseline = next((entry for entry in read_baselines(table, results_dir) if entry["name"] == wanted.baseline), {})
     with style():
@@ -61,6 +62,12 @@ def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path
         axes[0].set_ylabel(wanted.metric.capitalize())
         legend_below(figure, axes)
         return save(figure, results_dir / "figures" / f"{table.name}-curves")
+
+
+def _styles(table: TableDefinition) -> dict[str, tuple]:
+    """Experiment -> colour and line style."""
+    others = itertools.cycle(OTHER_STYLES)
+    return {row.experiment: _style(row.experiment) or next(others) for row in table.rows}
 
 
 def _style(experiment: str) -> tuple | None:
@@ -86,6 +93,44 @@ def _draw_line(axis: Any, curve: pd.DataFrame, label: str, colour: str, line: ob
     if curve["half_width"].notna().any():
         low, high = ((curve["mean"] + sign * curve["half_width"]).clip(0, 1) for sign in (-1, 1))
         axis.fill_between(curve["epoch"], low, high, color=colour, alpha=0.18, lw=0, zorder=2)
+
+
+def draw_sizes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:
+    """Draw accuracy against the canvas and, on twice the training canvas, against the distance between the objects.
+
+    A line is the mean over a row's probed runs, its band their 90% t interval; baselines are dashed.
+    """
+    probed = {cell: found for cell in cells if (found := read_probes(cell.runs, results_dir))}
+    if not probed:
+        return []
+    shortcuts, styles, written = read_sizes(table, results_dir), _styles(table), []
+    for kind, points, label in (
+        ("sizes", points_by_size, "Canvas side (pixels)"),
+        ("distances", points_by_distance, "Distance between arrow and circle (pixels)"),
+    ):
+        with style():
+            figure = new_figure(5.4, 4.2)
+            axis = figure.subplots()
+            for name, dashes in zip(dict.fromkeys(row["name"] for row in shortcuts), BASELINE_DASHES, strict=False):
+                known = points([row for row in shortcuts if row["name"] == name])
+                axis.plot(*zip(*known, strict=True), label=name, **BASELINE | {"ls": dashes})
+            for cell, runs in probed.items():
+                frame = _mean_points([points(rows) for rows in runs])
+                _draw_line(axis, frame, f"{cell.row.name} (n={len(runs)})", *styles[cell.row.experiment])
+            axis.axhline(0.5, color="0.45", lw=1, ls=":", label="chance", zorder=0)
+            axis.set(xlabel=label, ylabel="Test accuracy")
+            axis.grid(axis="y", color="0.92", lw=0.7)
+            legend_below(figure, [axis], columns=2)
+            written += save(figure, results_dir / "figures" / f"{table.name}-{kind}")
+    return written
+
+
+def _mean_points(curves: Sequence[Sequence[tuple[float, float]]]) -> pd.DataFrame:
+    """Points (x, value) of several runs -> x, mean and half width where all of them have a point."""
+    points = pd.DataFrame([point for curve in curves for point in curve], columns=["epoch", "value"])
+    means = [(x, *t_interval(part["value"].tolist())) for x, part in points.groupby("epoch")]
+    frame = pd.DataFrame(means, columns=["epoch", "mean", "half_width", "n"])
+    return frame[frame["n"] == len(curves)]
 
 
 def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:

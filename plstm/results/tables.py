@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from plstm.results.definitions import COSTS, PRIMARY_METRIC, Reference, TableDefinition, read_baselines
+from plstm.results.probes import render_probes
 from plstm.results.records import Record, commits_of, record_path
 from plstm.results.sweeps import Cell, Group, find_groups
 
@@ -25,7 +26,7 @@ ONLY_SHOWN = ["shown", "link", "giga", "hours"]  # parts of a line that the CSV 
 def render_table(
     table: TableDefinition, records: Sequence[Record], results_dir: Path, cost: CostOf | None = None
 ) -> dict[Path, bytes]:
-    """The .md and .csv of a table, path -> contents; `cost` is asked for the experiments of a table with `costs`."""
+    """The .md and .csv of a table, and the .md of its probes, path -> contents; `cost` is asked with `costs` only."""
     groups, left_out = find_groups(table, records)
     lines = [_cell_line(table, group, cell, cost) for group in groups for cell in group.cells]
     for section in table.section_values:
@@ -39,7 +40,8 @@ def render_table(
     frame = pd.DataFrame(texts, dtype=object)
     frame = frame.drop(columns=ONLY_SHOWN, errors="ignore").dropna(axis="columns", how="all")
     texts = {"md": text, "csv": frame.to_csv(index=False, lineterminator="\n")}
-    return {results_dir / "tables" / f"{table.name}.{kind}": text.encode() for kind, text in texts.items()}
+    probes = render_probes(table, [group.chosen for group in groups], results_dir) if table.figure.sizes else {}
+    return {results_dir / "tables" / f"{table.name}.{kind}": text.encode() for kind, text in texts.items()} | probes
 
 
 def _notes(table: TableDefinition, groups: list[Group], left_out: list[str]) -> list[str]:

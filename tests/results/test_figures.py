@@ -7,7 +7,9 @@ from PIL import Image
 from plstm.errors import UserError
 from plstm.results import figures
 from plstm.results.figures import draw_table
+from plstm.results.probes import points_by_distance, points_by_size
 from plstm.results.records import read_records, record_path
+from plstm.results.tables import render_table
 
 from .conftest import run_script, svg_texts
 
@@ -105,3 +107,44 @@ def test_dots_of_a_table_without_sections(arrow, add, tmp_path):
     figure = arrow.figure.model_copy(update={"dots": True, "panels": {}})
     (_, svg) = drawn(arrow.model_copy(update={"figure": figure}), tmp_path)
     assert {"Test acc.", "ours, test acc. (ext.)", "paper", "chance", "pLSTM"} <= set(svg_texts(svg))
+
+
+def probe_file(folder, run, shift):
+    def row(size, probe, accuracy):
+        bands = [{"from_pixels": 8 * n, "to_pixels": 8 * n + 8, "images": 60 * n, "accuracy": 0.9} for n in range(3)]
+        scores = {"accuracy": accuracy + shift, "balanced_accuracy": accuracy + shift, "by_distance": bands}
+        return {"canvas_pixels": size, "probe": probe, **scores}
+
+    rows = [row(48, "as given", 0.9), row(48, "arrow reversed", 0.8), row(64, "as given", 0.85)]
+    rows += [row(96, "as given", 0.7), row(96, "arrow reversed", 0.6)]
+    path = folder / "probes" / f"{run.id}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"rows": rows}))
+    return path
+
+
+def test_probes_are_drawn_by_size_and_by_distance_and_tabulated(arrow, add, tmp_path):
+    runs = [add(seed=seed) for seed in (43, 44)]
+    assert not [path for path in drawn(arrow, tmp_path) if "sizes" in path.name]
+    for run, shift in zip(runs, (0, 0.02), strict=True):
+        path = probe_file(tmp_path, run, shift)
+    (tmp_path / "baselines").mkdir()
+    sizes = [row | {"name": "arrow only"} for row in json.loads(path.read_text())["rows"] if row["probe"] == "as given"]
+    baseline = {"baselines": [{"name": "arrow only", "test": 0.8}], "sizes": sizes}
+    (tmp_path / "baselines/arrow-192.json").write_text(json.dumps(baseline))
+    for kind, label in (("sizes", "Canvas side (pixels)"), ("distances", "Distance between arrow and circle (pixels)")):
+        (svg,) = (path for path in drawn(arrow, tmp_path) if path.name == f"arrow-{kind}.svg")
+        texts = svg_texts(svg)
+        assert {label, "Test accuracy", "pLSTM (n=2)", "arrow only", "chance"} <= set(texts)
+    table = render_table(arrow, read_records(tmp_path), tmp_path)[tmp_path / "tables/arrow-probes.md"].decode()
+    assert "| pLSTM | 2 | 48 | 0.910 ± 0.063 | 0.810 ± 0.063 |" in table
+    assert "| pLSTM | 2 | 96 | 0.710 ± 0.063 | 0.610 ± 0.063 |" in table
+    path.write_text("half a fi")
+    with pytest.raises(UserError, match=f"{path}: not a file of scores"):
+        drawn(arrow, tmp_path)
+
+
+def test_points_of_too_few_images_are_not_drawn(arrow, add, tmp_path):
+    rows = json.loads(probe_file(tmp_path, add(), 0).read_text())["rows"]
+    assert points_by_distance(rows) == [(12, 0.9), (20, 0.9)]  # the first band has no image
+    assert points_by_size(rows) == [(48, 0.9), (64, 0.85), (96, 0.7)]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from data.arrow_pointing.geometry import LAWS, Arrow, ArrowVariant, Canvas, render, sample_parameters
-from scripts.probe_arrow import NO_LABEL, PROBES, draw_geometries, true_label
+from scripts.probe_arrow import PROBES, true_label
+from scripts.shortcut_baselines import NO_LABEL, by_distance, distances, draw_geometries
 
 CANVAS = Canvas()
 
@@ -61,5 +62,14 @@ def test_without_the_circle_only_the_arrow_is_drawn(arrows):
 @pytest.mark.parametrize("law", LAWS)
 def test_a_run_is_probed_on_its_own_test_images(law):
     for factor, split in ((1, "test"), (2, "test_ext")):
-        drawn = draw_geometries(Canvas(48 * factor, 0.25), factor, 10, law)
+        drawn = draw_geometries(Canvas(48 * factor, 0.25), Canvas(48, 0.25), 10, law)
         assert [one(drawn, n) for n in range(10)] == list(ArrowVariant(44, 48, 0.25, law=law).arrows(split, 10))
+
+
+def test_bands_of_distance_hold_every_image_once(arrows):
+    reach = float(distances(arrows).max()) / 2
+    rows = by_distance(arrows.label, arrows, reach)
+    assert sum(row["images"] for row in rows) == len(arrows.label) and all(row["accuracy"] == 1 for row in rows)
+    np.testing.assert_allclose([row["from_pixels"] for row in rows], [n * reach / 4 for n in range(2, 9)])
+    far = distances(arrows) >= reach
+    assert sum(row["images"] for row in rows[2:]) == far.sum()

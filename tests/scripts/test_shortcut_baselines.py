@@ -11,7 +11,7 @@ from scripts import shortcut_baselines as script
 
 
 def test_shortcuts_reach_their_known_accuracies():
-    rows = {row["name"]: row for row in script.measure(Canvas(), samples=1_000_000, seed=1, count=4000)}
+    rows = {row["name"]: row for row in script.measure(Canvas(), script.fit(Canvas(), 1_000_000, 1), count=4000)}
     expected = {
         "arrow direction only": (0.775, 0.633),
         "arrow position and direction, no circle": (0.927, 0.766),
@@ -58,16 +58,19 @@ def test_the_whole_balanced_geometry_tells_the_label_after_pixel_rounding(size, 
 
 def test_record_on_disk(tmp_path, monkeypatch, capsys):
     out = tmp_path / "made" / "arrow.json"
-    arguments = ["shortcut_baselines.py", "--size", "48", "--scale", "0.25", "--samples", "2000", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", arguments)
+    arguments = ["--size=48", "--scale=0.25", "--samples=2000", "--count=300", f"--out={out}", "--sizes", "48", "64"]
+    monkeypatch.setattr(sys, "argv", ["shortcut_baselines.py", *arguments])
     monkeypatch.setattr(script, "SPLITS_SEEN", ["val", "val_ext"])
     script.main()
     record = json.loads(out.read_text())
     assert (record["size"], record["scale"], record["fit_samples"], record["seed"]) == (48, 0.25, 2000, 0)
-    assert record["command"].endswith(f"--out {out}") and record["versions"]["numpy"] and "commit" in record
+    assert f"--out={out}" in record["command"] and record["versions"]["numpy"] and "commit" in record
     assert [row["name"] for row in record["baselines"]] == [*script.SHORTCUTS, script.PERFECT]
     assert all(0.4 < row[split] <= 1 for row in record["baselines"] for split in ("val", "val_ext"))
     assert str(out) in capsys.readouterr().out and "law" not in record
+    sizes = {(row["canvas_pixels"], row["name"]): row for row in record["sizes"]}
+    assert list(sizes) == [(size, name) for size in (48, 64) for name in (*script.SHORTCUTS, script.PERFECT)]
+    assert sizes[64, script.PERFECT]["accuracy"] > 0.97 and sizes[64, script.PERFECT]["images"] == 300
 
 
 def test_the_record_of_balanced_images_has_a_name_and_a_row_of_its_own(tmp_path, monkeypatch):

@@ -1,0 +1,84 @@
+"""What `scripts/probe_arrow.py` found of a table's runs, and the shortcut baselines on the same canvases."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from plstm.errors import UserError
+from plstm.results.definitions import TableDefinition
+from plstm.results.records import Record
+from plstm.results.sweeps import Cell, t_interval
+
+Rows = list[dict[str, Any]]  # a canvas size and an alteration (of baselines: a name) each, with its scores
+GIVEN = "as given"
+FEWEST = 50  # images of a shown band of distances
+
+
+def read_probes(runs: Sequence[Record], results_dir: Path) -> list[Rows]:
+    """The rows of each run that was probed."""
+    paths = (results_dir / "probes" / f"{run.id}.json" for run in runs)
+    return [_read(path, "rows") for path in paths if path.is_file()]
+
+
+def read_sizes(table: TableDefinition, results_dir: Path) -> Rows:
+    """The shortcut baselines by canvas; empty where they were measured on the splits alone."""
+    path = results_dir / (table.baselines or "")
+    return _read(path, "sizes") if path.is_file() else []
+
+
+def _read(path: Path, key: str) -> Rows:
+    try:
+        return json.loads(path.read_bytes()).get(key, [])
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{path}: not a file of scores; make it again") from error
+
+
+def points_by_size(rows: Rows) -> list[tuple[float, float]]:
+    """(canvas side, accuracy) of unaltered images."""
+    return [(row["canvas_pixels"], row["accuracy"]) for row in _given(rows)]
+
+
+def points_by_distance(rows: Rows) -> list[tuple[float, float]]:
+    """(middle of a band of distances, accuracy) of unaltered images on twice the training canvas."""
+    sizes = [row["canvas_pixels"] for row in _given(rows)]
+    bands = [band for row in _given(rows) if row["canvas_pixels"] == 2 * min(sizes) for band in row["by_distance"]]
+    middle = lambda band: (band["from_pixels"] + band["to_pixels"]) / 2  # noqa: E731
+    return [(middle(band), band["accuracy"]) for band in bands if band["images"] >= FEWEST]
+
+
+def _given(rows: Rows) -> Rows:
+    return [row for row in rows if row.get("probe", GIVEN) == GIVEN]
+
+
+def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> dict[Path, bytes]:
+    """The .md of balanced accuracies on altered images, path -> contents; nothing where no run was probed."""
+    probed = {cell.row.name: found for cell in cells if (found := read_probes(cell.runs, results_dir))}
+    if not probed:
+        return {}
+    sizes = [size for size, _ in points_by_size(next(iter(probed.values()))[0])]
+    lines = [["Model", "n", "Canvas", *_probes(probed)]]
+    for model, runs in probed.items():
+        for size in (min(sizes), 2 * min(sizes)):
+            scores = [{row["probe"]: row for row in rows if row["canvas_pixels"] == size} for rows in runs]
+            texts = [_interval([score[name]["balanced_accuracy"] for score in scores]) for name in _probes(probed)]
+            lines.append([model, str(len(runs)), str(size), *texts])
+    header, *rest = ("| " + " | ".join(line) + " |" for line in lines)
+    text = [f"# {table.title}: altered images", "", CAPTION, "", header, "|" + " --- |" * len(lines[0]), *rest]
+    return {results_dir / "tables" / f"{table.name}-probes.md": ("\n".join(text) + "\n").encode()}
+
+
+CAPTION = (
+    "Balanced accuracy (the mean of the accuracies on arrows that point at the circle and on those that do not) on "
+    "test images as given and altered. The altered geometry gives the label; without the circle it is the one before. "
+    "Mean over n runs ± Student's 90% t interval. `scripts/probe_arrow.py` makes the scores."
+)
+
+
+def _probes(probed: dict[str, list[Rows]]) -> list[str]:
+    return list(dict.fromkeys(row["probe"] for row in next(iter(probed.values()))[0]))
+
+
+def _interval(values: Sequence[float]) -> str:
+    mean, half_width, _ = t_interval(values)
+    return f"{mean:.3f}" + (f" ± {half_width:.3f}" if half_width is not None else "")
