@@ -23,7 +23,7 @@ from plstm.errors import ReadError
 from plstm.results.finished import finished_record
 from plstm.results.records import Record, curve_points, find_record, record_path, write_record
 from plstm.runs.cli import hydra_task, run_entry
-from plstm.runs.programs import Plan, check_finite, compile_programs, describe_run, is_best
+from plstm.runs.programs import Plan, check_finite, compile_programs, describe_run, is_best, last_step
 from plstm.runs.weights import initial_id, initial_weights, lock_folder, write_config
 from plstm.tasks import TASKS
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
@@ -105,7 +105,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     info = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "wall_seconds": 0.0}
     info |= {"evaluated": 0, "best": None, "final": None, "averager": None}  # evaluated: the last step that was
     info |= {"environment": environment, "earlier": []}  # earlier: of sessions that another one followed
-    info |= {"sizes": dict(task.sizes), "class_names": list(task.class_names)}
+    info |= {"sizes": dict(task.sizes), "class_names": list(task.class_names), "steps": plan.steps}
     origin = None
     if last:
         state, saved = checkpoints.restore(last, state)
@@ -169,7 +169,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
             write("model", inside)
         if is_best(found, info["best"], loop, task.primary_metric):
             info["best"] = {"step": step, **found}
-        info["evaluated"] = step
+        info.update(evaluated=step, steps=last_step(found, step, info["steps"], loop, task.primary_metric))
         forget_programs_near_limit()
         averager.restart_clock()
         return found
@@ -192,13 +192,13 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         with progress:
             try:
                 batches = source.from_step(step)
-                while step < plan.steps:
+                while step < info["steps"]:
                     # At the top, so that a run resumed at this step makes up for an evaluation that a signal cut off.
                     if step % plan.eval_every == 0 and info["evaluated"] < step:
-                        is_save = step % plan.save_every == 0
-                        evaluate_splits(loop.eval_splits, shown=is_save)
-                        if is_save:
+                        evaluate_splits(loop.eval_splits, shown=step % plan.save_every == 0)
+                        if step % plan.save_every == 0 and step < info["steps"]:
                             save()
+                        continue  # for this may be the last step
                     state, step_metrics = programs.step(state, next(batches), step_key)
                     step += 1
                     averager.add(step_metrics)

@@ -37,6 +37,7 @@ class LoopConfig:
     final_splits: list[str] = field(default_factory=lambda: ["val", "val_ext", "test", "test_ext"])  # and at its end
     best_split: str | None = "val"  # its primary metric names the best checkpoint; null: no best one
     best_tie: str = "latest"  # or "earliest": which of equally good steps is the best
+    stop_at: float | None = None  # ends the run once the first of eval_splits' primary metric is so high; null: never
 
 
 @dataclass

@@ -16,7 +16,7 @@ def finished_record(
     """The record of a run whose last checkpoint holds `info`, see train.py."""
     speeds = [point.value for point in curve if point.metric == "examples_per_second"]
     metrics = json.dumps({"last": info["final"], "best": info["best"]})
-    speeds = speeds or [plan.steps * plan.examples_per_step / info["wall_seconds"]]  # a run of one step
+    speeds = speeds or [info["steps"] * plan.examples_per_step / info["wall_seconds"]]  # a run of one step
     return Record(
         format=2,
         id=run_id(config),
@@ -32,8 +32,8 @@ def finished_record(
         started=info["started"],
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         wall_seconds=round(info["wall_seconds"], 1),
-        steps=plan.steps,
-        epochs=plan.steps / plan.steps_per_epoch,
+        steps=info["steps"],
+        epochs=info["steps"] / plan.steps_per_epoch,
         unit=task.unit,
         examples_per_second=round(statistics.median(speeds), 1),
         parameters=parameters,

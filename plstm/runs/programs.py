@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -113,6 +114,12 @@ def is_best(found: dict[str, dict[str, float]], best: dict[str, Any] | None, loo
         return loop.best_split is not None
     new, old = found[loop.best_split][metric], best[loop.best_split][metric]
     return new > old or (new == old and loop.best_tie == "latest")
+
+
+def last_step(found: dict[str, dict[str, float]], step: int, planned: int, loop: LoopConfig, metric: str) -> int:
+    """The last step of the run: this one where its evaluation reaches loop.stop_at, else the planned one."""
+    value = found.get(loop.eval_splits[0], {}).get(metric, -math.inf)
+    return step if loop.stop_at is not None and value >= loop.stop_at else planned
 
 
 def check_finite(state: TrainState, averager: MetricAverager, checkpoints: Checkpoints) -> None:

@@ -14,7 +14,8 @@ from flax import nnx
 from plstm.training.meshes import Layout, make_mesh
 
 Batch = dict[str, jax.Array]
-Metrics = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), float32 scalars
+# Name -> (sum, count), float32 scalars; in an evaluation perhaps vectors, an entry for each of the split's `lengths`.
+Metrics = dict[str, tuple[jax.Array, jax.Array]]
 
 GUARDED = ("loss", "gradient_norm", "parameter_norm")  # a run stops when one of these is not finite
 
@@ -127,8 +128,9 @@ def evaluate(
     """The mean of each metric over every example of a split, each exactly once, and "count", the number of examples.
 
     The last batch is padded, so that one compiled program serves the whole split; the metrics leave out the padding.
-    `batch_size` fixes the order of the floating-point sums. `place` puts a batch on the devices; `each_batch` is called
-    after each, and what it raises ends the evaluation.
+    `batch_size` fixes the order of the floating-point sums. A metric that is a vector becomes one for each of the
+    split's lengths, such as accuracy@64. `place` puts a batch on the devices;
+    `each_batch` is called after each, and what it raises ends the evaluation.
     """
     found = []
     for batch in map(place, split.batches(batch_size)):
@@ -138,12 +140,17 @@ def evaluate(
         each_batch()
     metrics, counts = zip(*jax.device_get(found), strict=True)
     sums = {name: np.sum([batch[name] for batch in metrics], axis=0, dtype=np.float64) for name in metrics[0]}
-    means = {name: float(total / count) if count else math.nan for name, (total, count) in sums.items()}
+    means = {}
+    for name, pair in sums.items():
+        names = [f"{name}@{length}" for length in split.lengths] if pair.ndim > 1 else [name]
+        for each, total, count in zip(names, *pair.reshape(2, -1)[:, : len(names)], strict=True):
+            means[each] = float(total / count) if count else math.nan
     return means | {"count": int(sum(counts))}
 
 
 def describe(name: str, metrics: dict[str, float], unit: str) -> str:
-    """One line for a split, as training and eval.py print it; `unit` is the plural name of an example."""
-    names = sorted(metrics.keys() - {"count"}, key=lambda metric: (metric != "loss", metric))
+    """One line for a split, as training and eval.py print it, without the metrics of single lengths; `unit` is the
+    plural name of an example."""
+    names = sorted((name for name in metrics if name != "count" and "@" not in name), key=lambda n: (n != "loss", n))
     values = "  ".join(f"{metric} {metrics[metric]:.6f}" for metric in names)
     return f"{name:<8}  {values}  ({metrics['count']:,} {unit})"

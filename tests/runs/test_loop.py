@@ -82,6 +82,17 @@ def test_the_host_reads_from_the_device_at_log_points_only(start, config, monkey
     assert set(reads) - {None} == {*range(5, steps, 5), steps}
 
 
+def test_a_run_ends_early_at_the_step_whose_evaluation_reaches_its_goal(config, start, monkeypatch):
+    config.loop.eval_every, config.loop.stop_at, config.loop.eval_splits = 4, 0.9, ["val", "test"]
+    found = iter([0.899, 0.95, 0.9, 0.1, 0.6])  # val and test at steps 4 and 8, then val
+    monkeypatch.setattr(train, "evaluate", lambda *_: {"loss": 0.0, "accuracy": next(found), "count": 1})
+    with pytest.raises(train.Stopped):
+        start(signal.SIGTERM)
+    record = start()
+    assert (record.steps, record.epochs) == (8, 1)
+    assert record.metrics["last"]["val"]["accuracy"] == 0.6 and record.metrics["best"]["step"] == 8
+
+
 @pytest.mark.parametrize("number", [None, signal.SIGTERM])
 def test_where_batches_cannot_be_read_the_run_saves_before_it_ends(
     config, tmp_path, monkeypatch, capsys, start, number

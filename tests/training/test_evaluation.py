@@ -57,6 +57,18 @@ def test_metrics_may_count_other_things_than_examples(split):
     assert list(found) == ["loss", "none", "count"] and len(batches) == 4
 
 
+def test_a_vector_is_a_metric_for_each_length_of_the_split(split):
+    class Lengths:
+        lengths, batches = (4, 16), staticmethod(split.batches)
+
+    found = iter([([1.0, 0.0, 9.0], [2.0, 0.0, 9.0]), ([0.0, 3.0, 0.0], [1.0, 4.0, 0.0])])
+    measure = lambda weights, batch: {"accuracy": tuple(jnp.array(part) for part in next(found))}  # noqa: E731
+    wanted = {"accuracy@4": 1 / 3, "accuracy@16": 0.75, "count": COUNT}
+    assert evaluate(measure, None, Lengths, COUNT // 2) == pytest.approx(wanted)
+
+
 def test_the_line_that_is_printed():
+    metrics = {"loss": 0.5, "accuracy@4": 1.0, "accuracy": 0.5, "count": 2}
+    assert describe("val", metrics, "rows") == "val       loss 0.500000  accuracy 0.500000  (2 rows)"
     line = describe("val", {"top5": 0.5, "loss": 0.25, "accuracy": 0.7784, "count": 10_240}, "images")
     assert line == "val       loss 0.250000  accuracy 0.778400  top5 0.500000  (10,240 images)"

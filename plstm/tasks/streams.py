@@ -1,0 +1,109 @@
+"""Tasks whose rows are drawn, not read: a schedule in steps, and evaluation at several lengths.
+
+    class MyTask(StreamTask):
+        def draw(self, step): ...                     # a training batch, from config.seed and the step alone
+        def lengths(self, split): ...                 # e.g. (32, 128, 512)
+        def draw_at(self, split, length): ...         # all evaluation rows of a length
+
+The schedule is in steps: an "epoch" is STEPS_PER_EPOCH of them, so `optim.epochs: 5` means 5,000 steps.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from plstm.tasks.base import Task
+from plstm.training.meshes import Layout
+from plstm.training.steps import Batch
+
+STEPS_PER_EPOCH = 1000
+
+
+@dataclass
+class StreamBatches:
+    """Training batches `draw(step)`; nothing else needs to be known to resume."""
+
+    draw: Callable[[int], Batch]
+    place: Callable[[Batch], Batch]
+
+    def from_step(self, step: int) -> Iterator[Batch]:
+        for number in itertools.count(step):
+            yield self.place(own_rows(self.draw(number)))
+
+
+@dataclass
+class LengthSplit:
+    """Rows of several lengths to evaluate on; see `plstm.training.steps.Split`.
+
+    draw(length): all `rows` rows, arrays [rows, ...] padded to shapes that are the same for all lengths. A batch has
+    rows of one length, "mask" and "group", int32 [batch], the place of that length in `lengths`.
+    """
+
+    draw: Callable[[int], Batch]
+    lengths: Sequence[int]
+    rows: int  # of each length
+    batch_rows: int  # at most so many rows in a batch
+
+    def __len__(self) -> int:
+        return len(self.lengths) * self.rows
+
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        size = min(batch_size, self.batch_rows)
+        for group, length in enumerate(self.lengths):
+            drawn = self.draw(length)
+            for start in range(0, self.rows, size):
+                count = min(size, self.rows - start)
+                pad = lambda x, count=count: np.pad(x, ((0, size - count), *((0, 0),) * (x.ndim - 1)))  # noqa: E731
+                batch = {name: pad(value[start : start + count]) for name, value in drawn.items()}
+                group_of = {"group": np.full(size, group, np.int32), "mask": np.arange(size) < count}
+                yield own_rows(batch | group_of)
+
+    def first(self, batch_size: int) -> Batch:
+        return next(self.batches(batch_size))
+
+
+def own_rows(batch: Batch) -> Batch:
+    """This process's rows of a batch that all processes draw alike."""
+    processes = jax.process_count()
+    return jax.tree.map(lambda x: np.split(x, processes)[jax.process_index()], batch) if processes > 1 else batch
+
+
+def by_length(metric: tuple[jax.Array, jax.Array], batch: Batch, groups: int) -> tuple[jax.Array, jax.Array]:
+    """A batch's metric (sum, count) as `evaluate` reports it for each of at most `groups` lengths: vectors [groups]."""
+    here = (jnp.arange(groups) == batch["group"][0]).astype(jnp.float32)
+    return here * metric[0], here * metric[1]
+
+
+class StreamTask(Task):
+    """Subclasses fill in `draw`, `lengths` and `draw_at`, and set `eval_rows` and perhaps `batch_rows`."""
+
+    unit = "sequences"
+    eval_rows: int  # of each length
+    batch_rows: int = 64  # of an evaluation batch
+
+    def draw(self, step: int) -> Batch:
+        """The training batch of a step: NumPy arrays [optim.batch_size, ...]."""
+        raise NotImplementedError
+
+    def lengths(self, split: str) -> Sequence[int]:
+        raise NotImplementedError
+
+    def draw_at(self, split: str, length: int) -> Batch:
+        """See `LengthSplit.draw`."""
+        raise NotImplementedError
+
+    @property
+    def train_examples(self) -> int:
+        return STEPS_PER_EPOCH * self.config.optim.batch_size
+
+    def split(self, name: str) -> LengthSplit:
+        return LengthSplit(
+            lambda length: self.draw_at(name, length), self.lengths(name), self.eval_rows, self.batch_rows
+        )
+
+    def batches(self, layout: Layout) -> StreamBatches:
+        return StreamBatches(self.draw, layout.place_rows)
