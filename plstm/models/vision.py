@@ -122,6 +122,12 @@ class AttentionMixer(nnx.Module):
         self.qkv = QueryKeyValue(dim, heads, dtype=dtype, rngs=rngs)
         self.out = linear(dim, dim, dtype=dtype, rngs=rngs)
 
+    def weights(self, x: jax.Array) -> jax.Array:
+        """[batch, tokens, dim] -> float32 [batch, heads, tokens that attend, tokens]; the pass does not store them."""
+        query, key, _ = self.qkv(x)
+        scores = jnp.einsum("btnd,bsnd->bnts", query, key, preferred_element_type=jnp.float32)
+        return jax.nn.softmax(scores / math.sqrt(query.shape[-1]), axis=-1)
+
     def __call__(self, x: jax.Array) -> jax.Array:
         """[batch, tokens, dim] -> [batch, tokens, dim]."""
         hidden = jax.nn.dot_product_attention(*self.qkv(x))
@@ -285,14 +291,21 @@ def gate_statistics(model: VisionModel, images: jax.Array) -> dict[str, jax.Arra
     }
 
 
-def gating_patterns(model: VisionModel, image: jax.Array, source: tuple[int, int]) -> dict[str, tuple[int, jax.Array]]:
-    """What the gating matrix of the first layer of each mode passes from the node at (row, column) to all others, for
-    a normalised image: {mode: (number of the layer from 0, [heads, Y, X])}; empty without gates."""
-    patterns, x = {}, model.embed(image[None])
-    for n, block in enumerate(itertools.islice(model.blocks(), len(model.groups.blocks))):
-        if isinstance(block.mixer, PLSTMMixer) and (mode := block.mixer.gates.mode) not in patterns:
-            gates = block.mixer.gates(block.mixer_norm(x))
-            matrix = gating_matrix(gates, structure=block.mixer.gates.structure)
-            patterns[mode] = n, matrix[0, :, source[0], source[1]]
+def flow_patterns(
+    model: VisionModel, image: jax.Array, source: tuple[int, int], layers: int
+) -> list[tuple[str, jax.Array]]:
+    """What each of the first layers passes from the node at (row, column) to all others, for a normalised image: (mode,
+    [heads, Y, X]), of the gating matrix or of the attention weights by which the others attend to the node."""
+    patterns, x, (row, column) = [], model.embed(image[None]), source
+    grid = tuple(side // model.patch_size for side in image.shape[:2])
+    for block in itertools.islice(model.blocks(), layers):
+        mixer, normed = block.mixer, block.mixer_norm(x)
+        if isinstance(mixer, PLSTMMixer):
+            mode, matrix = mixer.gates.mode, gating_matrix(mixer.gates(normed), structure=mixer.gates.structure)
+            passed = matrix[0, :, row, column]
+        else:
+            mode, nodes = "attention", slice(normed.shape[1] - math.prod(grid), None)  # the class token is first
+            passed = mixer.weights(normed)[0, :, nodes, nodes][..., row * grid[1] + column].reshape(-1, *grid)
+        patterns.append((mode, passed))
         x = block(x)
     return patterns

@@ -19,7 +19,7 @@ from data.imagenet.source import folder_source
 from data.loading import unpack
 from plstm.drawing import new_figure, save, style
 from plstm.errors import require
-from plstm.models.vision import VisionModel, gate_statistics, gating_patterns
+from plstm.models.vision import VisionModel, flow_patterns, gate_statistics
 from plstm.tasks.base import RunConfig, Task, classification_metrics
 from plstm.training.steps import Batch, Metrics, Split
 
@@ -141,30 +141,53 @@ def draw_samples(
 def draw_gating(model: nnx.Module, image: jax.Array, path: Path) -> list[Path]:
     """Draws what a node in the middle of a normalised image passes on in the first layer of each mode, as Figure 1.
 
-    Red is positive, blue negative; colours are linear up to a thousandth of a pattern's largest magnitude and
-    logarithmic above. Draws nothing for a model without gates. Returns the .png.
+    Draws nothing for a model without gates. Returns the .png.
     """
-    from matplotlib.colors import SymLogNorm
-
     row, column = image.shape[0] // model.patch_size // 2, image.shape[1] // model.patch_size // 2
-    graphdef, weights = nnx.split(model)
-    patterns = jax.jit(lambda weights, image: gating_patterns(nnx.merge(graphdef, weights), image, (row, column)))
-    shown = sorted((int(n), mode, np.asarray(pattern[0])) for mode, (n, pattern) in patterns(weights, image).items())
+    shown = {}
+    for n, (mode, pattern) in enumerate(find_flow(model, image, (row, column), len(model.groups.blocks))):
+        if mode != "attention":
+            shown.setdefault(mode, (n, pattern[0]))
     if not shown:
         return []
     with style():
         axes = _picture_grid(len(shown), columns=4, width=3.3, height=3.0)
-        for axis, (n, mode, pattern) in zip(axes, shown, strict=True):
-            largest = float(np.abs(pattern).max()) or 1.0
-            norm = SymLogNorm(linthresh=largest / 1000, vmin=-largest, vmax=largest)
-            picture = axis.imshow(pattern, cmap="RdBu_r", norm=norm)
-            axis.plot(column, row, "o", ms=9, mfc="white", mec="black", mew=1.5)
+        for axis, (mode, (n, pattern)) in zip(axes, shown.items(), strict=True):
+            draw_pattern(axis, pattern, (row, column))
             axis.set_title(f"{mode}-mode, layer {n + 1}, head 1")
-            ticks = [-largest, -largest / 30, -largest / 1000, 0, largest / 1000, largest / 30, largest]
-            bar = axis.figure.colorbar(picture, ax=axis, shrink=0.85, ticks=ticks, format=lambda x, _: f"{x:.1g}")
-            bar.ax.minorticks_off()
-            bar.outline.set_visible(False)
         return save(axis.figure, path)[:1]
+
+
+def find_flow(
+    model: nnx.Module, image: jax.Array, source: tuple[int, int], layers: int
+) -> list[tuple[str, np.ndarray]]:
+    """`flow_patterns`, compiled."""
+    modes = []  # strings, which no compiled function returns
+
+    def patterns(weights: nnx.State, image: jax.Array) -> list[jax.Array]:
+        found = flow_patterns(nnx.merge(graphdef, weights), image, source, layers)
+        modes.extend(mode for mode, _ in found)
+        return [pattern for _, pattern in found]
+
+    graphdef, weights = nnx.split(model)
+    found = jax.jit(patterns)(weights, image)
+    return list(zip(modes, map(np.asarray, found), strict=True))
+
+
+def draw_pattern(axis: Any, pattern: np.ndarray, source: tuple[int, int], scale: bool = True) -> None:
+    """Draws a pattern [Y, X] and its source; red is positive, blue negative. Colours are linear up to a thousandth of
+    the largest magnitude and logarithmic above."""
+    from matplotlib.colors import SymLogNorm
+
+    largest = float(np.abs(pattern).max()) or 1.0
+    norm = SymLogNorm(linthresh=largest / 1000, vmin=-largest, vmax=largest)
+    picture = axis.imshow(pattern, cmap="RdBu_r", norm=norm)
+    axis.plot(source[1], source[0], "o", ms=9, mfc="white", mec="black", mew=1.5)
+    if scale:
+        ticks = [-largest, -largest / 30, -largest / 1000, 0, largest / 1000, largest / 30, largest]
+        bar = axis.figure.colorbar(picture, ax=axis, shrink=0.85, ticks=ticks, format=lambda x, _: f"{x:.1g}")
+        bar.ax.minorticks_off()
+        bar.outline.set_visible(False)
 
 
 def _picture_grid(count: int, columns: int, width: float, height: float) -> list[Any]:

@@ -6,8 +6,9 @@ import pytest
 from flax import nnx
 
 from plstm.models import build_model
-from plstm.models.vision import gate_statistics, gating_patterns
+from plstm.models.vision import gate_statistics
 from plstm.ops.grid.oracle import gating_matrix_oracle
+from plstm.tasks.vision import find_flow
 from tests.models.vision_models import MODELS, draw_images, filled, tiny
 
 IMAGES = draw_images(batch=2)
@@ -44,20 +45,34 @@ def test_statistics_are_the_means_of_each_layer(model, layer_gates):
 
 def test_patterns_are_what_a_node_passes_on(model, layer_gates):
     row, column = 1, 3
-    found = jax.jit(lambda image: gating_patterns(model, image, (row, column)))(IMAGES[0])
-    assert {mode: int(n) for mode, (n, _) in found.items()} == {"P": 0, "D": 1}
-    gates = jax.tree.map(lambda *layers: np.stack([layer[0] for layer in layers]), *layer_gates[:2])
+    found = find_flow(model, IMAGES[0], (row, column), 4)
+    assert [mode for mode, _ in found] == list("PDPD")
+    gates = jax.tree.map(lambda *layers: np.stack([layer[0] for layer in layers]), *layer_gates)
     expected = np.asarray(jax.jit(gating_matrix_oracle)(gates))[:, :, row, column]
-    for mode, oracle in zip("PD", expected, strict=True):
-        pattern = found[mode][1]
+    for (_, pattern), oracle in zip(found, expected, strict=True):
         assert pattern.shape == (2, 4, 4) and pattern[0, row, column] == 0
         np.testing.assert_allclose(pattern, oracle, rtol=1e-4, atol=1e-5 * np.abs(oracle).max())
+
+
+def test_a_node_passes_on_what_the_others_attend_to():
+    model, (row, column) = filled(tiny(**MODELS["ViT"])), (1, 3)
+    found = find_flow(model, IMAGES[0], (row, column), 1)
+    block, x = next(model.blocks()), model.embed(IMAGES[:1])
+    query, key, value = block.mixer.qkv(block.mixer_norm(x))
+    weights = np.zeros((1, 16, 2, 17))  # of the 16 nodes, after the class token
+    for target, head in np.ndindex(16, 2):
+        scores = np.exp(np.asarray(key[0, :, head] @ query[0, target + 1, head]) / np.sqrt(query.shape[-1]))
+        weights[0, target, head] = scores / scores.sum()
+    source = weights[0, :, :, 1 + 4 * row + column]
+    assert [mode for mode, _ in found] == ["attention"]
+    np.testing.assert_allclose(found[0][1], source.T.reshape(2, 4, 4), rtol=1e-5)
+    by_weights = np.einsum("bnts,bsnd->btnd", block.mixer.weights(block.mixer_norm(x)), value).reshape(x.shape)
+    np.testing.assert_allclose(block.mixer.out(by_weights), block.mixer(block.mixer_norm(x)), atol=1e-5)
 
 
 def test_attention_has_no_gates():
     model = filled(tiny(**MODELS["ViT"]))
     assert jax.eval_shape(lambda images: gate_statistics(model, images), IMAGES) == {}
-    assert jax.eval_shape(lambda image: gating_patterns(model, image, (0, 0)), IMAGES[0]) == {}
 
 
 def test_the_program_of_the_statistics_does_not_grow_with_the_depth():

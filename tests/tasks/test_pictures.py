@@ -35,8 +35,8 @@ def test_samples_show_prediction_and_correctness(tmp_path):
 def test_gating_shows_sign_scale_and_source(tmp_path, monkeypatch):
     y, x = np.mgrid[:12, :12]
     pattern = np.where((y >= 6) & (x >= 6), 0.5 ** (y - 6) * (-0.7) ** (x - 6.0), 0.0)[None]
-    patterns = {"D": (1, pattern), "P": (0, np.zeros((1, 12, 12)))}
-    monkeypatch.setattr(vision, "gating_patterns", lambda model, image, source: patterns)
+    patterns = [("P", np.zeros((1, 12, 12))), ("D", pattern), ("P", pattern)]
+    monkeypatch.setattr(vision, "find_flow", lambda *arguments: patterns)
     model = VisionModel(VisionConfig(image_size=24, patch_size=2, dim=16, depth=2, heads=1, classes=2), nnx.Rngs(0))
     (png,) = draw_gating(model, np.zeros((24, 24, 3), np.float32), tmp_path / "gating")
     texts = svg_texts(png.with_suffix(".svg"))
@@ -45,5 +45,5 @@ def test_gating_shows_sign_scale_and_source(tmp_path, monkeypatch):
     image = pixels(png).astype(int)
     red, blue = image[..., 0] - image[..., 2], image[..., 2] - image[..., 0]
     assert (red > 80).any() and (blue > 80).any()
-    monkeypatch.setattr(vision, "gating_patterns", lambda model, image, source: {})
+    monkeypatch.setattr(vision, "find_flow", lambda *arguments: [("attention", pattern)])
     assert draw_gating(model, np.zeros((24, 24, 3), np.float32), tmp_path / "none") == []
