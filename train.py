@@ -100,10 +100,11 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
 
     # ------------------------------------------------------------ restore: the first of these that is there
     # 1. the last undamaged checkpoint of this run, 2. the weights of the run to fine-tune, 3. the state just drawn
-    checkpoints = Checkpoints(folder / "checkpoints", say=say)
+    checkpoints = Checkpoints(folder / "checkpoints", folder.name, say=say)
     last = from_main(checkpoints.last_step() or 0)  # on network disks some processes may see it later
     info = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "wall_seconds": 0.0}
-    info |= {"evaluated": 0, "best": None, "final": None, "averager": None}  # evaluated: the last step that was
+    info |= {"evaluated": 0, "best": None, "final": None}  # evaluated: the last step that was
+    info |= {"averager": None, "metrics": []}
     info |= {"environment": environment, "earlier": []}  # earlier: of sessions that another one followed
     info |= {"sizes": dict(task.sizes), "class_names": list(task.class_names), "steps": plan.steps}
     origin = None
@@ -120,8 +121,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     averager = MetricAverager(info["averager"])
 
     # ------------------------------------------------------------ logging
-    metrics = MetricsWriter(folder / "metrics.jsonl", enabled=is_main())
-    metrics.truncate_after(step, info["evaluated"])
+    metrics = MetricsWriter(folder / "metrics.jsonl", info["metrics"], is_main(), say)
     console, name = Console(quiet=not is_main()), run_name(config)
     banner(name, describe_run(task, plan, layout.mesh, state, folder, origin), console)
     progress = Progress(plan.steps, step, name, task.unit, console)
@@ -178,7 +178,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         """Keeps a checkpoint; only that of the best step has a score."""
         check_finite(state, averager, checkpoints)
         info["wall_seconds"] = seconds_before + time.monotonic() - session_start
-        info["averager"] = averager.state()
+        info.update(averager=averager.state(), metrics=[*metrics.lines])  # a copy, as it is written later
         best = info["best"] or {}
         score = best[loop.best_split][task.primary_metric] if best.get("step") == step else NO_SCORE
         checkpoints.save(step, state, info, score)
@@ -236,7 +236,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         primary = task.primary_metric
         tracker.summary({f"final/{split}/{primary}": found[primary] for split, found in info["final"].items()})
         tracker.finish()
-        curve = curve_points(metrics.lines())
+        curve = curve_points(metrics.lines)
         parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
         record = finished_record(config, overrides, task, plan, info, parameters, curve)
         path = write_record(record, [p for p in curve if task.keeps_curve(p.split, p.metric)], config.paths.results)

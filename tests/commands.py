@@ -13,7 +13,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from plstm.results.records import Record, read_records
-from plstm.training.tracking import read_metrics
 from tests.wandb_files import has_ended, history
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,6 +68,10 @@ def run_folder(folder: Path) -> Path:
 
 def steps_of(checkpoints: Path) -> list[int]:
     return sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdigit())
+
+
+def read_metrics(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def numbers(folder: Path) -> list[dict]:

@@ -164,7 +164,7 @@ def write_record(record: Record, points: Iterable[CurvePoint], results_dir: str 
         for left in path.parent.glob(f".{path.name}.*.tmp"):  # by a process that was killed while it wrote
             left.unlink()
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-        lines = [line for line in lines if json.loads(line)["record"]["id"] != record.id]
+        lines = [text for text, line in zip(lines, _read_lines(path), strict=True) if line.record.id != record.id]
         write_file(path, "\n".join([*lines, new, ""]).encode())
     finally:
         os.close(folder)

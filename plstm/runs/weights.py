@@ -122,13 +122,23 @@ def from_checkpoint(source: str | os.PathLike, *, runs: str | os.PathLike = "run
     else:
         folder = find_run(str(source), Path(runs))
         config = load_config(folder)
-        checkpoints, step = open_checkpoint(folder, config, checkpoint)
-        graphdef, state, saved = restore_state(checkpoints, step, _usable_here(config))
+        graphdef, state, saved = _restore_newest(folder, config, checkpoint)
         names, preprocessing = tuple(saved["class_names"]), TASKS[config.task](config).preprocessing
-        weights, info = state.weights, Info(run_id(config), step, names, preprocessing, saved["sizes"], config)
+        weights, info = state.weights, Info(run_id(config), saved["step"], names, preprocessing, saved["sizes"], config)
     model = nnx.merge(graphdef, weights)
     model.info = info
     return model
+
+
+def _restore_newest(folder: Path, config: Config, which: str) -> tuple[nnx.GraphDef, TrainState, dict[str, Any]]:
+    """As `restore_state`; a run that is training may delete a checkpoint while it is read, and has then a newer one."""
+    while True:
+        checkpoints, step = open_checkpoint(folder, config, which)
+        try:
+            return restore_state(checkpoints, step, _usable_here(config))
+        except UserError:
+            if (checkpoints.folder / str(step)).exists():
+                raise
 
 
 def config_of(source: str | os.PathLike, runs: str | os.PathLike = "runs") -> Config:
@@ -181,7 +191,7 @@ def open_checkpoint(folder: Path, config: Config, which: str, key: str = "checkp
     if which == "best" and (loop.best_split is None or loop.save_every is not None):
         why = "loop.best_split is null" if loop.best_split is None else f"loop.save_every is {loop.save_every}"
         raise UserError(f"{key}=best: {folder} kept none ({why}); take {key}=last")
-    checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
+    checkpoints = Checkpoints(folder / "checkpoints", run_id(config), read_only=True)
     step = checkpoints.last_step() if which == "last" else checkpoints.best_step()
     if step is None:
         other = f", or take {key}=last" if checkpoints.last_step() else ""

@@ -7,6 +7,7 @@ before the rename that completes the checkpoint, and one whose files do not matc
 import asyncio
 import contextlib
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -36,9 +37,12 @@ _score = itemgetter("score")
 class Checkpoints:
     """The folder `checkpoints/` of a run: the newest two and that of the highest `score`, complete once renamed."""
 
-    def __init__(self, folder: str | Path, *, read_only: bool = False, say: Callable[[str], None] = print):
-        """Opens the folder, or raises UserError; unless `read_only`, sets damaged checkpoints aside, a line each."""
-        self.folder, self._read_only = Path(folder).absolute(), read_only
+    def __init__(self, folder: str | Path, run: str, *, read_only: bool = False, say: Callable[[str], None] = print):
+        """Opens the folder of the run with the id `run`, or raises UserError.
+
+        Unless `read_only`, damaged checkpoints, and those of other runs, are set aside, a line each.
+        """
+        self.folder, self.run, self._read_only = Path(folder).absolute(), run, read_only
         if read_only and not self.folder.is_dir():
             raise UserError(f"{self.folder}: no checkpoints there; train the run first")
         sys.unraisablehook = _without_closed_loops
@@ -70,12 +74,20 @@ class Checkpoints:
 
     def _set_damaged_aside(self, say: Callable[[str], None]) -> None:
         for path in _steps(self.folder):
-            if damage := _damage(path):
+            if damage := _damage(path) or self._mismatch(path):
                 aside = self.folder / DAMAGED / path.name
                 shutil.rmtree(aside, ignore_errors=True)  # an earlier one of the same step
                 aside.parent.mkdir(exist_ok=True)
                 path.rename(aside)
                 say(f"the checkpoint of step {int(path.name):,} is damaged: {damage}; set aside as {aside}")
+
+    def _mismatch(self, path: Path) -> str | None:
+        """How a whole checkpoint differs from one of this run and of the step in its name, in words, or None."""
+        info = json.loads((path / "info" / "metadata").read_text(encoding="utf-8"))
+        run, step = info.get("run", self.run), str(info.get("step", path.name))
+        if run != self.run:
+            return f"it is of run {run}, and the config of run {self.run}"
+        return None if step == path.name else f"it is of step {step}"
 
     def save(self, step: int, state: Any, info: Mapping[str, Any], score: float) -> None:
         """Starts to save a tree of arrays and JSON; UserError says that an earlier checkpoint could not be written."""
@@ -84,7 +96,8 @@ class Checkpoints:
             if step in self._manager.all_steps():
                 self._manager.delete(step)
             self._empty_deleted()
-            args = ocp.args.Composite(state=ocp.args.StandardSave(state), info=ocp.args.JsonSave(dict(info)))
+            info = {**info, "run": self.run, "step": step}
+            args = ocp.args.Composite(state=ocp.args.StandardSave(state), info=ocp.args.JsonSave(info))
             self._manager.save(step, args=args, metrics={"score": float(score)})
 
     def last_step(self) -> int | None:
@@ -131,7 +144,7 @@ class Checkpoints:
     def _reading(self, step: int) -> Iterator[Path]:
         """Gives the folder of a step. Raises UserError if it is damaged or Orbax cannot read it."""
         path = self.folder / str(step)
-        if damage := self._read_only and _damage(path):  # otherwise checked on opening
+        if damage := self._read_only and (_damage(path) or self._mismatch(path)):  # otherwise checked on opening
             raise UserError(f"{path}: a damaged checkpoint, {damage}; move it away to take the one before")
         try:
             yield path
@@ -147,7 +160,10 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             code = re.search(r"os_error_code='(\d+)'", str(error))  # at the end of TensorStore's long message
             reason = os.strerror(int(code[1])) if code else first_line(error)
-            remedy = "free space there, then rerun the same command to resume from the last one"
+            remedy = "free space there"
+            if isinstance(error, TimeoutError):  # Orbax's, by the clock
+                reason, remedy = "it took too long, or the clock jumped", "see whether the disk answers"
+            remedy += ", then rerun the same command to resume from the last one"
             raise UserError(f"cannot write the checkpoint in {self.folder}: {reason}; {remedy}") from error
 
 

@@ -7,7 +7,7 @@ import netrc
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,50 +29,37 @@ class LoggerConfig:
 
 
 class MetricsWriter:
-    """Appends a run's values to `metrics.jsonl` if `enabled`, null where they are not finite. Raises UserError if full.
+    """The values of a run: the list `lines`, and if `enabled` the same in the file `metrics.jsonl`, for readers.
+
+    Each checkpoint has a copy of the list, from which a resumed run restores the file, however damaged. Values that are
+    not finite are null. Raises UserError where the file cannot be written.
 
     {"step": 100, "epoch": 0.26, "split": "train", "loss": 0.61, "accuracy": 0.66}
     """
 
-    def __init__(self, path: Path, enabled: bool = True):
-        self.path, self._enabled = path, enabled
+    def __init__(
+        self, path: Path, lines: Sequence[dict] = (), enabled: bool = True, say: Callable[[str], None] = print
+    ):
+        """`lines`: those of the checkpoint that the run is resumed from; whatever else is in the file is dropped."""
+        self.path, self.lines, self._enabled = path, list(lines), enabled
         self._errors = partial(write_errors, path, "free space there or choose another run folder")
+        with self._errors():
+            found = path.read_bytes() if enabled and path.is_file() else b""
+            whole = "".join(json.dumps(line) + "\n" for line in lines).encode()
+            if enabled and found != whole:
+                if not found.startswith(whole):
+                    say(f"{path}: was damaged; restored from the checkpoint")
+                write_file(path, whole)
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> dict:
         """Appends one line and returns it."""
         line = {"step": step, "epoch": epoch, "split": split}
         line |= {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
+        self.lines.append(line)
         if self._enabled:
             with self._errors(), self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         return line
-
-    def lines(self) -> list[dict]:
-        return read_metrics(self.path) if self._enabled and self.path.exists() else []
-
-    def truncate_after(self, step: int, evaluated: int) -> None:
-        """Drops what a run resumed at `step` repeats: later steps, and evaluations after the step `evaluated`."""
-        last = lambda line: step if line["split"] == "train" and "count" not in line else evaluated  # noqa: E731
-        kept = [json.dumps(line) + "\n" for line in self.lines() if line["step"] <= last(line)]
-        if self._enabled and self.path.exists():
-            with self._errors():
-                write_file(self.path, "".join(kept).encode())
-
-
-def read_metrics(path: str | Path) -> list[dict]:
-    """The lines of a `metrics.jsonl`, without a last one that was cut short. UserError for no file, a damaged line."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(f"cannot read the metrics {path}: {error.strerror}") from error
-    records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number < len(lines):
-                raise UserError(f"{path} line {number} is not JSON: repair or remove it") from error
-    return records
 
 
 class Tracker:

@@ -10,7 +10,7 @@ import pytest
 import train
 from plstm.config import LoopConfig, run_id, to_config
 from plstm.errors import ReadError, UserError
-from plstm.results.records import commits_of, read_records
+from plstm.results.records import commits_of, read_curve, read_records, record_path
 from plstm.runs.programs import Plan, is_best
 from plstm.runs.weights import lock_folder
 from plstm.tasks import TASKS
@@ -48,7 +48,7 @@ def test_a_record_names_the_commits_and_machines_of_all_sessions(start, config, 
         with pytest.raises(train.Stopped) as stopped:
             start(signal.SIGTERM)
         assert stopped.value.args == (signal.SIGTERM,)
-        kept = Checkpoints(checkpoints, read_only=True)
+        kept = Checkpoints(checkpoints, run_id(config), read_only=True)
         info = kept.info(kept.last_step())
         assert info["wall_seconds"] > seconds
         seconds = info["wall_seconds"]
@@ -59,6 +59,12 @@ def test_a_record_names_the_commits_and_machines_of_all_sessions(start, config, 
     assert (record.commit, record.hardware) == (environment["commit"], environment["hardware"])
     assert {"aaaaaaa*", "bbbbbbb"} < set(commits_of([record]))
     assert start() == record  # it has finished
+    path = record_path(config.experiment, tmp_path / "results")
+    path.write_bytes(bytes(100))
+    with pytest.raises(UserError, match=f"{path}, line 1: Invalid JSON.*; restore the line or remove it"):
+        start()
+    path.write_text("")  # an empty file is no record of a finished run: it is written again
+    assert start().metrics == record.metrics and len(read_records(tmp_path / "results")) == 1
 
 
 def test_the_host_reads_from_the_device_at_log_points_only(start, config, monkeypatch):
@@ -116,8 +122,11 @@ def test_where_batches_cannot_be_read_the_run_saves_before_it_ends(
         start()
     said = f"stopped by signal {number} at step 7, saved" if number else "saved at step 7"
     assert f"{said}; the same command resumes the run" in capsys.readouterr().out.replace("\n", " ")
-    start()
-    assert "resumed at step 7" in capsys.readouterr().out.replace("\n", " ")
+    (tmp_path / "runs" / run_id(config) / "metrics.jsonl").write_bytes(b"\xff")
+    curve = read_curve(start(), tmp_path / "results")
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "resumed at step 7" in said and "metrics.jsonl: was damaged; restored from the checkpoint" in said
+    assert [point.step for point in curve if (point.split, point.metric) == ("train", "loss")][0] == 5
 
 
 @pytest.mark.parametrize(("tie", "equal_is_best"), [("latest", True), ("earliest", False)])

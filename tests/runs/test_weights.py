@@ -1,6 +1,7 @@
 """Weights of a run, exported and loaded again: the same numbers, and one clear line for a file that is not right."""
 
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -32,7 +33,8 @@ ID = run_id(CONFIG)
 def save_run(folder: Path, config: Config, checkpoints: dict[int, tuple]) -> None:
     """A run as train.py leaves it, with checkpoints {step: (parameters, end of the training, score)}."""
     write_config(folder, config, [])
-    kept, optimizer = Checkpoints(folder / "checkpoints"), build_optimizer(config.optim, lambda step: 0.0)
+    kept = Checkpoints(folder / "checkpoints", run_id(config))
+    optimizer = build_optimizer(config.optim, lambda step: 0.0)
     for step, (params, final, score) in checkpoints.items():
         state = TrainState(jnp.int32(step), params, optimizer.init(params), jnp.int32(-1))
         kept.save(step, state, {"sizes": {}, "class_names": ["away", "at"], "final": final}, score)
@@ -76,6 +78,27 @@ def test_the_best_checkpoint_is_one_with_a_score(runs, tmp_path):
     save_run(tmp_path / ID, CONFIG, {2: (drawn(2), None, NO_SCORE)})  # as of a run stopped before its first evaluation
     with pytest.raises(UserError, match=f"^checkpoint=best: {tmp_path / ID} has none; .*, or take checkpoint=last"):
         from_checkpoint(tmp_path / ID, checkpoint="best")
+
+
+def test_a_checkpoint_that_a_training_deletes_meanwhile_is_looked_up_again(runs, tmp_path, monkeypatch):
+    folder, restore = tmp_path / ID, Checkpoints.restore
+    shutil.copytree(runs / ID, folder)
+
+    def delete_first(self, step, like):
+        shutil.rmtree(folder / "checkpoints" / "2", ignore_errors=True)
+        return restore(self, step, like)
+
+    monkeypatch.setattr(Checkpoints, "restore", delete_first)
+    assert from_checkpoint(folder).info.step == 1
+
+
+def test_a_config_that_has_changed_is_not_taken_for_the_run_s(runs, tmp_path):
+    shutil.copytree(runs / ID, tmp_path / "copy")  # under another name, as a user may
+    assert from_checkpoint(tmp_path / "copy").info.run == ID
+    config = tmp_path / "copy" / ".hydra" / "config.yaml"
+    config.write_text(config.read_text().replace("scale: 0.25", "scale: 0.2"))
+    with pytest.raises(UserError, match=f"it is of run {ID}, and the config of run (?!{ID})"):
+        from_checkpoint(tmp_path / "copy")
 
 
 def test_the_file_says_all_that_is_needed_to_use_it(runs, exported):

@@ -18,8 +18,7 @@ from plstm.runs.weights import from_checkpoint, save_safetensors
 from plstm.tasks import TASKS, graphs
 from plstm.tasks.graphs import GraphBatches, GraphSplit, GraphTrainBatches
 from plstm.training.steps import evaluate, make_ready, named_leaves
-from plstm.training.tracking import read_metrics
-from tests.commands import SPEED, TIMES, paths, state_of, steps_of
+from tests.commands import SPEED, TIMES, paths, read_metrics, state_of, steps_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["debug=smoke", "experiment=graphs/gin", "model.dim=8", "optim.epochs=8", "loop.save_every=2"]

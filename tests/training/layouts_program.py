@@ -76,14 +76,14 @@ def main(model: str, folder: Path, names: list[str]) -> None:
             "held": sum(leaf.addressable_data(0).size for leaf in jax.tree.leaves(state)),
         }
         states[name] = state, flat(layout.local(state)), layout
-        checkpoints = Checkpoints(folder / name)
+        checkpoints = Checkpoints(folder / name, name)
         checkpoints.save(2, state, {"from": name}, 0.5)
         checkpoints.close()
         if is_main():
             np.save(folder / f"{name}.npy", states[name][1])
     for name, other in zip(names, names[1:] + names[:1], strict=True):
         like, _, layout = states[other]
-        restored, info = Checkpoints(folder / name, read_only=True).restore(2, like)
+        restored, info = Checkpoints(folder / name, name, read_only=True).restore(2, like)
         assert info == {"from": name}
         np.testing.assert_array_equal(flat(layout.local(restored)), states[name][1])
         jax.tree.map(lambda a, b: np.testing.assert_equal(a.sharding, b.sharding), restored, like)

@@ -3,6 +3,7 @@
 import os
 import shutil
 from functools import partial
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from plstm.training.steps import TrainState, init_state
 from tests.commands import biggest, flip
 from tests.models.vision_models import MODELS, tiny
 
+RUN = "0123456789ab"
 SCORES = {10: 0.9, 20: 0.5, 30: 0.6, 40: 0.7}
 
 
@@ -33,7 +35,7 @@ def draw_state(seed=0, kind="pLSTM", **changes) -> TrainState:
 def folder(tmp_path_factory):
     """The checkpoints of a run of 40 steps; step n holds the state drawn from seed n."""
     folder = tmp_path_factory.mktemp("run") / "checkpoints"
-    checkpoints = Checkpoints(folder)
+    checkpoints = Checkpoints(folder, RUN)
     for step, score in SCORES.items():
         checkpoints.save(step, draw_state(step), {"best": {"step": step}, "final": None, "seconds": step / 3}, score)
     checkpoints.close()
@@ -48,18 +50,18 @@ def assert_equal(actual, expected):
 @pytest.mark.parametrize("step", [10, 40])
 def test_the_last_two_and_the_best_are_kept_and_come_back_bit_for_bit(folder, step):
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {"10", "30", "40"}
-    checkpoints, like = Checkpoints(folder, read_only=True), draw_state(1)
+    checkpoints, like = Checkpoints(folder, RUN, read_only=True), draw_state(1)
     assert (checkpoints.last_step(), checkpoints.best_step()) == (40, 10)
     state, info = checkpoints.restore(step, like)
     assert_equal(state, draw_state(step))
-    assert info == {"best": {"step": step}, "final": None, "seconds": step / 3}
+    assert info == {"best": {"step": step}, "final": None, "seconds": step / 3, "run": RUN, "step": step}
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like)
-    assert_equal(Checkpoints(folder, read_only=True).restore(step, shapes)[0], state)
+    assert_equal(Checkpoints(folder, RUN, read_only=True).restore(step, shapes)[0], state)
 
 
 def test_a_run_goes_on_saving_into_its_folder(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "checkpoints")
-    checkpoints = Checkpoints(copy)
+    checkpoints = Checkpoints(copy, RUN)
     state, _ = checkpoints.restore(checkpoints.last_step(), draw_state(1))
     checkpoints.save(50, draw_state(2), {}, NO_SCORE)  # stopped by a signal: without a score
     checkpoints.wait()
@@ -75,15 +77,15 @@ def test_a_run_goes_on_saving_into_its_folder(folder, tmp_path):
 def test_one_too_many_after_a_kill_is_removed(folder, tmp_path):
     """Orbax removes an old checkpoint after the new one is complete; the run may have ended with that one."""
     copy = shutil.copytree(folder, tmp_path / "checkpoints")
-    checkpoints = Checkpoints(copy)
+    checkpoints = Checkpoints(copy, RUN)
     checkpoints.save(50, draw_state(50), {}, -1.0)
     checkpoints.close()
     shutil.copytree(folder / "30", copy / "30")
-    Checkpoints(copy, read_only=True)
+    Checkpoints(copy, RUN, read_only=True)
     assert (copy / "30").exists()
-    Checkpoints(copy).close()
+    Checkpoints(copy, RUN).close()
     assert {path.name for path in copy.iterdir() if path.is_dir()} == {"10", "40", "50"}
-    assert_equal(Checkpoints(copy, read_only=True).restore(40, draw_state(1))[0], draw_state(40))
+    assert_equal(Checkpoints(copy, RUN, read_only=True).restore(40, draw_state(1))[0], draw_state(40))
 
 
 @pytest.mark.parametrize(
@@ -97,21 +99,21 @@ def test_one_too_many_after_a_kill_is_removed(folder, tmp_path):
 )
 def test_another_model_s_checkpoint_is_refused_by_a_parameter_s_name(folder, kind, changes, name):
     with pytest.raises(UserError, match=rf"checkpoints/40: a checkpoint of another model .*\({name}") as caught:
-        Checkpoints(folder, read_only=True).restore(40, draw_state(1, kind, **changes))
+        Checkpoints(folder, RUN, read_only=True).restore(40, draw_state(1, kind, **changes))
     assert "\n" not in str(caught.value)
 
 
 def test_folders_without_checkpoints(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "new")
+    checkpoints = Checkpoints(tmp_path / "new", RUN)
     assert checkpoints.last_step() is None and checkpoints.best_step() is None
     checkpoints.close()
-    assert Checkpoints(tmp_path / "new", read_only=True).last_step() is None
+    assert Checkpoints(tmp_path / "new", RUN, read_only=True).last_step() is None
     with pytest.raises(UserError, match=f"{tmp_path}/none: no checkpoints there; train the run first"):
-        Checkpoints(tmp_path / "none", read_only=True)
+        Checkpoints(tmp_path / "none", RUN, read_only=True)
     assert not (tmp_path / "none").exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=f"cannot write checkpoints to {tmp_path}/file/checkpoints"):
-        Checkpoints(tmp_path / "file" / "checkpoints")
+        Checkpoints(tmp_path / "file" / "checkpoints", RUN)
 
 
 def test_one_bit_in_any_file_is_found_and_whichever_file_is_cut_it_is_whole_or_refused(folder, tmp_path):
@@ -128,7 +130,7 @@ def test_one_bit_in_any_file_is_found_and_whichever_file_is_cut_it_is_whole_or_r
         assert name not in names or _damage(step) == f"{name} has changed since it was written"
         path.write_bytes(whole[: len(whole) // 2])
         try:
-            state, info = Checkpoints(step.parent, read_only=True).restore(40, expected)
+            state, info = Checkpoints(step.parent, RUN, read_only=True).restore(40, expected)
         except UserError as error:
             assert str(step) in str(error) and "\n" not in str(error), name
             refused += 1
@@ -165,9 +167,9 @@ def test_a_damaged_checkpoint_is_refused_and_a_run_falls_back_to_the_one_before(
     copy, said = shutil.copytree(folder, tmp_path / "checkpoints"), []
     DAMAGES[damage](copy / "40")
     with pytest.raises(UserError, match=f"{copy}/40: .*; move it away") as caught:
-        Checkpoints(copy, read_only=True).restore(40, draw_state(1))
+        Checkpoints(copy, RUN, read_only=True).restore(40, draw_state(1))
     assert "\n" not in str(caught.value)
-    checkpoints = Checkpoints(copy, say=said.append)
+    checkpoints = Checkpoints(copy, RUN, say=said.append)
     assert checkpoints.last_step() == 30
     assert_equal(checkpoints.restore(30, draw_state(1))[0], draw_state(30))
     (line,) = said
@@ -177,12 +179,37 @@ def test_a_damaged_checkpoint_is_refused_and_a_run_falls_back_to_the_one_before(
     assert {path.name for path in copy.iterdir()} == {"10", "30", "40", "damaged"}
 
 
+@pytest.mark.parametrize(
+    ("name", "run", "words"),
+    [
+        ("50", RUN, "it is of step 40"),  # a copy under the name of a later step
+        ("040", RUN, "it is of step 40"),
+        ("40", "f" * 12, f"it is of run {RUN}, and the config of run {'f' * 12}"),
+    ],
+)
+def test_a_checkpoint_of_another_run_or_step_is_not_taken(folder, tmp_path, name, run, words):
+    copy, said = tmp_path / "checkpoints", []
+    shutil.copytree(folder / "40", copy / name)
+    if name.isdecimal() and str(int(name)) == name:
+        with pytest.raises(UserError, match=f"{copy}/{name}: a damaged checkpoint, {words}; move it away"):
+            Checkpoints(copy, run, read_only=True).info(int(name))
+    assert Checkpoints(copy, run, say=said.append).last_step() is None
+    assert len(said) == 1 and f": {words}; set aside as {copy}/damaged/{name}" in said[0]
+
+
+def test_a_clock_that_jumps_is_not_taken_for_a_full_disk(folder, tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", RUN)
+    monkeypatch.setattr(checkpoints._manager, "wait_until_finished", Mock(side_effect=TimeoutError("1200 seconds")))
+    with pytest.raises(UserError, match="it took too long, or the clock jumped; see whether the disk answers, then"):
+        checkpoints.wait()
+
+
 def test_a_step_damaged_again_replaces_the_one_set_aside(folder, tmp_path):
     copy, said = tmp_path / "checkpoints", []
     for _ in range(2):
         shutil.copytree(folder / "40", copy / "40")
         flip(copy / "40" / "info" / "metadata")
         with pytest.raises(UserError, match=f"{copy}/40: .*; move it away"):
-            Checkpoints(copy, read_only=True).info(40)
-        assert Checkpoints(copy, say=said.append).last_step() is None
+            Checkpoints(copy, RUN, read_only=True).info(40)
+        assert Checkpoints(copy, RUN, say=said.append).last_step() is None
     assert len(said) == 2 and [path.name for path in (copy / "damaged").iterdir()] == ["40"]

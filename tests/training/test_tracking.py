@@ -1,5 +1,6 @@
 """Metrics files, and the real W&B client: offline and unreachable."""
 
+import json
 import math
 import os
 import socket
@@ -14,53 +15,63 @@ from PIL import Image
 
 from plstm.errors import UserError
 from plstm.training import tracking
-from plstm.training.tracking import MetricsWriter, Tracker, read_metrics
-from tests.commands import begin, end
+from plstm.training.tracking import MetricsWriter, Tracker
+from tests.commands import begin, end, read_metrics
 from tests.wandb_files import has_ended, history
 
 RUN = dict(id="0123abcd", name="arrow-plstm-s43", group="arrow", job_type="train", tags=["small"])
 
 
-def test_resumed_metrics_equal_uninterrupted_ones(tmp_path):
-    whole, resumed = MetricsWriter(tmp_path / "whole.jsonl"), MetricsWriter(tmp_path / "resumed.jsonl")
-    for step in (100, 200, 300):
-        whole.write(step, step / 390.5, "train", {"loss": 1 / step})
-    assert read_metrics(whole.path)[0] == {"step": 100, "epoch": 100 / 390.5, "split": "train", "loss": 0.01}
-    for step in (100, 200):
-        resumed.write(step, step / 390.5, "train", {"loss": 1 / step})
-    with resumed.path.open("a") as file:
-        file.write('{"step": 300, "epo')  # the process was killed while it wrote
-    resumed.truncate_after(100, evaluated=100)
-    for step in (200, 300):
-        resumed.write(step, step / 390.5, "train", {"loss": 1 / step})
-    assert resumed.path.read_bytes() == whole.path.read_bytes()
-    assert {path.name for path in tmp_path.iterdir()} == {"whole.jsonl", "resumed.jsonl"}
+def lines_until(step: int) -> list[dict]:
+    writer = MetricsWriter(Path(os.devnull), enabled=False)
+    for number in range(1, step + 1):
+        writer.write(number, number / 390.5, "train", {"loss": 1 / number, "norm": np.float32(0.5), "gate": math.nan})
+    return writer.lines
 
 
-def test_evaluations_that_the_checkpoint_does_not_know_are_dropped(tmp_path):
+def test_the_file_has_every_line_and_null_for_what_is_not_finite(tmp_path):
     writer = MetricsWriter(tmp_path / "metrics.jsonl")
-    writer.truncate_after(100, evaluated=100)
     assert not list(tmp_path.iterdir()), "nothing was written yet"
-    for step in (100, 200):
-        writer.write(step, step, "train", {"loss": 1.0})
-        for split in ("train", "val"):
-            writer.write(step, step, split, {"loss": 1.0, "count": 7})
-        writer.write(step, step, "model", {"gate": math.nan, "mark": math.inf, "norm": np.float32(0.5)})
-    lines = writer.lines()
-    assert lines[-1] == {"step": 200, "epoch": 200, "split": "model", "gate": None, "mark": None, "norm": 0.5}
-    writer.truncate_after(200, evaluated=100)  # saved by a signal before the evaluation of step 200
-    assert writer.lines() == lines[:5]
+    for line in lines_until(3):
+        writer.write(*(line[name] for name in ("step", "epoch", "split")), {"loss": line["loss"], "mark": math.inf})
+    assert read_metrics(writer.path) == writer.lines
+    assert writer.lines[1] == {"step": 2, "epoch": 2 / 390.5, "split": "train", "loss": 0.5, "mark": None}
 
 
-def test_reading_leaves_out_a_torn_last_line_only(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"ste')
-    assert read_metrics(path) == [{"step": 1}]
-    path.write_text('{"step": 1}\n{"ste\n{"step": 3}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl line 2 "):
-        read_metrics(path)
-    with pytest.raises(UserError, match=r"none\.jsonl: No such file"):
-        read_metrics(tmp_path / "none.jsonl")
+DAMAGES = {
+    "nothing": lambda whole, kept: whole,
+    "half a line more": lambda whole, kept: whole + b'{"step": 9, "epo',
+    "NULs after the checkpoint": lambda whole, kept: kept + bytes(500),
+    "nothing after the checkpoint": lambda whole, kept: kept,
+    "no UTF-8": lambda whole, kept: whole[:50] + b"\xff" + whole[51:],
+    "a digit": lambda whole, kept: whole.replace(b'"loss": 0.5', b'"loss": 0.4'),
+    "another key": lambda whole, kept: whole.replace(b'"epoch"', b'"epocg"', 1),
+    "cut in half": lambda whole, kept: whole[: len(kept) // 2],
+    "without a line": lambda whole, kept: b"".join(whole.splitlines(True)[1:]),
+    "a line twice": lambda whole, kept: whole.splitlines(True)[0] + whole,
+    "ends in NULs": lambda whole, kept: kept[:-60] + bytes(60),
+    "empty": lambda whole, kept: b"",
+    "missing": None,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_whatever_happened_to_the_file_a_resumed_run_has_the_lines_of_its_checkpoint(tmp_path, damage):
+    path, said = tmp_path / "metrics.jsonl", []
+    whole, kept = (
+        "".join(json.dumps(line) + "\n" for line in lines).encode() for lines in (lines_until(5), lines_until(3))
+    )
+    if DAMAGES[damage]:
+        path.write_bytes(DAMAGES[damage](whole, kept))
+    resumed = MetricsWriter(path, lines_until(3), say=said.append)
+    assert path.read_bytes() == kept
+    is_whole = list(DAMAGES).index(damage) < 4
+    assert said == ([] if is_whole else [f"{path}: was damaged; restored from the checkpoint"])
+    for line in lines_until(5)[3:]:
+        values = {name: math.nan if line[name] is None else line[name] for name in ("loss", "norm", "gate")}
+        resumed.write(line["step"], line["epoch"], "train", values)
+    assert path.read_bytes() == whole and resumed.lines == lines_until(5)
+    assert [other.name for other in tmp_path.iterdir()] == [path.name]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's device that is always full")
