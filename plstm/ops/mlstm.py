@@ -1,0 +1,70 @@
+"""The mLSTM of xLSTM (Beck et al., 2024): a matrix memory with exponential input gates, stabilised and normalised."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from plstm.ops.common import check_choice, check_shape, product
+from plstm.ops.scans import METHODS, accumulation_dtype, cast, causal, check_chunk, scan_chunks, scan_steps
+
+EPSILON = 1e-6  # of the normaliser
+
+
+def mlstm(q: Array, k: Array, v: Array, i: Array, f: Array, *, method: str = "auto", chunk: int = 64) -> Array:
+    """q, k [..., T, d_k]; v [..., T, d_v]; pre-activations i, f [..., T] -> h [..., T, d_v] in v's dtype.
+
+        m_t = max(log sigmoid(f_t) + m_(t-1), i_t),  F = exp(log sigmoid(f_t) + m_(t-1) - m_t),  I = exp(i_t - m_t)
+        C_t = F C_(t-1) + I k_t v_t^T / sqrt(d_k),   n_t = F n_(t-1) + I k_t / sqrt(d_k)
+        h_t = C_t^T q_t / (max(|n_t . q_t|, exp(-m_t)) + 1e-6)
+
+    from C, n, m = 0, in float32 or more. "recurrent" takes T steps, "chunkwise" (and "auto") T / chunk of them.
+    Raises ValueError where shapes disagree, T or `chunk` is under 1 or the method is unknown.
+    """
+    check_choice("method", method, METHODS)
+    if q.ndim < 2 or q.shape != k.shape:
+        raise ValueError(f"q and k must have one shape [..., T, d_k]; got q {q.shape} and k {k.shape}")
+    check_shape("v", v, "[..., T, d_v]", (*q.shape[:-1], *v.shape[-1:]))
+    for name, gate in (("i", i), ("f", f)):
+        check_shape(name, gate, "[..., T]", q.shape[:-1])
+    chunk, dtype, (*lead, _, d_k) = check_chunk(chunk, q.shape[-2]), accumulation_dtype(q, k, v, i, f), q.shape
+    # The normaliser n is one more column of C, that of a value of 1.
+    state = jnp.zeros((*lead, d_k, v.shape[-1] + 1), dtype), jnp.zeros(lead, dtype)
+    values = jnp.concatenate([v.astype(dtype), jnp.ones((*v.shape[:-1], 1), dtype)], axis=-1)
+    q, k, i, f = cast((q, k, i, f), dtype)
+    inputs = q, k * d_k**-0.5, values, i, jax.nn.log_sigmoid(f)
+    if method == "recurrent":
+        return scan_steps(_step, state, inputs, len(lead)).astype(v.dtype)
+    return scan_chunks(_chunk, state, inputs, len(lead), chunk).astype(v.dtype)
+
+
+def _normalise(summed: Array, m: Array) -> Array:
+    """Sums of values and, last, of ones [..., d_v + 1], over exp(m) [...] -> h [..., d_v]."""
+    size = jnp.maximum(jnp.abs(summed[..., -1]), jnp.exp(-m)) + EPSILON
+    return summed[..., :-1] / size[..., None]
+
+
+def _step(state, inputs):
+    """One token: q, k [..., d_k], v [..., d_v + 1], i, log_f [...]."""
+    (cell, m), (q, k, v, i, log_f) = state, inputs
+    decayed = log_f + m
+    m = jnp.maximum(decayed, i)
+    keep, write = jnp.exp(decayed - m), jnp.exp(i - m)
+    cell = keep[..., None, None] * cell + (write[..., None] * k)[..., None] * v[..., None, :]
+    return (cell, m), _normalise(product("...k,...kv->...v", q, cell), m)
+
+
+def _chunk(state, inputs):
+    """L tokens: q, k [..., L, d_k], v [..., L, d_v + 1], i, log_f [..., L]; weights of all pairs, and of the state."""
+    (cell, m), (q, k, v, i, log_f) = state, inputs
+    b = jnp.cumsum(log_f, axis=-1)
+    pairs = jnp.where(causal(b.shape[-1]), b[..., :, None] - b[..., None, :] + i[..., None, :], -jnp.inf)
+    decayed = b + m[..., None]
+    rows = jnp.maximum(pairs.max(-1), decayed)
+    weights = product("...tk,...sk->...ts", q, k) * jnp.exp(pairs - rows[..., None])
+    read = product("...tk,...kv->...tv", q * jnp.exp(decayed - rows)[..., None], cell)
+    out = _normalise(product("...ts,...sv->...tv", weights, v) + read, rows)
+    # The last row weighs what the chunk leaves to the state.
+    m = rows[..., -1]
+    write = jnp.exp(pairs[..., -1, :] - m[..., None])
+    cell = jnp.exp(decayed[..., -1] - m)[..., None, None] * cell
+    return (cell + product("...sk,...sv->...kv", k * write[..., None], v), m), out

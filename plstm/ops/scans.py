@@ -1,0 +1,64 @@
+"""Scans over the time axis of sequence operators: step by step, and chunk by chunk."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+METHODS = ("auto", "chunkwise", "recurrent")
+Step = Callable[[Any, tuple[Array, ...]], tuple[Any, Array]]  # state, inputs -> state, output
+
+
+def accumulation_dtype(*arrays: Array) -> jnp.dtype:
+    """The dtype that operators compute in: float32, or float64 where an argument is."""
+    return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
+
+
+def scan_steps(step: Step, state: Any, inputs: tuple[Array, ...], axis: int) -> Array:
+    """Outputs, stacked along `axis`, of a step for every entry of the inputs' time axis, which is `axis` of each."""
+    over_time = tuple(jnp.moveaxis(array, axis, 0) for array in inputs)
+    return jnp.moveaxis(lax.scan(step, state, over_time)[1], 0, axis)
+
+
+def scan_chunks(step: Step, state: Any, inputs: tuple[Array, ...], axis: int, chunk: int) -> Array:
+    """As `scan_steps`, for a step that takes and gives `chunk` entries at a time. The inputs are padded with zeros at
+    their end to a multiple of it, and the outputs cut: a causal step does not see the padding."""
+    length = inputs[0].shape[axis]
+
+    def split(array):
+        width = [(0, 0)] * array.ndim
+        width[axis] = (0, -length % chunk)
+        array = jnp.pad(array, width)
+        shape = (*array.shape[:axis], -1, chunk, *array.shape[axis + 1 :])
+        return jnp.moveaxis(array.reshape(shape), axis, 0)
+
+    outputs = jnp.moveaxis(lax.scan(step, state, tuple(split(array) for array in inputs))[1], 0, axis)
+    joined = outputs.reshape(*outputs.shape[:axis], -1, *outputs.shape[axis + 2 :])
+    return lax.slice_in_dim(joined, 0, length, axis=axis)
+
+
+def check_length(length: int) -> None:
+    if length < 1:
+        raise ValueError("T must be at least 1; got a sequence without tokens")
+
+
+def check_chunk(chunk: int, length: int, power_of_two: bool = False) -> int:
+    """The chunk to use: no longer than the sequence, rounded up to a power of two. Raises ValueError where it is not
+    positive, or not a power of two where one is needed."""
+    check_length(length)
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1; got {chunk}")
+    if power_of_two and chunk & (chunk - 1):
+        raise ValueError(f"chunk must be a power of two; got {chunk}")
+    return min(chunk, 1 << (length - 1).bit_length())
+
+
+def causal(chunk: int) -> Array:
+    """Bool [chunk, chunk], True where the column is not later than the row."""
+    return jnp.tril(jnp.ones((chunk, chunk), bool))
+
+
+def cast(arrays: tuple[Array, ...], dtype: jnp.dtype) -> tuple[Array, ...]:
+    return jax.tree.map(lambda array: array.astype(dtype), arrays)

@@ -1,0 +1,76 @@
+"""The mLSTM: chunks against steps, published values, extreme gates."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from plstm.ops.mlstm import mlstm
+
+from .comparing import check, check_bfloat16
+
+chunkwise = functools.partial(mlstm, method="chunkwise", chunk=16)
+recurrent = functools.partial(mlstm, method="recurrent")
+
+
+def draw(length, dtype=jnp.float32):
+    """Arguments and the output's cotangent; half of the second entry's gates are -50 or 50."""
+    rng = np.random.default_rng(0)
+    arguments = {name: rng.normal(size=(2, length, size)) for name, size in {"q": 4, "k": 4, "v": 3}.items()}
+    for name, mean in {"i": 0, "f": 3}.items():
+        gate = rng.normal(mean, 2, size=(2, length))
+        gate[1] = np.where(rng.random(length) < 0.5, rng.choice([-50, 50], length), gate[1])
+        arguments[name] = gate
+    return jax.tree.map(lambda array: jnp.asarray(array, dtype), (arguments, rng.normal(size=(2, length, 3))))
+
+
+# Equal gates of 50 tie in the maximum, whose gradient is then arbitrary: it enters by the normaliser's 1e-6 only.
+TOLERANCES = {32: 1e-5, 64: 1e-8}
+SLOW = (pytest.param(length, 64, marks=pytest.mark.slow) for length in (1, 16, 64, 200))
+
+
+@pytest.mark.parametrize(("length", "bits"), [(7, 32), (65, 64), *SLOW])
+def test_chunks_are_the_steps_in_values_and_gradients(length, bits):
+    with jax.enable_x64(bits == 64):
+        check(chunkwise, recurrent, *draw(length, f"float{bits}"), TOLERANCES[bits])
+
+
+def test_bfloat16_inputs():
+    check_bfloat16(chunkwise, recurrent, *draw(7), 2e-2)
+
+
+@pytest.mark.parametrize("operator", [recurrent, functools.partial(mlstm, chunk=4)])
+def test_published_cells(x64, operator):
+    """A cell of arXiv 2606.12364 as its released code computes it, and values and gradients of Vision-LSTM's."""
+    wave = lambda channels: jnp.sin(1.0 + jnp.arange(7)[:, None] + 2 * jnp.asarray(channels))  # noqa: E731
+    q, k, v, i, f = wave(range(4)), wave(range(3, 7)), wave(range(7, 10)), 3 * wave([11])[:, 0], 3 * wave([13])[:, 0]
+    h = operator(q, k, v, i, f)
+    np.testing.assert_allclose(h[6], [-0.02940930, -0.86297242, 0.74765578], atol=1e-8)
+    np.testing.assert_allclose(h[2], [-0.50700822, 0.07899670, 0.44125976], atol=1e-8)
+
+    n, gate = jnp.arange(30.0).reshape(1, 2, 5, 3), jnp.arange(10.0).reshape(1, 2, 5)
+    arguments = jnp.cos(0.37 * n), jnp.cos(0.41 * n + 0.5), jnp.cos(0.29 * n + 1)
+    arguments += 8 * jnp.cos(1.3 * gate), 3 + 2 * jnp.cos(0.7 * gate + 0.4)
+    h, backward = jax.vjp(operator, *arguments)
+    np.testing.assert_allclose([*h.ravel()[:2], h.sum()], [0.540301733, 0.277120581, -2.87053041], rtol=1e-8)
+    sizes = [jnp.abs(gradient).sum() for gradient in backward(jnp.cos(n))]
+    np.testing.assert_allclose(sizes, [4.57202679, 2.61394769, 4.6924379, 0.767259886, 0.107867681], rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": jnp.zeros((2, 7, 5))}, r"q and k .*\(2, 7, 4\).*\(2, 7, 5\)"),
+        ({"v": jnp.zeros((2, 6, 3))}, r"v must .*\(2, 7, 3\).*\(2, 6, 3\)"),
+        ({"f": jnp.zeros((2, 1))}, r"f must .*\(2, 7\).*\(2, 1\)"),
+        ({"method": "parallel"}, r"method .*chunkwise.*'parallel'"),
+        ({"chunk": 0}, "chunk must be at least 1; got 0"),
+    ],
+)
+def test_wrong_arguments_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        mlstm(**(draw(7)[0] | change))
+    with pytest.raises(ValueError, match="T must be at least 1"):
+        mlstm(**draw(0)[0])
