@@ -48,6 +48,12 @@ def _wandb_stays_here(tmp_path_factory: pytest.TempPathFactory):
         yield
 
 
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
 @pytest.fixture(scope="module")
 def composed():
     """Function of command-line arguments: the config node that train.py gets."""

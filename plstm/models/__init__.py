@@ -14,6 +14,7 @@ from flax import nnx
 
 from plstm.models.flops import forward_flops
 from plstm.models.graph import GraphConfig, build_graph_model
+from plstm.models.languages import LanguageConfig, build_language_model
 from plstm.models.vision import VisionConfig, VisionModel
 
 
@@ -29,6 +30,7 @@ class Family(NamedTuple):
 MODELS: dict[str, Family] = {
     "vision": Family(VisionConfig, lambda config, _, key: VisionModel(config, nnx.Rngs(key)), "images", forward_flops),
     "graph": Family(GraphConfig, build_graph_model, "graphs"),
+    "language": Family(LanguageConfig, build_language_model, "languages"),
 }
 
 

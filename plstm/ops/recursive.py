@@ -1,8 +1,8 @@
 """States of all prefixes of a sequence under a composition that need not be associative (arXiv 2605.17108).
 
 The state of a prefix is the left fold, largest first, over the blocks of the binary digits of its length, each block
-the balanced binary tree of its leaves: of 13 leaves ((1..8 with 9..12) with 13). So it depends on no later leaf, and all
-prefixes take 2 log2(T) rounds of compositions that are independent of each other.
+the balanced binary tree of its leaves: of 13 leaves ((1..8 with 9..12) with 13). So it depends on no later leaf, and
+all prefixes take 2 log2(T) rounds of compositions that are independent of each other.
 
 A state is a tree of arrays [T, ..., features], and `compose(left, right)` maps two such trees, of any leading axes, to
 another.
@@ -45,9 +45,9 @@ def fold(leaves: State, compose: Compose) -> State:
 
 
 def prefix_state(leaves: State, counts: Array, compose: Compose, index: Array | None = None) -> State:
-    """The state of one prefix of each row: leaves [T, rows, features], counts int [rows] from 1 to T -> [rows, features].
+    """The state of one prefix of each row: leaves [T, rows, ...], counts int [rows] from 1 to T -> [rows, ...].
 
-    About T compositions. With `index`, int [T, rows], the leaves are a table [K, features] and `index` says which of
+    About T compositions. With `index`, int [T, rows], the leaves are a table [K, ...] and `index` says which of
     them stands where; then levels of the tree with more blocks than there are pairs of different blocks below compose
     each pair only once.
     """
@@ -64,8 +64,8 @@ def prefix_state(leaves: State, counts: Array, compose: Compose, index: Array | 
         if state is None:
             state = block
             continue
-        composed = jax.tree.map(lambda new, own: _where(above > 1, new, own), compose(state, block), block)
-        state = jax.tree.map(lambda new, old: _where(above % 2 == 1, new, old), composed, state)
+        composed = _where(above > 1, compose(state, block), block)
+        state = _where(above % 2 == 1, composed, state)
     return state
 
 
@@ -88,5 +88,7 @@ def _take(blocks: State, index: Array | None, place: Array) -> State:
     return jax.tree.map(lambda x: x[place, rows] if index is None else x[index[place, rows]], blocks)
 
 
-def _where(condition: Array, new: Array, old: Array) -> Array:
-    return jnp.where(condition.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+def _where(condition: Array, new: State, old: State) -> State:
+    """Row by row."""
+    choose = lambda x, y: jnp.where(condition.reshape(-1, *(1,) * (x.ndim - 1)), x, y)  # noqa: E731
+    return jax.tree.map(choose, new, old)

@@ -4,5 +4,11 @@ from plstm.tasks.arrow import ArrowTask
 from plstm.tasks.base import Task
 from plstm.tasks.graphs import GraphTask
 from plstm.tasks.imagenet import ImageNetTask
+from plstm.tasks.languages import LanguageTask
 
-TASKS: dict[str, type[Task]] = {"arrow": ArrowTask, "imagenet": ImageNetTask, "graphs": GraphTask}
+TASKS: dict[str, type[Task]] = {
+    "arrow": ArrowTask,
+    "imagenet": ImageNetTask,
+    "graphs": GraphTask,
+    "languages": LanguageTask,
+}

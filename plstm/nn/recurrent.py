@@ -1,0 +1,248 @@
+"""The layers that answer formal languages: PR-LSTM and PR-RNN (arXiv 2605.17108), and the networks of "Neural Networks
+and the Chomsky Hierarchy" (ICLR 2023): RNN, LSTM, Stack-RNN, Tape-RNN, Transformer.
+
+Each maps a `Rows` to what it has at the last `answers` steps of each row, [rows, answers, dim]. All start as there:
+weights N(0, 1 / in) cut at two deviations, biases and states 0.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from plstm.nn.layers import NORM_EPSILON
+from plstm.ops.common import chunked_map
+from plstm.ops.recursive import prefix_state, prefix_states
+
+ATTENTION_BYTES = 2**27  # of the attention weights made at a time
+EMBEDDING_STD = 0.02
+
+
+class Rows(NamedTuple):
+    """Token rows, each followed by blanks, in which the answer is due, and by padding, which changes nothing."""
+
+    tokens: Array  # int [rows, N]; the highest is the blank
+    length: Array  # int [rows]: tokens
+    steps: Array  # int [rows]: tokens and blanks
+
+
+def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, use_bias: bool = True) -> nnx.Linear:
+    start = nnx.initializers.truncated_normal(1 / math.sqrt(dim_in))
+    return nnx.Linear(dim_in, dim_out, use_bias=use_bias, kernel_init=start, rngs=rngs)
+
+
+def take_answers(states: Array, rows: Rows, answers: int) -> Array:
+    """states [N, rows, dim] -> those after the row's tokens, [rows, answers, dim]; beyond its last step, any."""
+    place = jnp.clip(rows.length[:, None] + jnp.arange(answers), max=len(states) - 1)
+    return states[place, jnp.arange(len(place))[:, None]]
+
+
+# ---------------------------------------------------------------------- parallel recursion
+class Recursion(nnx.Module):
+    """A state of leaves composed along a binary tree, see `plstm.ops.recursive`; subclasses have leaf and compose."""
+
+    def __call__(self, rows: Rows, answers: int, key: Array | None = None) -> Array:
+        index, leaves = rows.tokens.T, self.leaf(jnp.eye(self.tokens))
+        if answers == 1:
+            return self.output(prefix_state(leaves, rows.steps, self.compose, index))[:, None]
+        states = prefix_states(jax.tree.map(lambda x: x[index], leaves), self.compose)
+        return take_answers(self.output(states), rows, answers)
+
+
+class PRLSTM(Recursion):
+    """States (h, c) with `refinements` after each composition."""
+
+    def __init__(self, tokens: int, dim: int, refinements: int, rngs: nnx.Rngs):
+        self.tokens = tokens
+        self.leaves, self.composition = dense(tokens, 3 * dim, rngs), dense(2 * dim, 5 * dim, rngs)
+        self.refinements = nnx.List([dense(dim, 4 * dim, rngs) for _ in range(refinements)])
+
+    def output(self, state: tuple[Array, Array]) -> Array:
+        return state[0]
+
+    def leaf(self, x: Array) -> tuple[Array, Array]:
+        i, u, o = jnp.split(self.leaves(x), 3, axis=-1)
+        c = jax.nn.sigmoid(i) * jnp.tanh(u)
+        return jax.nn.sigmoid(o) * jnp.tanh(c), c
+
+    def compose(self, left: tuple[Array, Array], right: tuple[Array, Array]) -> tuple[Array, Array]:
+        i, u, o, f_left, f_right = jnp.split(self.composition(jnp.concatenate([left[0], right[0]], -1)), 5, axis=-1)
+        c = jax.nn.sigmoid(i) * jnp.tanh(u) + jax.nn.sigmoid(f_left) * left[1] + jax.nn.sigmoid(f_right) * right[1]
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        for refinement in self.refinements:
+            i, u, o, f = jnp.split(refinement(h), 4, axis=-1)
+            c = jax.nn.sigmoid(i) * jnp.tanh(u) + jax.nn.sigmoid(f) * c
+            h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return h, c
+
+
+class PRRNN(Recursion):
+    """States h; a leaf is linear, a composition and each of its refinements end in a ReLU."""
+
+    def __init__(self, tokens: int, dim: int, refinements: int, rngs: nnx.Rngs):
+        self.tokens = tokens
+        self.leaf, self.composition = dense(tokens, dim, rngs), dense(2 * dim, dim, rngs)
+        self.refinements = nnx.List([dense(dim, dim, rngs) for _ in range(refinements)])
+
+    def output(self, state: Array) -> Array:
+        return state
+
+    def compose(self, left: Array, right: Array) -> Array:
+        h = jax.nn.relu(self.composition(jnp.concatenate([left, right], axis=-1)))
+        for refinement in self.refinements:
+            h = jax.nn.relu(refinement(h))
+        return h
+
+
+# ---------------------------------------------------------------------- step by step
+class RNN(nnx.Module):
+    """h = relu(x W_x + b_x + h W_h + b_h); subclasses also read `memory_width` numbers from a memory."""
+
+    memory_width = 0
+
+    def __init__(self, tokens: int, dim: int, rngs: nnx.Rngs):
+        self.tokens = tokens
+        self.input, self.recurrent = dense(tokens + self.memory_width, dim, rngs), dense(dim, dim, rngs)
+
+    def __call__(self, rows: Rows, answers: int, key: Array | None = None) -> Array:
+        from_tokens, from_memory = self.input.kernel[: self.tokens], self.input.kernel[self.tokens :]
+        inputs = jax.nn.one_hot(rows.tokens.T, self.tokens) @ from_tokens + self.input.bias
+
+        def step(carry, x):
+            h, memory = carry
+            if memory is not None:
+                x = x + memory[:, 0] @ from_memory
+            h = jax.nn.relu(x + self.recurrent(h))
+            return (h, None if memory is None else self.change(memory, h, rows)), h
+
+        start = jnp.zeros_like(inputs[0]), self.memory(rows)
+        return take_answers(jax.lax.scan(step, start, inputs)[1], rows, answers)
+
+    def memory(self, rows: Rows) -> Array | None:
+        """The memory of the start, [rows, cells, memory_width], read at cell 0; None for none."""
+        return None
+
+
+class StackRNN(RNN):
+    """An RNN with a differentiable stack (after Joulin and Mikolov, 2015): a mixture of pushed, popped and kept."""
+
+    def __init__(self, tokens: int, dim: int, memory_width: int, memory_cells: int, rngs: nnx.Rngs):
+        self.memory_width, self.memory_cells = memory_width, memory_cells
+        super().__init__(tokens, dim, rngs)
+        self.push, self.action = dense(dim, memory_width, rngs), dense(dim, 3, rngs)
+
+    def memory(self, rows: Rows) -> Array:
+        count, steps = rows.tokens.shape  # no more cells than steps can be reached
+        return jnp.zeros((count, min(self.memory_cells, steps), self.memory_width), self.push.kernel.dtype)
+
+    def change(self, stack: Array, h: Array, rows: Rows) -> Array:
+        push, pop, keep = jnp.moveaxis(jax.nn.softmax(self.action(h)), -1, 0)[..., None, None]
+        pushed = jnp.concatenate([self.push(h)[:, None], stack[:, :-1]], axis=1)
+        popped = jnp.concatenate([stack[:, 1:], jnp.zeros_like(stack[:, :1])], axis=1)
+        return push * pushed + pop * popped + keep * stack
+
+
+class TapeRNN(RNN):
+    """An RNN with a cyclic tape, its head at cell 0: a mixture of the tape moved by 0, -1, 1, -T, T cells, T the number
+    of the row's tokens, after cell 0 was written."""
+
+    def __init__(self, tokens: int, dim: int, memory_width: int, memory_cells: int, hidden: int, rngs: nnx.Rngs):
+        self.memory_width, self.memory_cells = memory_width, memory_cells
+        super().__init__(tokens, dim, rngs)
+        sizes = [dim, hidden, hidden, memory_width]
+        self.write = nnx.List([dense(*pair, rngs) for pair in zip(sizes, sizes[1:], strict=False)])
+        self.action = dense(dim, 5, rngs)
+
+    def memory(self, rows: Rows) -> Array:
+        return jnp.zeros((len(rows.tokens), self.memory_cells, self.memory_width), self.action.kernel.dtype)
+
+    def change(self, tape: Array, h: Array, rows: Rows) -> Array:
+        value = h
+        for layer in self.write:
+            value = layer(value if layer is self.write[0] else jax.nn.relu(value))
+        tape = tape.at[:, 0].set(value)
+        stay, back, forth, jump_back, jump_forth = jnp.moveaxis(jax.nn.softmax(self.action(h)), -1, 0)[..., None, None]
+        jumped = [_roll(tape, sign * rows.length) for sign in (-1, 1)]
+        mixed = stay * tape + back * jnp.roll(tape, -1, axis=1) + forth * jnp.roll(tape, 1, axis=1)
+        return mixed + jump_back * jumped[0] + jump_forth * jumped[1]
+
+
+def _roll(tape: Array, shift: Array) -> Array:
+    """Rolls each row's cells by its own shift, int [rows]; -1 brings cell 1 to place 0."""
+    cells = tape.shape[1]
+    return jnp.take_along_axis(tape, ((jnp.arange(cells) - shift[:, None]) % cells)[..., None], axis=1)
+
+
+class LSTM(nnx.Module):
+    """(i, g, f, o) = [x; h] W + b, c = sigmoid(f + 1) c + sigmoid(i) tanh(g), h = sigmoid(o) tanh(c)."""
+
+    def __init__(self, tokens: int, dim: int, rngs: nnx.Rngs):
+        self.tokens, self.dim, self.gates = tokens, dim, dense(tokens + dim, 4 * dim, rngs)
+
+    def __call__(self, rows: Rows, answers: int, key: Array | None = None) -> Array:
+        from_tokens, recurrent = self.gates.kernel[: self.tokens], self.gates.kernel[self.tokens :]
+        inputs = jax.nn.one_hot(rows.tokens.T, self.tokens) @ from_tokens + self.gates.bias
+
+        def step(carry, x):
+            h, c = carry
+            i, g, f, o = jnp.split(x + h @ recurrent, 4, axis=-1)
+            c = jax.nn.sigmoid(f + 1) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            h = jax.nn.sigmoid(o) * jnp.tanh(c)
+            return (h, c), h
+
+        start = jnp.zeros((2, len(rows.tokens), self.dim), inputs.dtype)
+        return take_answers(jax.lax.scan(step, tuple(start), inputs)[1], rows, answers)
+
+
+# ---------------------------------------------------------------------- Transformer
+class Transformer(nnx.Module):
+    """An encoder that is not causal; positions are counted from the last step, which has number 1."""
+
+    def __init__(self, tokens: int, dim: int, depth: int, heads: int, mlp_ratio: int, dropout: float, rngs: nnx.Rngs):
+        self.tokens, self.dim = tokens, dim
+        start = nnx.initializers.truncated_normal(EMBEDDING_STD)
+        self.embedding = nnx.Linear(tokens, dim, use_bias=False, kernel_init=start, rngs=rngs)
+        self.layers = nnx.List([EncoderLayer(dim, heads, mlp_ratio, dropout, rngs) for _ in range(depth)])
+        self.dropout = dropout
+
+    def __call__(self, rows: Rows, answers: int, key: Array | None = None) -> Array:
+        keys = [None] * (len(self.layers) + 1) if key is None else jax.random.split(key, len(self.layers) + 1)
+        left = rows.steps[:, None] - jnp.arange(rows.tokens.shape[1])  # the position of each step, 0 or less at padding
+        x = self.embedding(jax.nn.one_hot(rows.tokens, self.tokens)) * math.sqrt(self.dim)
+        x = drop(x + position_code(left, self.dim), self.dropout, keys[0])
+        for layer, own in zip(self.layers, keys[1:], strict=True):
+            x = layer(x, left > 0, own)
+        return take_answers(jnp.moveaxis(x, 1, 0), rows, answers)
+
+
+class EncoderLayer(nnx.Module):
+    """h = norm(h + attention(h)); h = norm(h + MLP(h)), with ReLU; attention has no biases."""
+
+    def __init__(self, dim: int, heads: int, mlp_ratio: int, dropout: float, rngs: nnx.Rngs):
+        start = nnx.initializers.truncated_normal(1 / math.sqrt(dim))
+        self.attention = nnx.MultiHeadAttention(heads, dim, use_bias=False, kernel_init=start, decode=False, rngs=rngs)
+        self.attention_norm, self.mlp_norm = (nnx.LayerNorm(dim, epsilon=NORM_EPSILON, rngs=rngs) for _ in range(2))
+        self.up, self.down = dense(dim, mlp_ratio * dim, rngs), dense(mlp_ratio * dim, dim, rngs)
+        self.dropout = dropout
+
+    def __call__(self, x: Array, is_step: Array, key: Array | None) -> Array:
+        """x [rows, N, dim], is_step bool [rows, N]: False at padding, which nothing attends to."""
+        attend = lambda x, is_step: self.attention(x, mask=is_step[:, None, None])  # noqa: E731
+        chunks = -(-4 * x.shape[0] * self.attention.num_heads * x.shape[1] ** 2 // ATTENTION_BYTES)
+        keys = (None, None) if key is None else jax.random.split(key)
+        x = self.attention_norm(x + drop(chunked_map(attend, (x, is_step), chunks), self.dropout, keys[0]))
+        return self.mlp_norm(x + drop(self.down(jax.nn.relu(self.up(x))), self.dropout, keys[1]))
+
+
+def position_code(position: Array, dim: int) -> Array:
+    """int [...] -> float [..., dim]: sines, then cosines, of the position times 10000^(-2k / dim)."""
+    angle = position[..., None] * 10_000.0 ** (-jnp.arange(0, dim, 2) / dim)
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+
+
+def drop(x: Array, rate: float, key: Array | None) -> Array:
+    """Dropout in a training pass, which has a key."""
+    return x if key is None else nnx.Dropout(rate, deterministic=False)(x, rngs=key)

@@ -1,0 +1,152 @@
+"""The fifteen formal languages of `data.languages`: train on short rows, test on rows up to twelve times as long.
+
+A batch is a dictionary of NumPy arrays, all rows of one length, padded to the widths of the longest:
+
+    tokens int8 [rows, N]     a row's T tokens, then blanks, in whose L steps the answer is due
+    length, steps int32 [rows]  T and T + L
+    label int8 [rows, A]      the answer; only its first L places are real
+    counted bool [rows, A]    the places that accuracy counts
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from numpy.random import RandomState
+
+from data.languages import LANGUAGES, TERMINATOR, draw
+from plstm.errors import require
+from plstm.nn.recurrent import Rows
+from plstm.tasks.base import RunConfig
+from plstm.tasks.streams import StreamTask, by_length
+from plstm.training.steps import Batch, Metrics
+
+WIDTHS = 4  # evaluation pads rows to a quarter, a half, ... of the longest: so many compiled programs
+VAL_LENGTHS = 8
+
+
+@dataclass
+class LanguageData:
+    name: str = "parity_check"  # of data.languages.LANGUAGES
+    max_length: int = 40  # training lengths are uniform from 1 to this; `val` has eight of them
+    longest: int = 500  # `test` has the lengths above max_length up to this one,
+    every: int = 1  # every so many-th, and the longest
+    ext_lengths: list[int] = field(default_factory=lambda: [41, 64, 100, 200, 300, 400, 500])  # of `ext`
+    eval_rows: int = 512  # of each length
+    eval_seed: int = 1001  # of all rows to evaluate on, the same for all runs
+
+
+class LanguageTask(StreamTask):
+    """Accuracy of a split is the mean over its lengths, each weighing the same, of the mean over batches of 64 rows."""
+
+    data_schema = LanguageData
+    inputs = "languages"
+    splits = ("val", "ext", "test")
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        data = config.data
+        known, longest = ", ".join(LANGUAGES), f"must be above data.max_length={data.max_length} and at most 2048"
+        fits = all(1 <= length <= data.longest for length in data.ext_lengths) and data.ext_lengths
+        whole = data.eval_rows % cls.batch_rows == 0 or 1 <= data.eval_rows < cls.batch_rows
+        require(
+            config,
+            ("data.name", data.name in LANGUAGES, f"choose one of {known}"),
+            ("data.max_length", data.max_length >= VAL_LENGTHS, f"must be at least {VAL_LENGTHS}"),
+            ("data.longest", data.max_length < data.longest <= 2048, longest),
+            ("data.every", data.every >= 1, "must be at least 1"),
+            ("data.ext_lengths", bool(fits), f"must be lengths from 1 to data.longest={data.longest}"),
+            ("data.eval_rows", whole, f"must be a multiple of {cls.batch_rows}, or less than that"),
+            ("data.eval_seed", data.eval_seed >= 0, "must be at least 0"),
+            ("init_from", config.init_from is None, "these models start anew; leave it out"),
+            ("optim.label_smoothing", config.optim.label_smoothing == 0, "this task has none; leave it at 0"),
+        )
+
+    @classmethod
+    def name_parts(cls, config: RunConfig) -> tuple[str, ...]:
+        return (config.data.name,)
+
+    def __init__(self, config: RunConfig):
+        super().__init__(config)
+        self.language, self.eval_rows = LANGUAGES[config.data.name], config.data.eval_rows
+        self.sizes = {"vocabulary": self.language.vocabulary, "classes": self.language.classes}
+
+    # ------------------------------------------------------------------ data
+    def describe_data(self) -> str:
+        data = self.config.data
+        return f"{data.name}: lengths 1 to {data.max_length} train, {data.max_length + 1} to {data.longest} test"
+
+    def lengths(self, split: str) -> Sequence[int]:
+        data = self.config.data
+        if split == "val":
+            return [round(data.max_length * (n + 1) / VAL_LENGTHS) for n in range(VAL_LENGTHS)]
+        if split == "ext":
+            return data.ext_lengths
+        return sorted({*range(data.max_length + 1, data.longest, data.every), data.longest})
+
+    @functools.cached_property
+    def groups(self) -> int:
+        """The most lengths that a split has."""
+        return max(len(self.lengths(split)) for split in self.splits)
+
+    def draw(self, step: int) -> Batch:
+        rng, data = RandomState((self.config.seed, step)), self.config.data
+        length = rng.randint(1, data.max_length + 1)
+        return self._batch(rng, length, self.config.optim.batch_size, data.max_length)
+
+    def draw_at(self, split: str, length: int) -> Batch:
+        data = self.config.data
+        rng = RandomState((data.eval_seed, self.splits.index(split), length))
+        parts = [-(-data.longest * (n + 1) // WIDTHS) for n in range(WIDTHS)]
+        widest = data.max_length if split == "val" else next(part for part in parts if part >= length)
+        return self._batch(rng, length, data.eval_rows, widest)
+
+    def _batch(self, rng: RandomState, length: int, rows: int, widest: int) -> Batch:
+        """Rows of a length, padded to what rows of the length `widest` need."""
+        tokens, label = draw(self.language.name, rng, length, rows)
+        own, answers, most = tokens.shape[1], label.shape[1], self.language.answer_length(widest)
+        blank = self.language.vocabulary
+        counted = np.ones(label.shape, bool)
+        if self.language.terminated:
+            ended = np.cumsum(label == TERMINATOR, axis=1)
+            counted = (ended == 0) | ((ended == 1) & (label == TERMINATOR))
+        return {
+            "tokens": np.pad(tokens, ((0, 0), (0, widest + most - own)), constant_values=blank),
+            "length": np.full(rows, own, np.int32),
+            "steps": np.full(rows, own + answers, np.int32),
+            "label": np.pad(label, ((0, 0), (0, most - answers))),
+            "counted": np.pad(counted, ((0, 0), (0, most - answers))),
+        }
+
+    # ------------------------------------------------------------------ model
+    def logits(self, model: nnx.Module, batch: Batch, key: jax.Array | None = None) -> jax.Array:
+        """float32 [rows, A, classes]."""
+        return model(Rows(batch["tokens"], batch["length"], batch["steps"]), batch["label"].shape[1], key=key)
+
+    def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        """The loss counts all L places of the answer, also those that accuracy leaves out."""
+        metrics = answer_metrics(self.logits(model, batch, key), batch)
+        total, count = metrics["loss"]
+        return total / count, metrics
+
+    def metrics(self, model: nnx.Module, batch: Batch) -> Metrics:
+        """Means over the batch, which count once each, so that no length weighs more than another."""
+        found = answer_metrics(self.logits(model, batch), batch)
+        found = {name: (total / count, jnp.float32(1)) for name, (total, count) in found.items()}
+        return found | {"accuracy_by": by_length(found["accuracy"], batch, self.groups)}
+
+
+def answer_metrics(logits: jax.Array, batch: Batch) -> Metrics:
+    """Loss (nats) and accuracy over the places of the answers in logits [rows, A, classes]."""
+    due = jnp.arange(logits.shape[1]) < (batch["steps"] - batch["length"])[:, None]
+    due &= batch.get("mask", jnp.ones(len(due), bool))[:, None]
+    counted, labels = due & batch["counted"], batch["label"].astype(jnp.int32)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    hits = counted & (logits.argmax(-1) == labels)
+    pairs = {"loss": (losses * due, due), "accuracy": (hits, counted)}
+    return {name: tuple(part.sum(dtype=jnp.float32) for part in pair) for name, pair in pairs.items()}

@@ -1,0 +1,188 @@
+"""Models of formal languages: golden logits of sequential references, published sizes, padding that changes nothing."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from plstm.errors import UserError
+from plstm.models import LanguageConfig, build_model
+from plstm.nn.recurrent import Rows
+
+SIZES = {"vocabulary": 2, "classes": 2}
+ENCODER = ["attention.query", "attention.key", "attention.value", "attention.out", "attention_norm", "up", "down"]
+ENCODER += ["mlp_norm"]
+# Layers in the order in which the golden values count their parameters.
+ORDER = {
+    "pr_lstm": ["leaves", "composition", "refinements"],
+    "pr_rnn": ["leaf", "composition", "refinements"],
+    "rnn": ["input", "recurrent"],
+    "lstm": ["gates"],
+    "stack_rnn": ["input", "recurrent", "push", "action"],
+    "tape_rnn": ["input", "recurrent", "write", "action"],
+    "transformer": ["embedding", "layers"],
+}
+# Of float64 references: logits at the last step for tokens 1 0 1 1 0 1 and a blank, and for token 1 and a blank.
+GOLDEN = [
+    ("pr_lstm", dict(refinements=0), [0.03457765, 0.39506049], [0.01608159, 0.50237963]),
+    ("pr_lstm", dict(refinements=1), [-0.36413914, -0.25376049], [-0.37384509, -0.23495400]),
+    ("pr_lstm", dict(refinements=2), [0.48012461, -0.23060972], [0.47783947, -0.23033472]),
+    ("pr_rnn", dict(refinements=0), [0.47167807, -0.39847328], [0.48578553, -0.40086289]),
+    ("pr_rnn", dict(refinements=1), [-0.30678636, 0.17494474], [-0.29321264, 0.12163401]),
+    ("pr_rnn", dict(refinements=2), [0.33994629, -0.19588000], [0.37055301, -0.15867385]),
+    ("rnn", {}, [0.11435355, 0.21398511], [0.10989433, 0.20674834]),
+    ("lstm", {}, [-0.11069772, 0.41404708], [-0.19282917, 0.54239405]),
+    ("stack_rnn", dict(memory_width=2, memory_cells=4), [-0.03904195, 0.38369851], [-0.01744968, 0.36862670]),
+    (
+        "tape_rnn",
+        dict(memory_width=2, memory_cells=5, write_hidden=3),
+        [0.08077277, -0.36117118],
+        [0.08447193, -0.38617448],
+    ),
+    (
+        "transformer",
+        dict(dim=8, depth=2, heads=2, mlp_ratio=2),
+        [1.53137844, 0.08459699],
+        [1.20705714, -0.03660251],
+    ),
+]
+# With 2 tokens, a blank and 2 classes; by instantiating the released code.
+PARAMETERS = [
+    (dict(kind="rnn"), 67_330),
+    (dict(kind="lstm"), 266_754),
+    (dict(kind="stack_rnn"), 72_205),
+    (dict(kind="tape_rnn"), 91_791),
+    (dict(kind="transformer", dim=64), 248_962),
+    (dict(kind="pr_lstm", refinements=0), 660_226),
+    (dict(kind="pr_lstm"), 923_394),
+    (dict(kind="pr_lstm", refinements=2), 1_186_562),
+    (dict(kind="pr_lstm", dim=137), 265_919),
+    (dict(kind="pr_lstm", dim=64), 58_818),
+    (dict(kind="pr_rnn", refinements=0), 132_866),
+    (dict(kind="pr_rnn"), 198_658),
+    (dict(kind="pr_rnn", refinements=2), 264_450),
+    (dict(kind="lstm", dim=64), 17_538),
+]
+IDS = [f"{kind}-{options.get('refinements', '')}" for kind, options, *_ in GOLDEN]
+
+
+def layers_of(module):
+    """The modules with parameters, lists and encoder layers taken apart."""
+    if isinstance(module, nnx.List):
+        return [found for part in module for found in layers_of(part)]
+    if hasattr(module, "attention_norm"):
+        names = [name.split(".") for name in ENCODER]
+        return [getattr(getattr(module, first), rest[0]) if rest else getattr(module, first) for first, *rest in names]
+    return [module]
+
+
+def by_formula(kind: str, **options):
+    """A model whose i-th number is 0.5 sin(1.7 i + 1), and one more in the scales of norms."""
+    model = build_model(LanguageConfig(kind=kind, **{"dim": 4, **options}), 0, SIZES)
+    modules = [found for name in ORDER[kind] for found in layers_of(getattr(model.layer, name))] + [model.head]
+    variables = [getattr(m, name) for m in modules for name in ("kernel", "scale", "bias") if hasattr(m, name)]
+    count = 0
+    for variable in (variable for variable in variables if variable is not None and variable.get_value() is not None):
+        numbers = count + np.arange(variable.size)
+        is_scale = any(variable is getattr(module, "scale", None) for module in modules)
+        variable.set_value(jnp.asarray(is_scale + 0.5 * np.sin(1.7 * numbers + 1)).reshape(variable.shape))
+        count += variable.size
+    assert count == sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    return model
+
+
+def rows_of(tokens: list[list[int]], blanks: int = 1, padding: int = 0) -> Rows:
+    steps = max(map(len, tokens)) + blanks + padding
+    padded = np.array([row + [2] * (steps - len(row)) for row in tokens])
+    lengths = np.array([len(row) for row in tokens])
+    return Rows(jnp.asarray(padded), jnp.asarray(lengths), jnp.asarray(lengths + blanks))
+
+
+@pytest.mark.parametrize(("kind", "options", "long", "short"), GOLDEN, ids=IDS)
+def test_golden_logits_in_one_batch_of_two_lengths(x64, kind, options, long, short):
+    """Each row has its own length, so its own padding."""
+    model = by_formula(kind, **options)
+    found = nnx.jit(model, static_argnums=1)(rows_of([[1, 0, 1, 1, 0, 1], [1]]), 1)[:, 0]
+    # Flax takes the softmax of attention in float32.
+    np.testing.assert_allclose(found, [long, short], atol=1e-7 if kind == "transformer" else 1e-8, rtol=0)
+
+
+def test_golden_logits_at_every_step_of_the_scan(x64):
+    """The answers of a task that has as many as tokens; a row of six blanks more is a row of the golden one's tokens."""
+    model, tokens = by_formula("pr_lstm", refinements=1), [1, 0, 1, 1, 0, 1, 2]
+    wanted = [-0.41850864, -0.38169259, -0.36939904, -0.36882417, -0.36794727, -0.36545981, -0.36413914]
+    rows = Rows(jnp.array([tokens + [2] * 3]), jnp.array([0]), jnp.array([7]))
+    np.testing.assert_allclose(nnx.jit(model, static_argnums=1)(rows, 7)[0, :, 0], wanted, atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize(("options", "wanted"), PARAMETERS)
+def test_the_models_have_the_released_sizes(options, wanted):
+    model = nnx.eval_shape(lambda: build_model(LanguageConfig(**options), 0, SIZES))
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == wanted
+
+
+def test_more_tokens_add_to_the_leaves_alone():
+    sizes = {"vocabulary": 4, "classes": 2}
+    for kind, wanted in (("pr_lstm", 924_930), ("lstm", 268_802)):
+        model = nnx.eval_shape(lambda kind=kind: build_model(LanguageConfig(kind=kind), 0, sizes))
+        assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == wanted
+
+
+@pytest.mark.parametrize("kind", ORDER)
+def test_what_follows_the_last_answer_changes_nothing(kind):
+    """Neither another token there, bit by bit, nor more padding, to rounding; nor other rows."""
+    model = by_formula(kind, **dict(GOLDEN_OPTIONS[kind]))
+    rows = rows_of([[1, 0, 1], [0, 1]], blanks=3, padding=2)
+    answer = nnx.jit(model, static_argnums=1)
+    found = np.asarray(answer(rows, 3))
+    after = jnp.arange(rows.tokens.shape[1]) >= rows.steps[:, None]
+    other = rows._replace(tokens=jnp.where(after, 0, rows.tokens))
+    np.testing.assert_array_equal(found, answer(other, 3))
+    alone = rows_of([[0, 1]], blanks=3)
+    np.testing.assert_allclose(found[1:], answer(alone, 3), rtol=1e-5, atol=1e-6)
+    assert np.abs(np.diff(found, axis=1)).max() > 1e-4, "answers differ from step to step"
+
+
+GOLDEN_OPTIONS = {kind: options for kind, options, *_ in GOLDEN}
+
+
+def test_the_start_is_that_of_the_released_code():
+    model = build_model(LanguageConfig(kind="transformer", dim=64), 0, SIZES)
+    for kernel, std in (
+        (model.layer.layers[0].up.kernel, 1 / 8),
+        (model.layer.layers[0].attention.query.kernel, 1 / 8),
+        (model.layer.layers[0].attention.out.kernel, 1 / 8),
+        (model.layer.layers[0].down.kernel, 1 / 16),
+    ):
+        assert np.abs(kernel[...]).max() <= 2 * std + 1e-6
+        np.testing.assert_allclose(np.std(kernel[...]), 0.88 * std, rtol=0.03)  # of the normal cut at two deviations
+    lstm = build_model(LanguageConfig(kind="lstm", dim=64), 0, SIZES)
+    assert not lstm.layer.gates.bias[...].any()
+
+
+def test_dropout_is_drawn_in_training_passes_only():
+    model = by_formula("transformer", **GOLDEN_OPTIONS["transformer"])
+    rows = rows_of([[1, 0, 1]])
+    found = [model(rows, 1, key=key) for key in (None, None, jax.random.key(0), jax.random.key(0), jax.random.key(1))]
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[2], found[3])
+    assert not np.allclose(found[0], found[2]) and not np.allclose(found[2], found[4])
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (dict(kind="gru"), "model.kind=gru"),
+        (dict(dim=0), "model.dim=0"),
+        (dict(kind="lstm", refinements=2), "model.refinements=2: only model.kind=pr_lstm or pr_rnn"),
+        (dict(refinements=-1), "model.refinements=-1"),
+        (dict(kind="transformer", dim=60), "model.dim=60"),
+        (dict(depth=2), "model.depth=2: only model.kind=transformer"),
+        (dict(kind="transformer", dropout=1.0), "model.dropout=1.0"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(options, key):
+    with pytest.raises(UserError, match=key):
+        LanguageConfig(**options).check()
