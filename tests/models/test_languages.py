@@ -111,7 +111,7 @@ def test_golden_logits_in_one_batch_of_two_lengths(x64, kind, options, long, sho
 
 
 def test_golden_logits_at_every_step_of_the_scan(x64):
-    """The answers of a task that has as many as tokens; a row of six blanks more is a row of the golden one's tokens."""
+    """As answers of a row without tokens, whose steps have the tokens of the golden row."""
     model, tokens = by_formula("pr_lstm", refinements=1), [1, 0, 1, 1, 0, 1, 2]
     wanted = [-0.41850864, -0.38169259, -0.36939904, -0.36882417, -0.36794727, -0.36545981, -0.36413914]
     rows = Rows(jnp.array([tokens + [2] * 3]), jnp.array([0]), jnp.array([7]))
