@@ -94,7 +94,7 @@ class LanguageTask(StreamTask):
         """The most lengths that a split has."""
         return max(len(self.lengths(split)) for split in self.splits)
 
-    def draw(self, step: int) -> Batch:
+    def draw_batch(self, step: int) -> Batch:
         rng, data = RandomState((self.config.seed, step)), self.config.data
         length = rng.randint(1, data.max_length + 1)
         return self._batch(rng, length, self.config.optim.batch_size, data.max_length)

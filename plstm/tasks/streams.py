@@ -1,7 +1,7 @@
 """Tasks whose rows are drawn, not read: a schedule in steps, and evaluation at several lengths.
 
     class MyTask(StreamTask):
-        def draw(self, step): ...                     # a training batch, from config.seed and the step alone
+        def draw_batch(self, step): ...                     # a training batch, from config.seed and the step alone
         def lengths(self, split): ...                 # e.g. (32, 128, 512)
         def draw_at(self, split, length): ...         # all evaluation rows of a length
 
@@ -79,13 +79,13 @@ def by_length(metric: tuple[jax.Array, jax.Array], batch: Batch, groups: int) ->
 
 
 class StreamTask(Task):
-    """Subclasses fill in `draw`, `lengths` and `draw_at`, and set `eval_rows` and perhaps `batch_rows`."""
+    """Subclasses fill in `draw_batch`, `lengths` and `draw_at`, and set `eval_rows` and perhaps `batch_rows`."""
 
     unit = "sequences"
     eval_rows: int  # of each length
     batch_rows: int = 64  # of an evaluation batch
 
-    def draw(self, step: int) -> Batch:
+    def draw_batch(self, step: int) -> Batch:
         """The training batch of a step: NumPy arrays [optim.batch_size, ...]."""
         raise NotImplementedError
 
@@ -106,4 +106,4 @@ class StreamTask(Task):
         )
 
     def batches(self, layout: Layout) -> StreamBatches:
-        return StreamBatches(self.draw, layout.place_rows)
+        return StreamBatches(self.draw_batch, layout.place_rows)
