@@ -45,6 +45,11 @@ def direct_term(q: Array, k: Array, v: Array, direct: Array, scale: float) -> Ar
     return (scale * direct * (q.astype(direct.dtype) * k).sum(-1))[..., None] * v
 
 
+def small_product(left: Array, right: Array) -> Array:
+    """Matrix products [I, J, ...] times [J, K, ...] -> [I, K, ...], written out: many tiny ones are slow otherwise."""
+    return sum(left[:, j, None] * right[j] for j in range(len(right)))
+
+
 def num_chunks(batch_heads: int, matrix_bytes: int) -> int:
     """Number of chunks for so many entries whose gating matrices have `matrix_bytes` each; 1 except on CPUs."""
     if jax.default_backend() != "cpu":

@@ -22,19 +22,22 @@ def scan_steps(step: Step, state: Any, inputs: tuple[Array, ...], axis: int) -> 
     return jnp.moveaxis(lax.scan(step, state, over_time)[1], 0, axis)
 
 
-def scan_chunks(step: Step, state: Any, inputs: tuple[Array, ...], axis: int, chunk: int) -> Array:
-    """As `scan_steps`, for a step that takes and gives `chunk` entries at a time. The inputs are padded with zeros at
-    their end to a multiple of it, and the outputs cut: a causal step does not see the padding."""
+def split_chunks(array: Array, axis: int, chunk: int) -> Array:
+    """Time axis `axis`, padded with zeros at its end, in chunks: [..., T, ...] -> [chunks, ..., chunk, ...]."""
+    width = [(0, 0)] * array.ndim
+    width[axis] = (0, -array.shape[axis] % chunk)
+    array = jnp.pad(array, width)
+    return jnp.moveaxis(array.reshape(*array.shape[:axis], -1, chunk, *array.shape[axis + 1 :]), axis, 0)
+
+
+def scan_chunks(
+    step: Step, state: Any, inputs: tuple[Array, ...], axis: int, chunk: int, of_chunks: tuple[Array, ...] = ()
+) -> Array:
+    """As `scan_steps`, for a step that takes and gives `chunk` entries at a time, and after them what `of_chunks`
+    [chunks, ...] have for the chunk. A causal step does not see the padding at the end, which is cut."""
     length = inputs[0].shape[axis]
-
-    def split(array):
-        width = [(0, 0)] * array.ndim
-        width[axis] = (0, -length % chunk)
-        array = jnp.pad(array, width)
-        shape = (*array.shape[:axis], -1, chunk, *array.shape[axis + 1 :])
-        return jnp.moveaxis(array.reshape(shape), axis, 0)
-
-    outputs = jnp.moveaxis(lax.scan(step, state, tuple(split(array) for array in inputs))[1], 0, axis)
+    chunks = *(split_chunks(array, axis, chunk) for array in inputs), *of_chunks
+    outputs = jnp.moveaxis(lax.scan(step, state, chunks)[1], 0, axis)
     joined = outputs.reshape(*outputs.shape[:axis], -1, *outputs.shape[axis + 2 :])
     return lax.slice_in_dim(joined, 0, length, axis=axis)
 

@@ -5,7 +5,17 @@ import jax.numpy as jnp
 from jax import Array
 
 from plstm.ops.common import DagGates as SequenceGates
-from plstm.ops.common import attend, check_choice, check_inputs, check_shape, direct_term, gate_dtype
+from plstm.ops.common import (
+    attend,
+    check_choice,
+    check_inputs,
+    check_shape,
+    direct_term,
+    gate_dtype,
+    product,
+    small_product,
+)
+from plstm.ops.scans import METHODS, accumulation_dtype, cast, check_chunk, scan_chunks, scan_steps, split_chunks
 
 
 def segment_products(transition: Array) -> Array:
@@ -54,3 +64,117 @@ def plstm1d(q: Array, k: Array, v: Array, gates: SequenceGates, direct: Array, *
     nodes += [jnp.moveaxis(gate, -1, 0)[..., None, None] for gate in gates]
     _, hidden = jax.lax.scan(step, jnp.zeros((*v.shape[:-2], k.shape[-1], v.shape[-1]), dtype), nodes)
     return (jnp.moveaxis(hidden, 0, -2) + direct_term(q, k, v, direct, scale)).astype(v.dtype)
+
+
+def plstm1d_tracking(
+    q: Array,
+    k: Array,
+    v: Array,
+    source: Array,
+    transition: Array,
+    mark: Array,
+    direct: Array,
+    *,
+    method: str = "auto",
+    chunk: int = 16,
+) -> Array:
+    """pLSTM whose state is multiplied by matrices, so that it can track states (Appendices D.4, D.6 and D.7), causal.
+
+    q [..., T, d_k, J_Q], k [..., T, d_k, J_K], v [..., T, d_v, J_V], source [..., T, J_T, J_K, J_V], transition
+    [..., T, J_T, J_T], mark [..., T, J_O, J_Q, J_T], direct [..., T, J_O, J_Q, J_K, J_V] -> [..., T, d_v, J_O] in v's
+    dtype. From C = 0, summed over the indices that the left side does not have:
+
+        o_t[v,o] = d_k^-1/2 (q_t[a,j] mark_t[o,j,s] C_(t-1)[a,v,s] + q_t[a,j] direct_t[o,j,k,l] k_t[a,k] v_t[v,l])
+        C_t[a,v,s] = transition_t[s,r] C_(t-1)[a,v,r] + source_t[s,k,l] k_t[a,k] v_t[v,l]
+
+    in float32 or more. With every J = 1 it is `plstm1d`. "recurrent" takes T steps of the state, "chunkwise" `chunk`
+    steps of the gates and T / chunk of the state; "auto" takes the one that was faster on a CPU. Raises ValueError
+    where shapes disagree, T or `chunk` is under 1 or the method is unknown.
+    """
+    check_choice("method", method, METHODS)
+    arrays = dict(q=q, k=k, v=v, source=source, transition=transition, mark=mark, direct=direct)
+    _check_tracking(arrays)
+    chunk, dtype, axis = check_chunk(chunk, q.shape[-3]), accumulation_dtype(*arrays.values()), q.ndim - 3
+    inputs = cast((q * q.shape[-2] ** -0.5, *list(arrays.values())[1:]), dtype)
+    state = jnp.zeros((*q.shape[:-3], q.shape[-2], v.shape[-2], transition.shape[-1]), dtype)
+    short = q.shape[-3] <= 16 * transition.shape[-1] ** 2
+    if method == "recurrent" or (method == "auto" and short):
+        return scan_steps(_tracking_step, state, inputs, axis).astype(v.dtype)
+    gatings = _chunk_gatings(inputs[3:], axis, chunk)
+    return scan_chunks(_tracking_chunk, state, inputs[:3], axis, chunk, gatings).astype(v.dtype)
+
+
+def _check_tracking(arrays: dict[str, Array]) -> None:
+    q, k, v, source, transition = (arrays[name] for name in ("q", "k", "v", "source", "transition"))
+    if q.ndim < 3 or transition.ndim < 2:
+        raise ValueError(
+            f"q must be [..., T, d_k, J_Q], transition [..., T, J_T, J_T]; got {q.shape}, {transition.shape}"
+        )
+    (*lead, width, j_q), j_k, j_v, j_t = q.shape, k.shape[-1], v.shape[-1], transition.shape[-1]
+    j_o = arrays["mark"].shape[-3]
+    expected = {
+        "k": ("d_k, J_K", (width, j_k)),
+        "v": ("d_v, J_V", (v.shape[-2], j_v)),
+        "source": ("J_T, J_K, J_V", (j_t, j_k, j_v)),
+        "transition": ("J_T, J_T", (j_t, j_t)),
+        "mark": ("J_O, J_Q, J_T", (j_o, j_q, j_t)),
+        "direct": ("J_O, J_Q, J_K, J_V", (j_o, j_q, j_k, j_v)),
+    }
+    for name, (axes, shape) in expected.items():
+        check_shape(name, arrays[name], f"[..., T, {axes}]", (*lead, *shape))
+
+
+def _tracking_step(cell, inputs):
+    """One token; the state [..., d_k, d_v, J_T]."""
+    q, k, v, source, transition, mark, direct = inputs
+    read = product("...aj,...ojs,...avs->...vo", q, mark, cell)
+    own = product("...aj,...ojkl,...ak,...vl->...vo", q, direct, k, v)
+    write = product("...skl,...ak,...vl->...avs", source, k, v)
+    return product("...sr,...avr->...avs", transition, cell) + write, read + own
+
+
+def _tracking_chunk(cell, inputs):
+    """L tokens: q [..., L, d_k, J_Q], k [..., L, d_k, J_K], v [..., L, d_v, J_V], and what `_chunk_gatings` gives."""
+    q, k, v, gating, mark, source, transition = inputs
+    weights = product("...taj,...sak->...jkts", q, k)[..., None, :, :, None, :, :] * gating
+    out = product("...olts,...svl->...tvo", weights.sum((-5, -4)), v)
+    out = out + product("...taj,...tojr,...avr->...tvo", q, mark, cell)
+    write = product("...rkls,...sak,...svl->...avr", source, k, v)
+    return product("...sr,...avr->...avs", transition, cell) + write, out
+
+
+def _chunk_gatings(gates: tuple[Array, ...], axis: int, chunk: int) -> tuple[Array, ...]:
+    """Gates that are multiplied within chunks of L tokens, for all chunks at once in L steps:
+
+    gating [chunks, ..., J_O, J_Q, J_K, J_V, L, L], from a token, last, to a later one, `direct` on the diagonal; mark
+    [chunks, ..., L, J_O, J_Q, J_T] of the state before the chunk; source [chunks, ..., J_T, J_K, J_V, L] of tokens for
+    the state after it; transition [chunks, ..., J_T, J_T] from one to the other.
+    """
+    source, transition, mark, direct = gates
+    (j_t, j_k, j_v), (j_o, j_q, _) = source.shape[-3:], mark.shape[-3:]
+
+    def split(gate, rows, columns):
+        """[..., T, rows * columns] -> [L, rows, columns, chunks, ...]"""
+        gate = split_chunks(gate.reshape(*gate.shape[: axis + 1], rows, columns), axis, chunk)
+        return jnp.moveaxis(gate, (axis + 1, -2, -1), (0, 1, 2))
+
+    inputs = split(source, j_t, j_k * j_v), split(transition, j_t, j_t), split(mark, j_o * j_q, j_t)
+    inputs = jnp.arange(chunk), *inputs, split(direct, j_o * j_q, j_k * j_v)
+    lead, here = inputs[1].shape[3:], jnp.arange(chunk)
+
+    def step(state, inputs):
+        (left, entering), (t, source, transition, mark, direct) = state, inputs
+        row = jnp.where(here == t, direct[..., None], small_product(mark[..., None], left))
+        left = jnp.where(here == t, source[..., None], small_product(transition[..., None], left))
+        return (left, small_product(transition, entering)), (row, small_product(mark, entering))
+
+    left = jnp.zeros((j_t, j_k * j_v, *lead, chunk), source.dtype)
+    entering = jnp.broadcast_to(
+        jnp.eye(j_t, dtype=source.dtype).reshape(j_t, j_t, *(1,) * len(lead)), (j_t, j_t, *lead)
+    )
+    (left, leaving), (rows, marks) = jax.lax.scan(step, (left, entering), inputs)
+    gating = jnp.moveaxis(rows, (0, 1, 2), (-2, -4, -3))  # [chunks, ..., J_O J_Q, J_K J_V, L, L]
+    gating = gating.reshape(*lead, j_o, j_q, j_k, j_v, chunk, chunk)
+    marks = jnp.moveaxis(marks, (0, 1, 2), (-3, -2, -1)).reshape(*lead, chunk, j_o, j_q, j_t)
+    left = jnp.moveaxis(left, (0, 1), (-3, -2)).reshape(*lead, j_t, j_k, j_v, chunk)
+    return gating, marks, left, jnp.moveaxis(leaving, (0, 1), (-2, -1))

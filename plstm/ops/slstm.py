@@ -1,0 +1,43 @@
+"""The sLSTM of xLSTM (Beck et al., 2024): scalar memories, exponential input gates, gates that read the last output."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from plstm.ops.common import check_shape, product
+from plstm.ops.scans import accumulation_dtype, cast, check_length, scan_steps
+
+
+def slstm(i: Array, f: Array, z: Array, o: Array, recurrent: Array) -> Array:
+    """Pre-activations [..., T, heads, d_h], to which step t adds h_(t-1) `recurrent` [heads, d_h, 4, d_h], gates in the
+    order i, f, z, o -> h [..., T, heads, d_h] in z's dtype. For each unit, from c, n = 0:
+
+        m_t = max(log sigmoid(f_t) + m_(t-1), i_t),  F = exp(log sigmoid(f_t) + m_(t-1) - m_t),  I = exp(i_t - m_t)
+        c_t = F c_(t-1) + I tanh(z_t),  n_t = F n_(t-1) + I,  h_t = sigmoid(o_t) c_t / n_t
+
+    in float32 or more. Gates read outputs, so it takes T steps. Raises ValueError where shapes disagree or T is 0.
+    """
+    if z.ndim < 3:
+        raise ValueError(f"z must be [..., T, heads, d_h]; got {z.shape}")
+    for name, gate in (("i", i), ("f", f), ("o", o)):
+        check_shape(name, gate, "[..., T, heads, d_h]", z.shape)
+    *lead, length, heads, dim = z.shape
+    check_shape("recurrent", recurrent, "[heads, d_h, 4, d_h]", (heads, dim, 4, dim))
+    check_length(length)
+    dtype = accumulation_dtype(i, f, z, o, recurrent)
+    weight = recurrent.astype(dtype)
+
+    def step(state, inputs):
+        h, c, n, m = state
+        inputs = jnp.stack(inputs, axis=-2) + product("...hd,hdge->...hge", h, weight)
+        i, f, z, o = jnp.moveaxis(inputs, -2, 0)
+        decayed = jax.nn.log_sigmoid(f) + m
+        m = jax.lax.stop_gradient(jnp.maximum(decayed, i))  # c / n does not depend on it
+        keep, write = jnp.exp(decayed - m), jnp.exp(i - m)
+        c, n = keep * c + write * jnp.tanh(z), keep * n + write
+        h = jax.nn.sigmoid(o) * c / n
+        return (h, c, n, m), h
+
+    zeros = jnp.zeros((*lead, heads, dim), dtype)
+    state = zeros, zeros, zeros, jnp.full_like(zeros, -jnp.inf)
+    return scan_steps(step, state, cast((i, f, z, o), dtype), len(lead)).astype(z.dtype)
