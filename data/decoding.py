@@ -2,7 +2,8 @@
 
 import io
 
-from PIL import Image
+import numpy as np
+from PIL import Image, ImageOps
 
 try:
     import simplejpeg
@@ -18,9 +19,10 @@ class CorruptImage(Exception):
     """An image file that cannot be decoded; the text says why."""
 
 
-def decode(content: bytes) -> Image.Image:
-    """The picture in a file of one of `FORMATS`, as RGB, its rotation tag ignored. Raises CorruptImage."""
-    if simplejpeg is not None and content.startswith(b"\xff\xd8"):
+def decode(content: bytes, upright: bool = False) -> Image.Image:
+    """The picture in a file of one of `FORMATS`, as RGB; upright: turned as its rotation tag says, which data sets are
+    taken without. Raises CorruptImage."""
+    if simplejpeg is not None and not upright and content.startswith(b"\xff\xd8"):
         try:
             height, width, colours, *_ = simplejpeg.decode_jpeg_header(content)
             _refuse_huge(width, height)
@@ -32,7 +34,11 @@ def decode(content: bytes) -> Image.Image:
     try:
         picture = Image.open(io.BytesIO(content), formats=FORMATS)
         _refuse_huge(*picture.size)
-        return picture.convert("RGB")
+        if picture.mode in ("I", "F"):
+            raise CorruptImage(f"pixels of mode {picture.mode}, whose range is not known; convert them to 8 bits")
+        if picture.mode.startswith("I;16"):  # Pillow would make all above 255 white
+            picture = Image.fromarray((np.asarray(picture) / 257).round().astype(np.uint8))
+        return (ImageOps.exif_transpose(picture) if upright else picture).convert("RGB")
     except (MemoryError, CorruptImage):
         raise
     except Exception as error:  # Pillow's formats raise a dozen different ones

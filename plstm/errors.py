@@ -25,6 +25,19 @@ def first_line(error: Exception) -> str:
     return text.splitlines()[0][:200] if text else type(error).__name__
 
 
+def printable(text: str) -> str:
+    """Text on one line that does nothing to a terminal: other characters are escaped, such as \\x1b."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def first_problem(error: Any, what: str = "field") -> str:
+    """The first of a pydantic error's: "field metrics.last: Input should be a valid dictionary"."""
+    problem = error.errors()[0]
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{what} {place}: {message}" if place else message
+
+
 def require(config: Any, *rules: Rule, prefix: str = "") -> None:
     """Raises UserError naming the key, after `prefix`, of the first rule that does not hold."""
     for key, holds, words in rules:

@@ -20,14 +20,14 @@ from PIL import Image
 from data.decoding import CorruptImage, decode
 from data.imagenet.source import class_words
 from plstm.config import run_name
-from plstm.errors import UserError, first_line, run_script
+from plstm.errors import UserError, first_line, printable, run_script
 from plstm.runs.weights import from_checkpoint
 from scripts.common import ROOT, Parser
 
 
 def read(path: Path) -> Image.Image:
     try:
-        return decode(path.read_bytes())
+        return decode(path.read_bytes(), upright=True)
     except (OSError, CorruptImage) as error:
         what = "not a picture that can be read, " if isinstance(error, CorruptImage) else ""
         raise UserError(f"{path}: {what}{first_line(error)}") from error
@@ -57,7 +57,7 @@ def main() -> None:
         print(path)
         for number in np.argsort(-probabilities, kind="stable")[:5]:
             name = info.class_names[number] if info.class_names else str(number)
-            print(f"  {probabilities[number]:6.1%}  {name}  {words.get(name, '')}".rstrip())
+            print(f"  {probabilities[number]:6.1%}  {printable(name)}  {words.get(name, '')}".rstrip())
 
 
 if __name__ == "__main__":

@@ -155,8 +155,8 @@ def safetensors(path: Path, metadata: dict[str, str]) -> Path:
 
 
 def test_metadata_of_weights_fill_in_and_run_nothing(sign, tmp_path):
-    metadata = {"format": "plstm", "format_version": "2", "run": "0123456789ab", "step": "1", "class_names": "[]"}
-    metadata |= {"preprocessing": "null", "sizes": "{}"}
+    metadata = {"format": "plstm", "format_version": "3", "run": "0123456789ab", "step": "1", "class_names": "[]"}
+    metadata |= {"preprocessing": "null", "sizes": "{}", "sha256": ""}
     for value in ("${oc.env:PLSTM_PLANTED}", "${oc.env:PLSTM_PLANTED,x}", "${${oc.env:PLSTM_PLANTED}}", "a ${now:%Y}"):
         config = plain() | {"experiment": value}
         path = safetensors(tmp_path / "model.safetensors", metadata | {"config": json.dumps(config)})

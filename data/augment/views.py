@@ -12,6 +12,7 @@ from data.augment.recipes import THREE_AUGMENT, AugmentConfig, Step, parse_rand_
 AREA = (0.08, 1.0)  # of the image
 ASPECT = (3 / 4, 4 / 3)  # width over height
 TRIES = 10
+LONGEST = 16  # of a picture's sides in evaluation, over the shorter one; the rest is cut off
 
 Box = tuple[int, int, int, int]  # left, upper, right, lower, in pixels; right and lower are outside
 
@@ -88,6 +89,10 @@ def evaluation_crop(image: Image.Image, size: int, ratio: float) -> np.ndarray:
 
     `ratio` in (0, 1]: the share of the shorter side that stays in view.
     """
+    if max(image.size) > LONGEST * min(image.size):  # resized whole, a strip of few pixels could fill the memory
+        width, height = (min(side, LONGEST * min(image.size)) for side in image.size)
+        left, upper = (image.width - width) // 2, (image.height - height) // 2
+        image = image.crop((left, upper, left + width, upper + height))
     short = int(size / ratio)
     width, height = (int(short * side / min(image.size)) for side in image.size)
     resized = rgb(image).resize((width, height), Image.Resampling.BICUBIC)

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import resource
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,9 +163,13 @@ def folder_source(path: str | os.PathLike, known: Sequence[str] | None = None) -
         few = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
         raise UserError(f"{folder / unknown[0]}: the model has no such class; it has {few} (or numbers from 0)")
     paths = [path for name in names for path in sorted((folder / name).rglob("*"))]
-    images = [path for path in paths if path.suffix.lower() in SUFFIXES and path.is_file() and path.name[0] != "."]
+    paths = [path for path in paths if path.is_file() and path.name[0] != "."]
+    images = [path for path in paths if path.suffix.lower() in SUFFIXES]
     if not images:
         raise UserError(f"{folder}: no images in its class folders ({', '.join(SUFFIXES)})")
+    if skipped := sorted({path.suffix.lower() for path in paths} - set(SUFFIXES)):
+        others = ", ".join(suffix or "no suffix" for suffix in skipped)
+        warnings.warn(f"{folder}: files with {others} are left out; images have {', '.join(SUFFIXES)}", stacklevel=2)
     files = [(str(path), label[path.parts[0]]) for path in (image.relative_to(folder) for image in images)]
     return FolderSource(folder, files, classes)
 

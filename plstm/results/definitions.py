@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from plstm.errors import UserError
-from plstm.results.records import PRIMARY_METRIC, Strict, first_problem
+from plstm.errors import UserError, first_problem
+from plstm.results.records import PRIMARY_METRIC, Strict
 
 # Keys by which a row's runs may differ from its experiment, beside the swept ones.
 FREE = ("loop.log_every", "loop.save_every", "model.method")

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, 
 from typing_extensions import TypedDict
 
 from data.files import write_file
-from plstm.errors import UserError
+from plstm.errors import UserError, first_problem
 
 CURVE_DIGITS = 6  # significant ones
 PRIMARY_METRIC = "accuracy"  # of tables and figures that name no metric
@@ -125,14 +125,6 @@ def value_at(config: Any, key: str, default: Any = None) -> Any:
             return default
         config = config[part]
     return config
-
-
-def first_problem(error: ValidationError, what: str = "field") -> str:
-    """The first of a validation's errors in one line: "field metrics.last: Input should be a valid dictionary"."""
-    problem = error.errors()[0]
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"{what} {place}: {message}" if place else message
 
 
 def commits_of(records: Sequence[Record], digits: int = 7) -> list[str]:

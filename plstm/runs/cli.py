@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from plstm.config import Config, EvalConfig, schema
-from plstm.errors import UserError
+from plstm.errors import UserError, printable
 from plstm.models import MODELS
 from plstm.tasks import TASKS
 from plstm.training.environment import keep_freed_memory
@@ -78,7 +78,7 @@ def run_entry(main: Callable[[], Any], entry: type) -> None:
 
 
 def uncomposable(error: Exception, words: list[str]) -> str:
-    return f"{_printable(' '.join(words))}: cannot be composed ({' '.join(str(error).split())})"
+    return f"{printable(' '.join(words))[:200]}: cannot be composed ({' '.join(str(error).split())})"
 
 
 def quote_ids(word: str) -> str:
@@ -105,14 +105,14 @@ def check_overrides(overrides: list[str]) -> None:
         except HydraException as error:
             why = " ".join(str(error).split())[:120]
             hint = "quote a value with special characters twice, 'key=\"value\"'"
-            raise UserError(f"{_printable(word)}: cannot be read ({why}); {hint}") from error
+            raise UserError(f"{printable(word)[:200]}: cannot be read ({why}); {hint}") from error
         key, value = override.key_or_group, None if override.is_delete() else override.value()
         if override.is_delete() and not key.startswith("hydra"):
             raise UserError(f"{word}: nothing can be taken away; set {key} to the value that it should have")
         names = value if isinstance(value, list) else [] if value is None else [value]
         good = all(isinstance(name, str | Sweep) for name in names)
         if key and (CONFIGS / key).is_dir() and ("${" in word or not good):
-            raise UserError(f"{_printable(word)}: there is no such choice{_listed(key)}")
+            raise UserError(f"{printable(word)[:200]}: there is no such choice{_listed(key)}")
 
 
 def _choices(group: str) -> list[str]:
@@ -123,10 +123,6 @@ def _listed(group: str) -> str:
     names = _choices(group)
     few = f"there are {', '.join(names) or 'none'}"
     return f"; they are the files of configs/{group}" if len(names) > 20 else f"; {few}"
-
-
-def _printable(word: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in word)[:200]
 
 
 def _fail(message: str) -> NoReturn:
@@ -147,7 +143,7 @@ def explain(error: Exception, entry: type) -> str:
         key = unknown[2] or unknown[1]
         if (whole := re.search(r"Could not override '([^']+)'", text)) and whole[1].startswith(f"{key}."):
             key = whole[1]  # what was typed, of which only the first part was looked for
-        key = _printable(key)
+        key = printable(key)[:200]
         if key in known_keys(entry):
             return f"{key}: not a key of this run's data or model; choose other data=... or model=..."
         return f"{key}: there is no such key{_nearest(key, known_keys(entry))}"
@@ -156,7 +152,7 @@ def explain(error: Exception, entry: type) -> str:
             return "hydra/launcher: this one needs the Slurm plugin; install it: make setup EXTRA=slurm"
         group, _, name = option[1].partition("/")
         nearest = _nearest(name, _choices(group))
-        return f"{group}={_printable(name)}: there is no such choice{nearest}{_listed(group)}"
+        return f"{group}={printable(name)[:200]}: there is no such choice{nearest}{_listed(group)}"
     if group := re.search(r"Merge error: (\w+) is not a subclass of (\w+)", text):
         key = _groups(entry).get(group[2], group[2])
         return f"{key}: is a group of keys and cannot be a value ({group[1]}); set its keys, {key}.<key>=..."

@@ -5,20 +5,21 @@
 
 The file holds every parameter, and every running statistic of a batch norm, as float32 under its dotted name, such as
 head.kernel; axis 0 of those under `groups` counts the groups of blocks. Its metadata, all of it text, are format
-("plstm"), format_version, run (id), step, and as JSON config (of the training; its `model` is the architecture), sizes
-(that only the data know), class_names, and preprocessing (size in pixels, crop_ratio, mean and deviation of pixels in
-[0, 1]; null for a model that takes no pictures). Reading executes nothing.
+("plstm"), format_version, run (id), step, sha256 (of the tensors), and as JSON config (of the training; its `model` is
+the architecture), sizes (that only the data know), class_names, and preprocessing (size in pixels, crop_ratio, mean and
+deviation of pixels in [0, 1]; null for a model that takes no pictures). Reading executes nothing.
 """
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +29,13 @@ from flax import nnx
 from jax.sharding import Sharding, SingleDeviceSharding
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, Field, Json, NonNegativeInt, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from data.files import write_errors, write_file
 from plstm.config import Config, from_file, plain_config, portable_config, run_id
-from plstm.errors import UserError, first_line
+from plstm.errors import UserError, first_line, first_problem
 from plstm.models import build_model, named_variables
 from plstm.tasks import TASKS
 from plstm.tasks.vision import Preprocessing
@@ -42,7 +44,7 @@ from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import TrainState, init_state, named_leaves
 
 MAX_NAME = 255  # letters of a file name that every file system takes
-FORMAT, VERSION = "plstm", "2"
+FORMAT, VERSION = "plstm", "3"
 SAVED = nnx.Any(nnx.Param, nnx.BatchStat)
 # Keys of `model` in which the two models may differ: they do not change the parameters' meaning.
 MAY_DIFFER = ("image_size", "classes", "drop_path", "dtype", "method", "gate_init", "remat")
@@ -111,6 +113,18 @@ class Info:
     config: Config = field(compare=False, repr=False)  # config.model is the architecture
 
 
+class _Metadata(BaseModel, strict=True):
+    """What a file has beside its tensors."""
+
+    run: str
+    step: Annotated[NonNegativeInt, Field(strict=False)]
+    sha256: str
+    config: Json[dict[str, Any]]
+    sizes: Json[dict[str, NonNegativeInt]]
+    class_names: Json[list[str]]
+    preprocessing: Json[Preprocessing | None]
+
+
 def from_checkpoint(source: str | os.PathLike, *, runs: str | os.PathLike = "runs", checkpoint: str = "last") -> Any:
     """The model with trained weights, deterministic unless called with a key; its `info` is an `Info`.
 
@@ -144,7 +158,7 @@ def _restore_newest(folder: Path, config: Config, which: str) -> tuple[nnx.Graph
 def config_of(source: str | os.PathLike, runs: str | os.PathLike = "runs") -> Config:
     """The config that the weights were trained with, without reading them; arguments as for `from_checkpoint`."""
     if _is_file(source):
-        return _info(Path(source), _open(Path(source)).metadata()).config
+        return _info(Path(source), _open(Path(source)).metadata())[0].config
     return load_config(find_run(str(source), Path(runs)))
 
 
@@ -167,10 +181,19 @@ def save_safetensors(model: Any, path: str | os.PathLike) -> None:
     }
     named = named_variables(nnx.state(model, SAVED))
     tensors = {name: np.ascontiguousarray(leaf[...], np.float32) for name, leaf in named.items()}
+    metadata["sha256"] = _digest(tensors)
     try:
         save_file(tensors, path, metadata)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be written ({first_line(error)})") from error
+
+
+def _digest(tensors: Mapping[str, np.ndarray]) -> str:
+    """SHA256 of the tensors' bytes, little-endian float32, in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(tensors[name].astype("<f4").tobytes())
+    return digest.hexdigest()
 
 
 def restore_state(
@@ -201,7 +224,7 @@ def open_checkpoint(folder: Path, config: Config, which: str, key: str = "checkp
 
 def _from_file(path: Path) -> tuple[nnx.GraphDef, nnx.State, Info]:
     with _open(path) as file:
-        info = _info(path, file.metadata())
+        info, sha256 = _info(path, file.metadata())
         try:
             model = nnx.eval_shape(lambda: build_model(_usable_here(info.config).model, 0, info.sizes))
         except KeyError as error:
@@ -210,6 +233,7 @@ def _from_file(path: Path) -> tuple[nnx.GraphDef, nnx.State, Info]:
         wanted, found = named_variables(weights), set(file.keys())
         if extra := sorted(found - wanted.keys()):
             raise UserError(f"{path}: not of this model: it has a tensor {extra[0]}, which the model does not")
+        tensors = {}
         for name, leaf in wanted.items():
             if name not in found:
                 raise UserError(f"{path}: not of this model: it has no tensor {name}")
@@ -218,7 +242,12 @@ def _from_file(path: Path) -> tuple[nnx.GraphDef, nnx.State, Info]:
             if there != ("F32", leaf.shape):
                 both = "{} {} there and F32 {} here".format(*there, leaf.shape)
                 raise UserError(f"{path}: not of this model: tensor {name} is {both}")
-            leaf.set_value(jnp.asarray(file.get_tensor(name)))
+            tensors[name] = file.get_tensor(name)
+            if not np.isfinite(tensors[name]).all():
+                raise UserError(f"{path}: tensor {name} has values that are not finite; export another checkpoint")
+            leaf.set_value(jnp.asarray(tensors[name]))
+        if _digest(tensors) != sha256:
+            raise UserError(f"{path}: its tensors have changed since they were written; export it again")
     return graphdef, weights, info
 
 
@@ -238,24 +267,25 @@ def _open(path: Path) -> Any:
         raise UserError(f"{path}: not a whole safetensors file ({first_line(error)})") from error
 
 
-def _info(path: Path, metadata: Mapping[str, str] | None) -> Info:
+def _info(path: Path, metadata: Mapping[str, str] | None) -> tuple[Info, str]:
+    """What a file says of its weights, and their digest."""
     metadata = metadata or {}
     if metadata.get("format") != FORMAT:
         raise UserError(f"{path}: made by another program; write one with scripts/export.py")
     if (version := metadata.get("format_version")) != VERSION:
         raise UserError(f"{path}: has format version {version}, and this code reads {VERSION}; export it again")
     try:
-        keys = ("config", "sizes", "class_names", "preprocessing")
-        config, sizes, names, preprocessing = (json.loads(metadata[key]) for key in keys)
-        config = from_file(config)
-        if not all(type(size) is int and size >= 0 for size in dict(sizes).values()):
-            raise ValueError(f"sizes: {sizes}")
-        if preprocessing is not None:
-            values = {key: tuple(value) if isinstance(value, list) else value for key, value in preprocessing.items()}
-            preprocessing = Preprocessing(**values)
-        return Info(metadata["run"], int(metadata["step"]), tuple(names), preprocessing, dict(sizes), config)
-    except (KeyError, TypeError, ValueError, UserError, OmegaConfBaseException) as error:
-        raise UserError(f"{path}: its metadata are damaged or of other code ({first_line(error)})") from error
+        found = _Metadata.model_validate(metadata)
+        config, names, how = from_file(found.config), tuple(found.class_names), found.preprocessing
+        classes, patch = (getattr(config.model, key, 0) for key in ("classes", "patch_size"))
+        if names and classes and len(names) != classes:
+            raise UserError(f"class_names: {len(names)}, and the model has {classes} classes")
+        if how and patch and how.size % patch:
+            raise UserError(f"preprocessing.size: {how.size}, and the model takes multiples of {patch}")
+    except (ValidationError, TypeError, ValueError, UserError, OmegaConfBaseException) as error:
+        why = first_problem(error, "key") if isinstance(error, ValidationError) else first_line(error)
+        raise UserError(f"{path}: its metadata are damaged or of other code ({why})") from error
+    return Info(found.run, found.step, names, how, found.sizes, config), found.sha256
 
 
 # ---------------------------------------------------------------------- fine-tuning

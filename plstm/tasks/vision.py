@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from flax import nnx
 from PIL import Image
+from pydantic import Field, FiniteFloat, PositiveFloat
 
 from data.augment.views import evaluation_crop
 from data.imagenet.batches import MAX_CORRUPT, ImageSplit
@@ -41,10 +42,10 @@ def normalise(images: Any) -> jax.Array:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    size: int  # pixels a side
-    crop_ratio: float = 1.0  # of `size` to the resized picture's shorter side
-    mean: tuple[float, ...] = IMAGE_MEAN  # of each channel, pixels in [0, 1]
-    deviation: tuple[float, ...] = IMAGE_DEVIATION
+    size: Annotated[int, Field(ge=1, le=4096)]  # pixels a side
+    crop_ratio: Annotated[float, Field(ge=0.1, le=1)] = 1.0  # of `size` to the resized picture's shorter side
+    mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat] = IMAGE_MEAN  # of each channel, pixels in [0, 1]
+    deviation: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = IMAGE_DEVIATION
 
     def __call__(self, image: Image.Image) -> np.ndarray:
         """A picture of any size -> its centre, float32 [size, size, 3]."""

@@ -84,6 +84,24 @@ def test_inks_rotation_tags_and_harmless_flaws(decoder):
     np.testing.assert_array_equal(np.asarray(decode(content)), by_pillow(content))
 
 
+def test_a_picture_is_turned_where_that_is_asked_for(decoder):
+    image, exif = picture(31, 22), Image.Exif()
+    exif[0x0112] = 6
+    content = encoded(image, "JPEG", exif=exif)
+    turned = np.asarray(decode(content, upright=True))
+    np.testing.assert_array_equal(turned, np.rot90(np.asarray(decode(content)), -1))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_sixteen_bits_are_scaled_and_unknown_ranges_refused(kind):
+    values = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    pixels = np.asarray(decode(encoded(Image.fromarray(values), kind)))
+    np.testing.assert_array_equal(pixels, np.repeat(np.arange(256, dtype=np.uint8).reshape(16, 16, 1), 3, axis=2))
+    for other in (np.int32, np.float32):
+        with pytest.raises(CorruptImage, match="pixels of mode [IF], whose range is not known"):
+            decode(encoded(Image.fromarray(values.astype(other)), "TIFF"))
+
+
 def test_corrupt_files_say_what_is_wrong(decoder):
     jpeg, png = (encoded(picture(31, 22), kind) for kind in ("JPEG", "PNG"))
     for case in (b"", b"text", bytes(1000), jpeg[:100], jpeg[: len(jpeg) // 2], png[: len(png) // 2]):

@@ -21,6 +21,7 @@ from plstm.tasks.arrow import ArrowData
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import TrainState
+from scripts import classify
 from tests.models.vision_models import filled
 
 CONFIG = Config(
@@ -105,7 +106,7 @@ def test_the_file_says_all_that_is_needed_to_use_it(runs, exported):
     with safe_open(exported, framework="np") as file:
         metadata, names = file.metadata(), set(file.keys())
     assert {"head.kernel", "embedding.project.bias", "groups.blocks.1.mlp.up.kernel"} <= names
-    plain = {"format": "plstm", "format_version": "2", "sizes": "{}", "run": ID, "step": "2"}
+    plain = {"format": "plstm", "format_version": "3", "sizes": "{}", "run": ID, "step": "2"}
     assert metadata.items() >= (plain | {"class_names": '["away", "at"]'}).items()
     assert json.loads(metadata["config"]) == portable_config(CONFIG)
     channels = {"mean": [0.485, 0.456, 0.406], "deviation": [0.229, 0.224, 0.225]}
@@ -115,14 +116,14 @@ def test_the_file_says_all_that_is_needed_to_use_it(runs, exported):
 
 def test_a_file_s_own_preprocessing_is_used(exported, tmp_path):
     path = tmp_path / "other.safetensors"
-    changed = {"size": 24, "crop_ratio": 0.5, "mean": [0.5, 0.5, 0.5], "deviation": [0.25, 0.5, 1.0]}
+    changed = {"size": 32, "crop_ratio": 0.5, "mean": [0.5, 0.5, 0.5], "deviation": [0.25, 0.5, 1.0]}
     rewrite(exported, path, preprocessing=json.dumps(changed))
     image = Image.new("RGB", (60, 80), (255, 255, 255))
     image.paste((0, 0, 0), (30, 0, 60, 80))
     pixels = from_checkpoint(path).info.preprocessing(image)
-    assert pixels.shape == (24, 24, 3) and pixels.dtype == np.float32
-    np.testing.assert_allclose(pixels[12, 0], [2, 1, 0.5])
-    np.testing.assert_allclose(pixels[12, -1], [-2, -1, -0.5])
+    assert pixels.shape == (32, 32, 3) and pixels.dtype == np.float32
+    np.testing.assert_allclose(pixels[16, 0], [2, 1, 0.5])
+    np.testing.assert_allclose(pixels[16, -1], [-2, -1, -0.5])
 
 
 def test_weights_of_a_gpu_s_kernels_serve_elsewhere(exported, tmp_path):
@@ -142,6 +143,9 @@ def rewrite(source: Path, path: Path, tensors: dict | None = None, **metadata) -
     save_file(tensors, path, kept)
 
 
+DEEP = '{"model":' * 10_000 + "0" + "}" * 10_000
+
+
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
@@ -150,12 +154,23 @@ def rewrite(source: Path, path: Path, tensors: dict | None = None, **metadata) -
         ("head.bias", np.zeros(10, np.float32), r"tensor head.bias is F32 \(10,\) there and F32 \(2,\) here"),
         ("head.bias", np.zeros(2, np.float16), r"tensor head.bias is F16 \(2,\) there and F32 \(2,\) here"),
         ("format", None, "made by another program; .* scripts/export.py"),
-        ("format_version", "1", "format version 1, and this code reads 2; export it again"),
-        *(("config", text, "metadata are damaged") for text in (None, "[1", "[]")),
+        ("head.bias", np.array([0, np.nan], np.float32), "tensor head.bias has values that are not finite"),
+        ("head.bias", np.full(2, 1e-30, np.float32), "its tensors have changed since they were written"),
+        ("format_version", "2", "format version 2, and this code reads 3; export it again"),
+        *(("config", text, "metadata are damaged .*key config: ") for text in (None, "[1", "[]", "null", DEEP)),
         ("config", '{"data": {}, "optim": {}, "task": "knots"}', "metadata are damaged .*task='knots'"),
-        *((key, None, "metadata are damaged") for key in ("class_names", "sizes")),
-        ("step", "many", "metadata are damaged"),
-        ("preprocessing", '{"side": 3}', "metadata are damaged .*side"),
+        *((key, None, f"are damaged .*key {key}: Field required") for key in ("class_names", "sizes", "sha256")),
+        *(("step", text, "metadata are damaged .*key step: ") for text in ("many", "-1")),
+        ("class_names", "[0, 1]", r"metadata are damaged .*key class_names\[0\]: Input should be a valid string"),
+        ("class_names", '["away"]', "metadata are damaged .*class_names: 1, and the model has 2 classes"),
+        ("preprocessing", '{"side": 3}', "metadata are damaged .*key preprocessing.size: Field required"),
+        ("preprocessing", '{"size": 50}', "metadata are damaged .*size: 50, and the model takes multiples of 16"),
+        *(
+            ("preprocessing", f'{{"size": 48, "{key}": {text}}}', f"metadata are damaged .*key preprocessing.{key}")
+            for key, text in (("size", -1), ("size", 1e5), ("size", '"48"'), ("mean", '"grey"'), ("mean", "[0, 0]"))
+        ),
+        ("preprocessing", '{"size": 48, "deviation": [1, 1, 0]}', "metadata are damaged .*deviation"),
+        ("preprocessing", '{"size": 48, "crop_ratio": 1e-9}', "metadata are damaged .*crop_ratio"),
     ],
 )
 def test_tensors_and_metadata_that_cannot_be_used_are_named_in_one_line(exported, tmp_path, key, value, words):
@@ -164,6 +179,20 @@ def test_tensors_and_metadata_that_cannot_be_used_are_named_in_one_line(exported
     with pytest.raises(UserError, match=f"{path}: .*{words}") as caught:
         from_checkpoint(path)
     assert "\n" not in str(caught.value)
+
+
+def test_names_of_classes_do_nothing_to_a_terminal(exported, tmp_path, monkeypatch, capsys):
+    rewrite(exported, tmp_path / "other.safetensors", class_names=json.dumps(["\x1b[2Jweit\n", "für"]))
+    picture = tmp_path / "turned.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    drawn = np.random.default_rng(0).integers(0, 255, (48, 48, 3), np.uint8)
+    Image.fromarray(drawn).save(picture, exif=exif)
+    weights = str(tmp_path / "other.safetensors")
+    monkeypatch.setattr("sys.argv", ["classify.py", str(picture), "--weights", weights])
+    classify.main()
+    names = [line.split()[1] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert sorted(names) == [r"\x1b[2Jweit\n", "für"]
 
 
 def test_what_is_not_there_or_not_whole(runs, exported, tmp_path):

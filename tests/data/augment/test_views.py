@@ -1,4 +1,5 @@
 import itertools
+import resource
 import zlib
 
 import numpy as np
@@ -121,3 +122,13 @@ def test_evaluation_crop(width, height, size, ratio, resized, corner):
     ours = evaluation_crop(image, size, ratio)
     assert ours.dtype == np.uint8 and ours.shape == (size, size, 3)
     np.testing.assert_array_equal(ours, expected)
+
+
+@pytest.mark.parametrize("width, height", [(100_000, 1), (1, 100_000)])
+def test_a_strip_of_few_pixels_does_not_fill_the_memory(width, height):
+    """Resized whole to a shorter side of 192, it would take 11 GB."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    centre = scene(height, width).crop((width // 2, height // 2, width // 2 + 1, height // 2 + 1)).getpixel((0, 0))
+    ours = evaluation_crop(scene(height, width), 192, 1.0)
+    assert ours.shape == (192, 192, 3) and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+    assert np.abs(np.median(ours, axis=(0, 1)) - centre).max() < 30
