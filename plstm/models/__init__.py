@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
+from plstm.models.efficientnet import EfficientNet, EfficientNetConfig
 from plstm.models.flops import forward_flops
 from plstm.models.graph import GraphConfig, build_graph_model
 from plstm.models.languages import LanguageConfig, build_language_model
@@ -29,6 +30,7 @@ class Family(NamedTuple):
 
 MODELS: dict[str, Family] = {
     "vision": Family(VisionConfig, lambda config, _, key: VisionModel(config, nnx.Rngs(key)), "images", forward_flops),
+    "efficientnet": Family(EfficientNetConfig, lambda config, _, key: EfficientNet(config, nnx.Rngs(key)), "images"),
     "graph": Family(GraphConfig, build_graph_model, "graphs"),
     "language": Family(LanguageConfig, build_language_model, "languages"),
 }
@@ -46,4 +48,4 @@ def named_variables(state: nnx.State) -> dict[str, nnx.Variable]:
     return {".".join(map(str, path)): variable for path, variable in nnx.to_flat_state(state)}
 
 
-__all__ = ["MODELS", "Family", "GraphConfig", "VisionConfig", "VisionModel", "build_model", "named_variables"]
+__all__ = ["MODELS", "EfficientNetConfig", "Family", "GraphConfig", "VisionConfig", "VisionModel", "build_model", "named_variables"]

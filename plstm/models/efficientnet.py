@@ -1,0 +1,108 @@
+"""EfficientNet (Tan and Le, 2019) as the paper's Figure 2 ran it: NVIDIA's B0, without stochastic depth.
+
+Feature maps are [channels, height, width, images]; see `plstm.nn.maps`.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from plstm.errors import positive, require
+from plstm.nn.maps import BatchNorm, Dense, depthwise, over_map, to_maps, windows
+
+MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
+B0 = [[3, 1, 1, 1, 16], [3, 2, 2, 6, 24], [5, 2, 2, 6, 40], [3, 2, 3, 6, 80]]
+B0 += [[5, 1, 3, 6, 112], [5, 2, 4, 6, 192], [3, 1, 1, 6, 320]]
+HE = nnx.initializers.variance_scaling(2.0, "fan_in", "normal")
+
+
+@dataclass
+class EfficientNetConfig:
+    """The whole architecture; its defaults are B0."""
+
+    family: str = "efficientnet"  # of plstm.models.MODELS
+    image_size: int = 192  # pixels a side in training; others are accepted
+    channels: int = 3
+    classes: int = 1000
+    stem: int = 32  # channels of the first convolution, of stride 2
+    # A stage: odd kernel size, stride of its first block, blocks, expansion, channels.
+    stages: list[list[int]] = field(default_factory=lambda: [list(stage) for stage in B0])
+    features: int = 1280  # channels before the mean over the grid
+    dropout: float = 0.2  # before the head
+
+    def check(self) -> None:
+        """Raises UserError naming the key where the parts do not fit together."""
+        stages = [list(stage) for stage in self.stages]
+        whole = all(len(stage) == 5 and all(1 <= n <= MAX_SIZE for n in stage) for stage in stages)
+        row = "give a list of [odd kernel size, stride, blocks, expansion, channels], each at least 1"
+        require(
+            self,
+            *positive(self, "image_size", "channels", "classes", "stem", "features", most=MAX_SIZE),
+            ("stages", bool(stages) and whole and all(stage[0] % 2 for stage in stages), row),
+            ("dropout", 0 <= self.dropout < 1, "must be in [0, 1)"),
+            prefix="model.",
+        )
+
+
+class SqueezeExcite(nnx.Module):
+    """Scales each channel of an image by a function of all channels' means."""
+
+    def __init__(self, channels: int, hidden: int, rngs: nnx.Rngs):
+        self.squeeze, self.excite = Dense(channels, hidden, rngs=rngs), Dense(hidden, channels, rngs=rngs)
+
+    def __call__(self, x: Array) -> Array:
+        """[C, H, W, B] -> the same."""
+        return x * over_map(jax.nn.sigmoid(self.excite(jax.nn.silu(self.squeeze(x.mean((1, 2)))))))
+
+
+class MBConv(nnx.Module):
+    """An inverted bottleneck: expand, filter each channel, squeeze and excite, project."""
+
+    def __init__(self, dim_in: int, dim_out: int, kernel: int, stride: int, expansion: int, rngs: nnx.Rngs):
+        hidden, self.stride = dim_in * expansion, stride
+        dense = partial(Dense, kernel_init=HE, use_bias=False, rngs=rngs)
+        self.expand = dense(dim_in, hidden) if expansion > 1 else None
+        self.expand_norm = BatchNorm(hidden) if expansion > 1 else None
+        self.kernel = nnx.Param(HE(rngs.params(), (kernel, kernel, 1, hidden), jnp.float32))
+        self.norm = BatchNorm(hidden)
+        self.excite = SqueezeExcite(hidden, max(1, dim_in // 4), rngs)
+        self.project, self.project_norm = dense(hidden, dim_out), BatchNorm(dim_out)
+
+    def __call__(self, x: Array, train: bool) -> Array:
+        """[dim_in, H, W, B] -> [dim_out, ceil(H / stride), ceil(W / stride), B]."""
+        y = x if self.expand is None else jax.nn.silu(self.expand_norm(self.expand(x), train))
+        y = jax.nn.silu(self.norm(depthwise(y, self.kernel[...], self.stride), train))
+        y = self.project_norm(self.project(self.excite(y)), train)
+        return x + y if y.shape == x.shape and self.stride == 1 else y
+
+
+class EfficientNet(nnx.Module):
+    """Image classifier; running statistics change in training passes alone."""
+
+    def __init__(self, config: EfficientNetConfig, rngs: nnx.Rngs):
+        self.dropout, dim = config.dropout, config.stem
+        dense = partial(Dense, kernel_init=HE, use_bias=False, rngs=rngs)
+        self.stem, self.stem_norm, self.blocks = dense(9 * config.channels, dim), BatchNorm(dim), nnx.List()
+        for kernel, stride, repeats, expansion, dim_out in config.stages:
+            for n in range(repeats):
+                self.blocks.append(MBConv(dim, dim_out, kernel, 1 if n else stride, expansion, rngs))
+                dim = dim_out
+        self.features, self.features_norm = dense(dim, config.features), BatchNorm(config.features)
+        self.head = Dense(config.features, config.classes, rngs=rngs)
+
+    def __call__(self, images: Array, *, key: Array | None = None) -> Array:
+        """Normalised images [batch, height, width, channels] of any size -> logits [batch, classes]. `key` makes it a
+        training pass: batch statistics, which enter the running ones, and dropout."""
+        train, x = key is not None, to_maps(images)
+        x = jnp.concatenate(windows(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), 3, stride=2))
+        x = jax.nn.silu(self.stem_norm(self.stem(x), train))
+        for block in self.blocks:
+            x = block(x, train)
+        x = jax.nn.silu(self.features_norm(self.features(x), train)).mean((1, 2))
+        if train and self.dropout:
+            x = jnp.where(jax.random.bernoulli(key, 1 - self.dropout, x.shape), x / (1 - self.dropout), 0)
+        return self.head(x).T

@@ -1,0 +1,118 @@
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from plstm.errors import UserError
+from plstm.models import EfficientNetConfig, build_model
+from plstm.models.efficientnet import MBConv
+from plstm.nn.maps import depthwise, to_maps
+
+from .golden import GOLDEN, check, dense, fill, norm, parameters, waves
+
+SMALL = EfficientNetConfig(
+    image_size=16, classes=2, stem=8, stages=[[3, 1, 1, 1, 8], [5, 2, 2, 3, 12]], features=24, dropout=0.0
+)
+
+
+def tensors(block: MBConv) -> list:
+    """In the golden order."""
+    first = [*dense(block.expand), *norm(block.expand_norm)] if block.expand else []
+    excite = [*dense(block.excite.squeeze), *dense(block.excite.excite)]
+    return [*first, (block.kernel, "K"), *norm(block.norm), *excite, *dense(block.project), *norm(block.project_norm)]
+
+
+def applied(model: nnx.Module, call: Callable) -> Callable:
+    """The function x -> what `call` makes of the model and x, and the running statistics afterwards."""
+    graphdef, state = nnx.split(model)
+
+    def apply(x):
+        copied = nnx.merge(graphdef, state, copy=True)
+        return call(copied, x), nnx.state(copied, nnx.BatchStat)
+
+    return apply
+
+
+def is_same(before: nnx.State, after: nnx.State) -> list[bool]:
+    return [bool((one == other).all()) for one, other in zip(*map(jax.tree.leaves, (before, after)), strict=True)]
+
+
+@pytest.mark.parametrize("case", ["E1", "E2"])
+def test_a_block_meets_its_golden_values(x64, case):
+    sizes, shape = {"E1": ((4, 6, 5, 2, 3), (2, 7, 8, 4)), "E2": ((4, 4, 3, 1, 1), (2, 5, 4, 4))}[case]
+    block = MBConv(*sizes, nnx.Rngs(0))
+    fill(tensors(block))
+    before = nnx.state(block, nnx.BatchStat)
+    for mode, train in (("eval", False), ("train", True)):
+        call = lambda block, x, train=train: block(to_maps(x), train).transpose(3, 1, 2, 0)  # noqa: E731
+        after = check(f"{case} {mode}", applied(block, call), x=waves(shape))
+        assert is_same(before, after) == [not train] * len(is_same(before, after))
+    for name in ("mean", "var"):
+        found = after["norm"][name][...].sum()
+        np.testing.assert_allclose(found, GOLDEN[f"{case} train"][f"running_{name}_sum"], rtol=1e-6)
+
+
+def test_the_model_meets_its_golden_values(x64):
+    model = build_model(SMALL, 0)
+    blocks = [entry for block in model.blocks for entry in tensors(block)]
+    ends = [*dense(model.features), *norm(model.features_norm), *dense(model.head)]
+    fill([*dense(model.stem), *norm(model.stem_norm), *blocks, *ends])
+    for mode, key in (("eval", None), ("train", jax.random.key(0))):
+        check(f"E3 {mode}", applied(model, lambda model, x, key=key: model(x, key=key)), x=waves((2, 16, 16, 3)))
+
+
+def test_b0_has_the_released_size_and_takes_other_images():
+    for classes, size in ((2, 4_010_110), (1000, 5_288_548)):
+        model = nnx.eval_shape(lambda classes=classes: build_model(EfficientNetConfig(classes=classes), 0))
+        assert parameters(model) == size
+    logits = nnx.eval_shape(lambda model: model(jnp.zeros((3, 384, 200, 3))), model)
+    assert logits.shape == (3, 1000)
+
+
+def test_dropout_is_for_training():
+    config = EfficientNetConfig(**vars(SMALL) | {"dropout": 0.9, "stages": [[3, 1, 1, 1, 4]]})
+    graphdef, state = nnx.split(build_model(config, 0))
+    images = jax.random.normal(jax.random.key(0), (4, 6, 6, 3))
+    apply = jax.jit(lambda key: nnx.merge(graphdef, state, copy=True)(images, key=key))
+    one, other, none = (apply(key) for key in (jax.random.key(0), jax.random.key(1), None))
+    assert float(jnp.abs(one - other).max()) > 0 and np.isfinite(none).all()
+
+
+@pytest.mark.parametrize(("side", "kernel", "stride"), [((1, 1), 3, 1), ((1, 7), 5, 2), ((6, 4), 3, 2)])
+def test_depthwise_is_the_convolution(x64, side, kernel, stride):
+    keys = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(keys[0], (3, *side, 2), jnp.float64)
+    weights = jax.random.normal(keys[1], (kernel, kernel, 1, 3), jnp.float64)
+    form = dict(padding=[(kernel // 2,) * 2] * 2, dimension_numbers=("CHWN", "HWIO", "CHWN"), feature_group_count=3)
+    definition = partial(jax.lax.conv_general_dilated, window_strides=(stride, stride), **form)
+
+    @jax.jit
+    def compare(x, weights):
+        both = []
+        for function in (definition, partial(depthwise, stride=stride)):
+            y, backward = jax.vjp(function, x, weights)
+            both.append((y, *backward(jax.random.normal(keys[2], y.shape, y.dtype))))
+        return both
+
+    for expected, found in zip(*compare(x, weights), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stages": []}, "model.stages="),
+        ({"stages": [[4, 1, 1, 1, 8]]}, "model.stages=.*odd kernel"),
+        ({"stages": [[3, 1, 1, 8]]}, "model.stages="),
+        ({"dropout": 1.0}, "model.dropout=1.0"),
+        *(({key: 0}, f"model.{key}=0") for key in ("image_size", "channels", "classes", "stem", "features")),
+    ],
+)
+def test_what_does_not_fit_is_named(changes, message):
+    with pytest.raises(UserError, match=message) as caught:
+        build_model(EfficientNetConfig(**vars(SMALL) | changes), 0)
+    assert "\n" not in str(caught.value)
