@@ -48,4 +48,13 @@ def named_variables(state: nnx.State) -> dict[str, nnx.Variable]:
     return {".".join(map(str, path)): variable for path, variable in nnx.to_flat_state(state)}
 
 
-__all__ = ["MODELS", "EfficientNetConfig", "Family", "GraphConfig", "VisionConfig", "VisionModel", "build_model", "named_variables"]
+__all__ = [
+    "MODELS",
+    "EfficientNetConfig",
+    "Family",
+    "GraphConfig",
+    "VisionConfig",
+    "VisionModel",
+    "build_model",
+    "named_variables",
+]

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from plstm.errors import positive, require
+from plstm.errors import one_of, positive, require
+from plstm.nn.layers import DTYPES
 from plstm.nn.maps import BatchNorm, Dense, depthwise, over_map, to_maps, windows
 
 MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
@@ -33,6 +34,7 @@ class EfficientNetConfig:
     stages: list[list[int]] = field(default_factory=lambda: [list(stage) for stage in B0])
     features: int = 1280  # channels before the mean over the grid
     dropout: float = 0.2  # before the head
+    dtype: str = "float32"  # of the feature maps; parameters, statistics and head are float32
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
@@ -41,6 +43,7 @@ class EfficientNetConfig:
         row = "give a list of [odd kernel size, stride, blocks, expansion, channels], each at least 1"
         require(
             self,
+            *one_of(self, dtype=tuple(DTYPES)),
             *positive(self, "image_size", "channels", "classes", "stem", "features", most=MAX_SIZE),
             ("stages", bool(stages) and whole and all(stage[0] % 2 for stage in stages), row),
             ("dropout", 0 <= self.dropout < 1, "must be in [0, 1)"),
@@ -84,7 +87,7 @@ class EfficientNet(nnx.Module):
     """Image classifier; running statistics change in training passes alone."""
 
     def __init__(self, config: EfficientNetConfig, rngs: nnx.Rngs):
-        self.dropout, dim = config.dropout, config.stem
+        self.dropout, self.dtype, dim = config.dropout, DTYPES[config.dtype], config.stem
         dense = partial(Dense, kernel_init=HE, use_bias=False, rngs=rngs)
         self.stem, self.stem_norm, self.blocks = dense(9 * config.channels, dim), BatchNorm(dim), nnx.List()
         for kernel, stride, repeats, expansion, dim_out in config.stages:
@@ -95,14 +98,16 @@ class EfficientNet(nnx.Module):
         self.head = Dense(config.features, config.classes, rngs=rngs)
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
-        """Normalised images [batch, height, width, channels] of any size -> logits [batch, classes]. `key` makes it a
+        """Normalised images [batch, height, width, channels] of any size -> float32 logits
+        [batch, classes]. `key` makes it a
         training pass: batch statistics, which enter the running ones, and dropout."""
-        train, x = key is not None, to_maps(images)
+        train, x = key is not None, to_maps(images).astype(self.dtype)
         x = jnp.concatenate(windows(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), 3, stride=2))
         x = jax.nn.silu(self.stem_norm(self.stem(x), train))
         for block in self.blocks:
             x = block(x, train)
-        x = jax.nn.silu(self.features_norm(self.features(x), train)).mean((1, 2))
+        x = jax.nn.silu(self.features_norm(self.features(x), train))
+        x = x.mean((1, 2), dtype=jnp.promote_types(x.dtype, jnp.float32))
         if train and self.dropout:
             x = jnp.where(jax.random.bernoulli(key, 1 - self.dropout, x.shape), x / (1 - self.dropout), 0)
         return self.head(x).T

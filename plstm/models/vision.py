@@ -13,13 +13,12 @@ from flax import nnx
 
 from plstm.errors import UserError, one_of, positive, require
 from plstm.nn.gates import DIRECT_BIAS, DModeGates, PModeGates
-from plstm.nn.layers import MLP, NORMS, LayerScale, PatchEmbedding, drop_path, head_norm, linear, norm
+from plstm.nn.layers import DTYPES, MLP, NORMS, LayerScale, PatchEmbedding, drop_path, head_norm, linear, norm
 from plstm.ops.grid import METHODS, WIDEST_FUSED, gating_matrix, plstm2d
 
 MODES = ("P", "D", "attention")
 MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
 MAX_UNROLLED = 4  # blocks
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 @dataclass

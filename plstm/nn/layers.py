@@ -8,6 +8,7 @@ from flax import nnx
 
 NORM_EPSILON = 1e-5
 KERNEL_INIT = nnx.initializers.variance_scaling(0.4, "fan_in", "normal")  # std sqrt(2 / (5 fan_in))
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 NORMS = {"rmsnorm": nnx.RMSNorm, "layernorm": nnx.LayerNorm}
 
 

@@ -64,7 +64,9 @@ def _depthwise_backward(stride: int, saved: tuple[Array, Array], cotangent: Arra
     x, kernel = saved
     side, (height, width), (rows, columns) = kernel.shape[0], x.shape[1:3], cotangent.shape[1:3]
     pad = side // 2
-    spread = [(pad, have + pad - stride * (count - 1) - 1, stride - 1) for have, count in ((height, rows), (width, columns))]
+    spread = [
+        (pad, have + pad - stride * (count - 1) - 1, stride - 1) for have, count in ((height, rows), (width, columns))
+    ]
     zero = jnp.zeros((), cotangent.dtype)
     spread = jax.lax.pad(cotangent, zero, [(0, 0, 0), *spread, (0, 0, 0)])
     padded, meet = _pad(x, pad), jnp.arange(width + 2 * pad)[:, None] - stride * jnp.arange(columns)
@@ -103,7 +105,7 @@ class BatchNorm(nnx.Module):
 
     def __call__(self, x: Array, train: bool) -> Array:
         """[C, H, W, B] -> the same, by the batch's statistics in training, which enter the running ones."""
-        mean, var = self.mean[...], self.var[...]
+        (mean, var), dtype, x = (self.mean[...], self.var[...]), x.dtype, x.astype(self.scale.dtype)
         if train:
             count = x.size // x.shape[0]
             mean = x.mean((1, 2, 3))
@@ -111,4 +113,4 @@ class BatchNorm(nnx.Module):
             self.mean[...] = MOMENTUM * self.mean[...] + (1 - MOMENTUM) * mean
             self.var[...] = MOMENTUM * self.var[...] + (1 - MOMENTUM) * var * count / max(count - 1, 1)
         factor = self.scale[...] * jax.lax.rsqrt(var + BATCH_EPSILON)
-        return x * over_map(factor) + over_map(self.bias[...] - mean * factor)
+        return (x * over_map(factor) + over_map(self.bias[...] - mean * factor)).astype(dtype)

@@ -23,8 +23,9 @@ MODEL_STYLES = {
     "plstm_stm_bias": ("#E69F00", "-"),
     "plstm_printed": ("#0072B2", DASHED),
     "vit": ("#D55E00", "-"),
+    "efficientnet": ("#000000", "-"),
 }
-OTHER_STYLES = [("#000000", line) for line in ("-", "--", "-.", ":")]
+OTHER_STYLES = [("#777777", line) for line in ("-", "--", "-.", ":")]
 OURS, PAPER = "#0072B2", "#D55E00"  # of dots: there a colour says whose number it is, and the line the model
 BASELINE = {"color": "0.45", "lw": 0.9, "ls": (0, (6, 3)), "zorder": 0}
 BASELINE_DASHES = [(0, (6, 3)), (0, (3, 2)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (8, 2, 1, 2, 1, 2)), (0, (12, 3))]

@@ -90,28 +90,30 @@ class VisionTask(Task):
         most = getattr(data, "max_corrupt", MAX_CORRUPT) if max_corrupt is None else max_corrupt
         return ImageSplit(source, how.size, how.crop_ratio, workers=data.workers, max_corrupt=most)
 
-    def logits(self, model: VisionModel, batch: Batch) -> jax.Array:
+    def logits(self, model: nnx.Module, batch: Batch) -> jax.Array:
         return model(normalise(batch["image"]))
 
-    def loss(self, model: VisionModel, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
-        """Mean cross entropy (nats); `key` is for stochastic depth."""
+    def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        """Mean cross entropy (nats); `key` is for stochastic depth and dropout."""
         logits = model(normalise(batch["image"]), key=key)
         labels = jax.nn.one_hot(batch["label"], logits.shape[-1])
         losses = optax.softmax_cross_entropy(logits, optax.smooth_labels(labels, self.config.optim.label_smoothing))
         return losses.mean(), classification_metrics(logits, batch["label"], losses=losses)
 
-    def statistics(self, model: VisionModel, batch: Batch) -> dict[str, jax.Array]:
-        return gate_statistics(model, normalise(batch["image"]))
+    def statistics(self, model: nnx.Module, batch: Batch) -> dict[str, jax.Array]:
+        return gate_statistics(model, normalise(batch["image"])) if isinstance(model, VisionModel) else {}
 
     def draw(
-        self, model: VisionModel, predict: Callable, splits: Mapping[str, Split], folder: Path, name: str
+        self, model: nnx.Module, predict: Callable, splits: Mapping[str, Split], folder: Path, name: str
     ) -> list[Path]:
         """Samples with predictions (Figure 5) and, for pLSTM, what a node passes on (Figure 1)."""
-        params, samples = nnx.state(model, nnx.Param), {}
+        weights, samples = nnx.state(model), {}
         for split, source in splits.items():
             batch = source.first(self.config.optim.batch_size)
-            samples[split] = as_pixels(batch["image"]), batch, predict(params, batch)
+            samples[split] = as_pixels(batch["image"]), batch, predict(weights, batch)
         written = draw_samples(samples, self.class_names, folder / f"{name}-samples")
+        if not isinstance(model, VisionModel):
+            return written
         image = normalise(next(iter(samples.values()))[0][:1])[0]
         return written + draw_gating(model, image, folder / f"{name}-gating")
 

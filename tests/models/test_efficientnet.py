@@ -42,7 +42,7 @@ def is_same(before: nnx.State, after: nnx.State) -> list[bool]:
 
 
 @pytest.mark.parametrize("case", ["E1", "E2"])
-def test_a_block_meets_its_golden_values(x64, case):
+def test_a_block_meets_its_golden_values(float64, case):
     sizes, shape = {"E1": ((4, 6, 5, 2, 3), (2, 7, 8, 4)), "E2": ((4, 4, 3, 1, 1), (2, 5, 4, 4))}[case]
     block = MBConv(*sizes, nnx.Rngs(0))
     fill(tensors(block))
@@ -56,7 +56,7 @@ def test_a_block_meets_its_golden_values(x64, case):
         np.testing.assert_allclose(found, GOLDEN[f"{case} train"][f"running_{name}_sum"], rtol=1e-6)
 
 
-def test_the_model_meets_its_golden_values(x64):
+def test_the_model_meets_its_golden_values(float64):
     model = build_model(SMALL, 0)
     blocks = [entry for block in model.blocks for entry in tensors(block)]
     ends = [*dense(model.features), *norm(model.features_norm), *dense(model.head)]

@@ -39,7 +39,8 @@ def example_record(
     definition = load_table(TABLES / f"{table}.yaml")
     swept = {"seed": seed} | ({"optim.peak_lr": lr} if "optim.peak_lr" in definition.sweep else {}) | (values or {})
     config = OmegaConf.create({"experiment": experiment, "init_from": init_from})
-    for key, value in (definition.require | swept).items():
+    own = next((row.require for row in definition.rows if row.experiment == experiment), {})
+    for key, value in (definition.require | own | swept).items():
         OmegaConf.update(config, key, value)
     overrides = [f"experiment={experiment}", *(f"{key}={value}" for key, value in swept.items())]
     last = {"val": 0.97, "val_ext": 0.77, "test": 0.97, "test_ext": 0.78}

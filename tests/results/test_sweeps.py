@@ -17,6 +17,8 @@ from scripts import run_table
 
 from .conftest import HARDWARE, ROOT, TABLES, example_record, fold_records, folds_of, run_script
 
+PLANNED = 7 * 15 + 5 * 4  # runs of the arrow table
+
 
 @pytest.mark.parametrize(
     ("name", "old", "new", "words"),
@@ -49,11 +51,13 @@ def test_a_wrong_definition_names_file_and_key(tmp_path, name, old, new, words):
 
 def test_order_fills_every_row_at_the_papers_best_value_first(arrow):
     runs = planned_runs(arrow)
-    assert len(runs) == len({run.key for run in runs}) == 7 * 15
+    rows = len(arrow.rows)
+    rates = sum(len(row.sweep.get("optim.peak_lr", arrow.sweep["optim.peak_lr"])) for row in arrow.rows)
+    assert len(runs) == len({run.key for run in runs}) == 5 * rates == PLANNED
     best = {row.experiment: row.paper.get("peak_lr", 1e-4) for row in arrow.rows}
-    for seed, start in zip(range(43, 48), range(0, 35, 7), strict=True):
-        assert {run.key for run in runs[start : start + 7]} == {(name, seed, lr) for name, lr in best.items()}
-    assert [run.values["seed"] for run in runs[35:49]] == [43] * 14
+    for seed, start in zip(range(43, 48), range(0, 5 * rows, rows), strict=True):
+        assert {run.key for run in runs[start : start + rows]} == {(name, seed, lr) for name, lr in best.items()}
+    assert [run.values["seed"] for run in runs[5 * rows :]][: rates - rows] == [43] * (rates - rows)
     assert sweeps.Job(runs[:1]).overrides == ["experiment=arrow/plstm", "seed=43", "optim.peak_lr=0.0001"]
 
 
@@ -108,15 +112,17 @@ def test_dry_run_lists_every_run(add, tmp_path):
     *lines, total = done.stdout.splitlines()
     tail = "loop.log_every=7"
     commands = [line.partition("python train.py ")[2] for line in lines]
-    assert len(lines) == len(set(commands)) == 105 and all(command.endswith(tail) for command in commands)
+    assert len(lines) == len(set(commands)) == PLANNED and all(command.endswith(tail) for command in commands)
     first = rf"finished +2\.00 h +python train\.py experiment=arrow/plstm seed=43 \S+=0\.0001 {tail}"
     assert re.fullmatch(first, lines[0])
     partial = [line for line in lines if line.startswith("partial")]
     assert len(partial) == 1 and "experiment=arrow/vit seed=43 optim.peak_lr=0.0003" in partial[0]
-    assert total.startswith("105 runs: 1 finished, 0 not needed, 104 to run, about 0.00 h for 0 of them, ")
+    assert total.startswith(
+        f"{PLANNED} runs: 1 finished, 0 not needed, {PLANNED - 1} to run, about 0.00 h for 0 of them, "
+    )
     add(wall_seconds=7200.0, hardware=describe_environment(ROOT)["hardware"])
     total = run_script("run_table", "arrow", "--dry-run", "--results", tmp_path).stdout.splitlines()[-1]
-    assert "104 to run, about 28.00 h for 14 of them, going by finished runs on this hardware" in total
+    assert f"{PLANNED - 1} to run, about 28.00 h for 14 of them, going by finished runs on this hardware" in total
 
 
 @pytest.mark.parametrize(
