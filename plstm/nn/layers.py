@@ -16,9 +16,11 @@ def norm(kind: str, dim: int, rngs: nnx.Rngs) -> nnx.Module:
     return NORMS[kind](dim, epsilon=NORM_EPSILON, dtype=jnp.float32, rngs=rngs)
 
 
-def head_norm(hidden: jax.Array) -> jax.Array:
-    """RMSNorm, without a scale, over each head's channels: [..., heads, dim / heads] -> float32 [..., dim]."""
-    hidden = hidden.astype(jnp.float32)
+def head_norm(hidden: jax.Array, centred: bool = False) -> jax.Array:
+    """RMSNorm, or LayerNorm where `centred`, without a scale, over each head's channels:
+    [..., heads, dim / heads] -> [..., dim], float32 or more."""
+    hidden = hidden.astype(jnp.promote_types(hidden.dtype, jnp.float32))
+    hidden = hidden - hidden.mean(-1, keepdims=True) if centred else hidden
     hidden = hidden * jax.lax.rsqrt(jnp.mean(jnp.square(hidden), axis=-1, keepdims=True) + NORM_EPSILON)
     return hidden.reshape(*hidden.shape[:-2], -1)
 

@@ -1,0 +1,240 @@
+"""Causal layers on sequences, [..., T, dim] -> [..., T, dim]: mLSTM, sLSTM, Mamba-2, Gated DeltaNet, pLSTM with state
+tracking, attention. Gates, states and norms are float32.
+
+Starts of parameters are those of the layers' released codes; where these say nothing, uniform within 1 / sqrt(inputs).
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from plstm.nn.layers import head_norm, linear, uniform_within
+from plstm.ops.common import small_product
+from plstm.ops.delta_rule import gated_delta_rule
+from plstm.ops.mlstm import mlstm
+from plstm.ops.sequence import plstm1d_tracking
+from plstm.ops.slstm import slstm
+from plstm.ops.ssd import ssd
+
+WIDTH = 4  # of causal convolutions
+BLOCK = 4  # channels of a block of mLSTM's block-diagonal maps
+KEY_EPSILON = 1e-6
+ROPE_BASE = 10_000.0
+
+
+def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, start: nnx.Initializer | None = None, **options) -> nnx.Linear:
+    """A linear map without a bias, unless `use_bias`."""
+    start, options = start or uniform_within(1 / math.sqrt(dim_in)), {"use_bias": False} | options
+    return nnx.Linear(dim_in, dim_out, kernel_init=start, rngs=rngs, **options)
+
+
+class CausalConv(nnx.Module):
+    """Depthwise: y_t = sum_j weight[j] x_(t - 3 + j) (+ bias), zeros before the first token; then silu."""
+
+    def __init__(self, dim: int, rngs: nnx.Rngs, use_bias: bool = True):
+        start = uniform_within(1 / math.sqrt(WIDTH))
+        self.weight = nnx.Param(start(rngs.params(), (WIDTH, dim)))
+        self.bias = nnx.Param(start(rngs.params(), (dim,))) if use_bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        length, padded = x.shape[-2], jnp.pad(x, (*((0, 0),) * (x.ndim - 2), (WIDTH - 1, 0), (0, 0)))
+        y = sum(self.weight[j] * padded[..., j : j + length, :] for j in range(WIDTH))
+        return jax.nn.silu(y if self.bias is None else y + self.bias[...])
+
+
+class BlockDiagonal(nnx.Module):
+    """A linear map within blocks of channels; weight [blocks, in, out], its variance 2 / (5 fan_in)."""
+
+    def __init__(self, blocks: int, size: int, fan_in: int, rngs: nnx.Rngs):
+        start = nnx.initializers.normal(math.sqrt(0.4 / fan_in))
+        self.weight = nnx.Param(start(rngs.params(), (blocks, size, size)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        blocks = x.reshape(*x.shape[:-1], *self.weight.shape[:2])
+        return jnp.einsum("...bi,bio->...bo", blocks, self.weight[...]).reshape(x.shape)
+
+
+def split_heads(x: jax.Array, heads: int) -> jax.Array:
+    """[..., T, heads x d] -> [..., heads, T, d]."""
+    return x.reshape(*x.shape[:-1], heads, -1).swapaxes(-2, -3)
+
+
+class MLSTM(nnx.Module):
+    """Up-projection, convolution, mLSTM, LayerNorm a head, learned skip, gate, down-projection (xLSTM's released code);
+    inner width 2 dim, `depth` the number of layers of the model."""
+
+    def __init__(self, dim: int, heads: int, depth: int, rngs: nnx.Rngs):
+        self.heads, inner = heads, 2 * dim
+        self.up = linear(dim, 2 * inner, use_bias=False, rngs=rngs)
+        self.conv = CausalConv(inner, rngs)
+        self.q, self.k, self.v = (BlockDiagonal(inner // BLOCK, BLOCK, dim, rngs) for _ in range(3))
+        gate = functools.partial(linear, 3 * inner, heads, kernel_init=nnx.initializers.zeros, rngs=rngs)
+        self.input_gate = gate(bias_init=nnx.initializers.normal(0.1))
+        self.forget_gate = gate(bias_init=lambda *_: jnp.linspace(3.0, 6.0, heads))
+        self.norm_scale, self.skip = nnx.Param(jnp.ones(inner)), nnx.Param(jnp.ones(inner))
+        self.down = dense(inner, dim, rngs, nnx.initializers.normal(2 / depth / math.sqrt(dim)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x, z = jnp.split(self.up(x), 2, axis=-1)
+        c = self.conv(x)
+        qkv = self.q(c), self.k(c), self.v(x)
+        features = jnp.concatenate(qkv, axis=-1)
+        gates = (gate(features).swapaxes(-1, -2) for gate in (self.input_gate, self.forget_gate))
+        hidden = mlstm(*(split_heads(part, self.heads) for part in qkv), *gates)
+        hidden = head_norm(hidden.swapaxes(-2, -3), centred=True) * self.norm_scale[...]
+        return self.down((hidden + self.skip[...] * c) * jax.nn.silu(z))
+
+
+class SLSTM(nnx.Module):
+    """Convolution, sLSTM, LayerNorm a head (xLSTM's released code, without its feed-forward layer); the input and
+    forget gates read the convolution. `layer` of `depth`, from 0, sets the start of the forget biases."""
+
+    def __init__(self, dim: int, heads: int, layer: int, depth: int, rngs: nnx.Rngs):
+        size = dim // heads
+        self.conv = CausalConv(dim, rngs)
+        self.gates = nnx.List([BlockDiagonal(heads, size, dim, rngs) for _ in range(4)])  # i, f, z, o
+        self.weight = nnx.Param(jnp.zeros((heads, size, 4, size)))  # from the last output to the gates
+        power = 0.3 + 1.3 * layer / max(depth - 1, 1)
+        forget = 5 - 12 * (jnp.arange(size) / max(size - 1, 1)) ** power
+        self.bias = nnx.Param(jnp.zeros((heads, 4, size)).at[:, 1].set(forget))
+        self.norm_scale = nnx.Param(jnp.ones(dim))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        c, heads = self.conv(x), self.bias.shape[0]
+        maps = zip(self.gates, (c, c, x, x), strict=True)
+        gates = (gate(part).reshape(*x.shape[:-1], heads, -1) + self.bias[:, n] for n, (gate, part) in enumerate(maps))
+        return head_norm(slstm(*gates, self.weight[...]), centred=True) * self.norm_scale[...]
+
+
+def start_steps(heads: int, rngs: nnx.Rngs) -> jax.Array:
+    """Biases whose softplus is a step log-uniform in [0.001, 0.1]."""
+    step = jnp.exp(jax.random.uniform(rngs.params(), (heads,), minval=math.log(1e-3), maxval=math.log(0.1)))
+    return step + jnp.log(-jnp.expm1(-step))
+
+
+class Mamba2(nnx.Module):
+    """Projection, convolution, state space, gate, then RMSNorm over all channels (Mamba-2's reference code); inner
+    width 2 dim, heads of `head_dim`, `state_dim` numbers of B and C."""
+
+    def __init__(self, dim: int, head_dim: int, state_dim: int, rngs: nnx.Rngs):
+        inner = 2 * dim
+        heads, convolved = inner // head_dim, inner + 2 * state_dim
+        self.parts = inner, inner + convolved  # where z ends, and where x, B and C do
+        self.state_dim = state_dim
+        self.project = dense(dim, inner + convolved + heads, rngs)
+        self.conv = CausalConv(convolved, rngs)
+        self.step_bias = nnx.Param(start_steps(heads, rngs))
+        self.a_log = nnx.Param(jnp.log(jax.random.uniform(rngs.params(), (heads,), minval=1.0, maxval=16.0)))
+        self.skip, self.norm_scale = nnx.Param(jnp.ones(heads)), nnx.Param(jnp.ones(inner))
+        self.out = dense(inner, dim, rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        z, convolved, step = jnp.split(self.project(x), self.parts, axis=-1)
+        convolved, inner = self.conv(convolved), z.shape[-1]
+        x, b, c = jnp.split(convolved, (inner, inner + self.state_dim), axis=-1)
+        x = x.reshape(*x.shape[:-1], self.skip.shape[0], -1)
+        y = ssd(x, jax.nn.softplus(step + self.step_bias[...]), jnp.exp(self.a_log[...]), b, c)
+        y = (y + self.skip[..., None] * x).reshape(z.shape) * jax.nn.silu(z)
+        return self.out(head_norm(y[..., None, :]) * self.norm_scale[...])
+
+
+class GatedDeltaNet(nnx.Module):
+    """Convolved q, k, v, gated delta rule, RMSNorm a head, then gate (Gated DeltaNet's reference code); d_k =
+    dim / heads, d_v = 2 d_k. negative: beta is up to 2, so the eigenvalue along a key is in [-1, 1], not in [0, 1]."""
+
+    def __init__(self, dim: int, heads: int, negative: bool, rngs: nnx.Rngs):
+        self.heads, self.scale = heads, 2.0 if negative else 1.0
+        self.q, self.k, self.v = dense(dim, dim, rngs), dense(dim, dim, rngs), dense(dim, 2 * dim, rngs)
+        self.decay, self.beta = dense(dim, heads, rngs), dense(dim, heads, rngs)
+        self.a_log = nnx.Param(jnp.log(jax.random.uniform(rngs.params(), (heads,), minval=1e-3, maxval=16.0)))
+        self.step_bias = nnx.Param(start_steps(heads, rngs))
+        self.convs = nnx.List([CausalConv(size, rngs, use_bias=False) for size in (dim, dim, 2 * dim)])
+        self.gate = dense(dim, 2 * dim, rngs)
+        self.norm_scale = nnx.Param(jnp.ones(2 * dim // heads))
+        self.out = dense(2 * dim, dim, rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        projected = (conv(part(x)) for conv, part in zip(self.convs, (self.q, self.k, self.v), strict=True))
+        q, k, v = (split_heads(part, self.heads) for part in projected)
+        q, k = (part * jax.lax.rsqrt(jnp.square(part).sum(-1, keepdims=True) + KEY_EPSILON) for part in (q, k))
+        log_alpha = -jnp.exp(self.a_log[...]) * jax.nn.softplus(self.decay(x) + self.step_bias[...])
+        beta = self.scale * jax.nn.sigmoid(self.beta(x))
+        y = gated_delta_rule(q, k, v, log_alpha.swapaxes(-1, -2), beta.swapaxes(-1, -2))
+        scale = jnp.tile(self.norm_scale[...], self.heads)
+        return self.out(head_norm(y.swapaxes(-2, -3)) * scale * jax.nn.silu(self.gate(x)))
+
+
+class TrackingPLSTM(nnx.Module):
+    """pLSTM-1D with a `track` x `track` transition U diag(lambda) W, lambda in (-1, 1), U and W rotations: one head,
+    J_V = J_O = J_T = track. Unlike in the released code lambda = tanh(w x + 1), w drawn (there tanh(5 (w x + 1)), w
+    = 0, whose sign cannot change), and rotations stay orthogonal (`rotation`)."""
+
+    def __init__(self, dim: int, track: int, rngs: nnx.Rngs):
+        self.track, start = track, nnx.initializers.normal(1 / math.sqrt(dim))
+        make = functools.partial(dense, dim, rngs=rngs, start=start)
+        self.conv = CausalConv(dim, rngs)
+        self.q, self.k, self.v = make(dim), make(dim), make(dim)
+        self.before, self.after = (make(track**2, use_bias=True) for _ in range(2))
+        self.eigenvalues = make(track, use_bias=True, bias_init=nnx.initializers.ones)
+        self.source, self.mark = make(track**2, use_bias=True), make(track**2, use_bias=True)
+        self.direct = nnx.Param(jnp.zeros(track**2))
+        self.norm_scale = nnx.Param(jnp.ones(dim))
+        self.gate, self.out = make(dim), make(dim)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        c, square = self.conv(x), (self.track, self.track)
+        as_squares = lambda gate: gate.reshape(*gate.shape[:-1], *square)  # noqa: E731
+        v = self.v(x).reshape(*x.shape[:-1], -1, self.track)
+        source, mark = (as_squares(jax.nn.sigmoid(gate(c))) for gate in (self.source, self.mark))
+        direct = jnp.broadcast_to(as_squares(jax.nn.sigmoid(self.direct[...])), source.shape)
+        gates = source[..., :, None, :], self.transition(c), mark[..., :, None, :], direct[..., :, None, None, :]
+        hidden = plstm1d_tracking(self.q(c)[..., None], self.k(c)[..., None], v, *gates).reshape(x.shape)
+        return self.out(head_norm(hidden[..., None, :]) * self.norm_scale[...] * jax.nn.silu(self.gate(x)))
+
+    def transition(self, c: jax.Array) -> jax.Array:
+        """[..., T, dim] -> [..., T, track, track]."""
+        values = jnp.moveaxis(jnp.tanh(self.eigenvalues(c)), -1, 0)
+        if self.track == 1:
+            return values[0][..., None, None]
+        after, before = (rotation(jnp.moveaxis(turn(c), -1, 0), self.track) for turn in (self.after, self.before))
+        return jnp.moveaxis(small_product(after * values, before), (0, 1), (-2, -1))
+
+
+def rotation(a: jax.Array, size: int) -> jax.Array:
+    """exp(A - A^T) of matrices A: [size^2, ...] -> [size, size, ...], by scaling and squaring: A may be large."""
+    a = a.reshape(size, size, *a.shape[1:])
+    if size == 2:
+        angle = a[0, 1] - a[1, 0]
+        return jnp.stack([jnp.stack([jnp.cos(angle), jnp.sin(angle)]), jnp.stack([-jnp.sin(angle), jnp.cos(angle)])])
+    generator = (a - a.swapaxes(0, 1)) / 16
+    identity = jnp.eye(size, dtype=a.dtype).reshape(size, size, *(1,) * (a.ndim - 2))
+    total = identity
+    for order in range(7, 0, -1):  # 1 + g / 1 (1 + g / 2 (1 + ...))
+        total = identity + small_product(generator, jnp.broadcast_to(total, a.shape)) / order
+    for _ in range(4):
+        total = small_product(total, total)
+    return total
+
+
+class CausalAttention(nnx.Module):
+    """Softmax attention to earlier tokens and the own one, with rotary positions (Su et al., 2021)."""
+
+    def __init__(self, dim: int, heads: int, rngs: nnx.Rngs):
+        self.heads = heads
+        self.qkv, self.out = (linear(dim, size, use_bias=False, rngs=rngs) for size in (3 * dim, dim))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        q, k, v = jnp.moveaxis(self.qkv(x).reshape(*x.shape[:-1], 3, self.heads, -1), -3, 0)
+        hidden = jax.nn.dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
+        return self.out(hidden.reshape(x.shape))
+
+
+def rotate(x: jax.Array) -> jax.Array:
+    """Rotary positions: [..., T, heads, d] turned, in d / 2 planes, by angles proportional to the position."""
+    half = x.shape[-1] // 2
+    angle = jnp.arange(x.shape[-3])[:, None] * ROPE_BASE ** (-jnp.arange(half) / half)
+    cos, sin, (left, right) = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None], jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
