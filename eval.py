@@ -22,6 +22,7 @@ from plstm.training.environment import memory_errors
 from plstm.training.steps import Split, describe, evaluate, make_predict, make_ready
 
 ROOT = Path(__file__).resolve().parent
+RUN_KEYS = ("root", "generate", "download", "workers", "max_corrupt")  # of `data`: the run's unless given
 
 
 @hydra.main(config_path=str(ROOT / "configs"), config_name="eval", version_base="1.3")
@@ -35,7 +36,9 @@ def main(node: DictConfig) -> None:
 def print_metrics(options: EvalConfig) -> None:
     source = choose_source(options)
     config = config_of(source, options.paths.runs)
-    if not any(override.startswith("data.root=") for override in HydraConfig.get().overrides.task):
+    typed = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
+    check_typed(typed, config, options)
+    if "data.root" not in typed:
         options.data.root = getattr(config.data, "root", None) or options.data.root  # the run's before the machine's
     task = choose_task(config, options)
     if options.data.split not in (None, *task.splits):
@@ -63,7 +66,21 @@ def choose_source(options: EvalConfig) -> str:
         raise UserError(f"checkpoint={options.checkpoint}: choose one of last, best")
     if (options.run is None) == (options.weights is None):
         raise UserError("run: give a value, run=<folder or id>, or weights=<.safetensors file>, and not both")
-    return options.run if options.weights is None else options.weights
+    if options.weights is None:
+        return options.run
+    if not Path(options.weights).is_file():
+        raise UserError(f"weights={options.weights}: no such file; a run is named by run=...")
+    if options.checkpoint != "last":
+        raise UserError(f"checkpoint={options.checkpoint}: weights=... have one step only; leave it out")
+    return options.weights
+
+
+def check_typed(typed: set[str], config: Config, options: EvalConfig) -> None:
+    """Raises UserError for typed keys without effect; this machine's own settings may have keys of other data."""
+    for key in RUN_KEYS:
+        is_of_folders = options.data.folder and key in ("workers", "max_corrupt")
+        if f"data.{key}" in typed and not (is_of_folders or hasattr(config.data, key)):
+            raise UserError(f"data.{key}: the data of this run have no such key; leave it out")
 
 
 def choose_task(config: Config, options: EvalConfig) -> Task:
@@ -71,7 +88,7 @@ def choose_task(config: Config, options: EvalConfig) -> Task:
     data = options.data
     if data.split and data.folder:
         raise UserError("data.folder: takes the place of data.split; give one of them")
-    for key in ("root", "generate", "download", "workers", "max_corrupt"):
+    for key in RUN_KEYS:
         if hasattr(config.data, key) and getattr(data, key) is not None:
             setattr(config.data, key, getattr(data, key))
     check(config)

@@ -24,7 +24,7 @@ from plstm.results.finished import finished_record
 from plstm.results.records import Record, curve_points, find_record, record_path, write_record
 from plstm.runs.cli import hydra_task, run_entry
 from plstm.runs.programs import Plan, check_finite, compile_programs, describe_run, is_best, last_step
-from plstm.runs.weights import initial_id, initial_weights, lock_folder, write_config
+from plstm.runs.weights import check_places, initial_id, initial_weights, lock_folder, write_config
 from plstm.tasks import TASKS
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
 from plstm.training.environment import describe_environment, forget_programs_near_limit, memory_errors
@@ -71,6 +71,7 @@ def start(config: Config, overrides: list[str], interrupt: Interrupt) -> Record 
         path = record_path(config.experiment, config.paths.results)
         say(f"{run_name(config)} ({run}) has finished; its record is in {path}")
         return record
+    check_places(config)
     folder = Path(config.paths.runs, run)
     with lock_folder(folder) if is_main() else contextlib.nullcontext():
         return train(config, folder, portable_overrides(overrides, config.init_from), base, interrupt)
@@ -104,8 +105,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     last = from_main(checkpoints.last_step() or 0)  # on network disks some processes may see it later
     info = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "wall_seconds": 0.0}
     info |= {"evaluated": 0, "best": None, "final": None}  # evaluated: the last step that was
-    info |= {"averager": None, "metrics": []}
-    info |= {"environment": environment, "earlier": []}  # earlier: of sessions that another one followed
+    info |= {"averager": None, "metrics": [], "environment": environment, "earlier": []}  # of sessions before this one
     info |= {"sizes": dict(task.sizes), "class_names": list(task.class_names), "steps": plan.steps}
     origin = None
     if last:

@@ -137,7 +137,7 @@ def _check_keys(config: Config) -> None:
     ranges = (
         ("at least 1", lambda n: n >= 1, "optim.batch_size loop.log_every loop.eval_every mesh.fsdp data.train_images"),
         ("positive", lambda value: value > 0, "optim.epochs optim.peak_lr optim.eps optim.clip_norm mesh.timeout"),
-        ("at least 0", lambda value: value >= 0, "seed optim.warmup_epochs optim.weight_decay"),
+        ("at least 0", lambda value: value >= 0, "seed optim.warmup_epochs optim.weight_decay data.fold_seed"),
         ("from 0 to 1024", lambda value: 0 <= value <= 1024, "data.workers"),
         ("in [0, 1)", lambda value: 0 <= value < 1, "optim.b1 optim.b2 optim.label_smoothing"),
         ("in [0, 1]", lambda value: 0 <= value <= 1, "optim.end_factor data.max_corrupt"),
@@ -169,6 +169,10 @@ def _check_keys(config: Config) -> None:
         raise UserError(f"optim.warmup_epochs={config.optim.warmup_epochs}: must be under optim.epochs")
     if config.augment is not None and not task.augments:
         raise UserError(f"augment: task {config.task} takes its training examples as they are; leave it out")
+    if set(getattr(config.model, "modes", ())) == {"attention"}:
+        for key in ("gate_init", "method"):
+            if (value := getattr(config.model, key)) != getattr(type(config.model)(), key):
+                raise UserError(f"model.{key}={value}: a model of attention alone has no gates; leave it out")
     if config.init_checkpoint != "last" and config.init_from is None:
         raise UserError(f"init_checkpoint={config.init_checkpoint}: says which weights of init_from, which is not set")
 
@@ -181,6 +185,8 @@ def _check_splits(config: Config) -> None:
         for split in splits:
             if split not in known:
                 raise UserError(f"{key}: no split {split!r}; choose from {', '.join(known)}")
+            if splits.count(split) > 1:
+                raise UserError(f"{key}: {split} is named twice")
         if loop.best_split not in (None, *splits):
             raise UserError(f"loop.best_split={loop.best_split}: must be one of {key}, {', '.join(splits)}")
 

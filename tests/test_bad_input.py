@@ -42,6 +42,12 @@ def entry(tmp_path, monkeypatch, capsys):
         (["m.del.method=auto"], ["m.del.method", "did you mean model.method?"]),
         (["+optim.momentum=0.9"], ["optim.momentum", "no such key"]),
         (["seed=abc"], ["seed", "abc"]),
+        (["seed=null"], ["seed: must have a value, and not null"]),
+        (["augment.mixup=1"], ["augment.mixup=1: there is no augmentation to change; choose one; there are", "deit3"]),
+        (["experiment=graphs/gin", "hydra.mode=RUN", "data.fold_seed=-1"], ["data.fold_seed=-1: must be at least 0"]),
+        (["loop.eval_splits=[val,val_ext,val]"], ["loop.eval_splits: val is named twice"]),
+        (["model=vit_t", "model.gate_init=normal"], ["model.gate_init=normal", "no gates"]),
+        (["model=vit_t", "model.method=recurrent"], ["model.method=recurrent", "no gates"]),
         (["optim.batch_size=1.5"], ["optim.batch_size", "1.5"]),
         (["experiment=arrow/plstmm"], ["arrow/plstmm", "did you mean arrow/plstm?"]),
         (["model=plstm_q"], ["model=plstm_q", "plstm_t"]),
@@ -73,8 +79,23 @@ def test_train_says_that_the_runs_folder_cannot_be_written(entry, tmp_path):
     assert_refused(entry("train", *TINY, *paths(tmp_path)), [f"{tmp_path}/runs", "paths.runs"])
 
 
+def test_results_that_could_not_be_written_and_a_missing_key_are_named_before_anything_is_computed(
+    entry, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("train.train", lambda *_: pytest.fail("it has started"))
+    (tmp_path / "file").write_text("")
+    runs = f"paths.runs={tmp_path}/runs"
+    ended = entry("train", *TINY, runs, f"paths.results={tmp_path}/file/results")
+    assert_refused(ended, [f"paths.results={tmp_path}/file/results: {tmp_path}/file cannot be written"])
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for mode, variable in (("online", "offline"), ("auto", "online")):
+        monkeypatch.setenv("WANDB_MODE", variable)
+        ended = entry("train", *TINY, *paths(tmp_path), f"logger.mode={mode}")
+        assert_refused(ended, ["logger.mode=online: not logged in", "`wandb login`", "logger.mode=offline"])
+    assert files(tmp_path) == {"file"}
+
+
 def test_an_unknown_mode_of_the_tracker_leaves_nothing_but_an_empty_run_folder(entry, tmp_path, monkeypatch):
-    """It is in the environment, so that only the start of the tracker sees it."""
     monkeypatch.setenv("WANDB_MODE", "loud")
     assert_refused(entry("train", *TINY, "logger.mode=auto", *paths(tmp_path)), ["WANDB_MODE", "loud"])
     assert {path.rpartition("/")[2] for path in files(tmp_path)} <= {".lock"}
@@ -88,6 +109,9 @@ def test_an_unknown_mode_of_the_tracker_leaves_nothing_but_an_empty_run_folder(e
         (["run=x", "checkpoint=newest"], ["checkpoint=newest", "last, best"]),
         (["run=abc", "data.split=tests"], ["data.split=tests", "test_ext"]),
         (["runn=x"], ["runn", "did you mean run?"]),
+        (["weights=nothere"], ["weights=nothere: no such file"]),
+        (["weights=train.py", "checkpoint=best"], ["checkpoint=best: weights=... have one step only"]),
+        (["run=abc", "data.max_corrupt=0.1"], ["data.max_corrupt: the data of this run have no such key"]),
     ],
 )
 def test_eval_names_the_key(entry, tmp_path, arguments, parts):
@@ -95,6 +119,7 @@ def test_eval_names_the_key(entry, tmp_path, arguments, parts):
         config = tmp_path / "runs" / "abc" / ".hydra" / "config.yaml"
         config.parent.mkdir(parents=True)
         config.write_text("data: {train_seed: 43}\nmodel: {classes: 2}\n")
+    (tmp_path / "train.py").write_text("")
     assert_refused(entry("eval", *arguments, *paths(tmp_path)), parts)
 
 

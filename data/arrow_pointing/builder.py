@@ -21,6 +21,7 @@ from data.tfds import TfdsSource, quiet_tfds
 from plstm.errors import UserError
 
 VERSION = "1.0.0"
+IMAGES_A_MINUTE = 100_000
 REBUILD = "delete that folder to have it built again"
 
 
@@ -94,7 +95,9 @@ def prepare(variant: ArrowVariant, root: str | None = None, generate: bool = Tru
             builder = _builder(variant, folder)  # another process may have prepared it meanwhile
             if not builder.is_prepared():
                 images = sum(variant.images(split) for split in SPLITS)
-                print(f"arrow pointing: preparing {images:,} images in {builder.data_path}", file=sys.stderr)
+                minutes = images / IMAGES_A_MINUTE
+                took = f", about {minutes:,.0f} minutes" if minutes > 2 else ""
+                print(f"arrow pointing: preparing {images:,} images{took}, in {builder.data_path}", file=sys.stderr)
                 builder.download_and_prepare()
         if not builder.is_prepared():  # TFDS leaves a folder alone that exists without dataset_info.json
             raise UserError(f"{builder.data_path}: damaged data set (dataset_info.json is missing); {REBUILD}")

@@ -54,6 +54,7 @@ class Session(TypedDict):
     versions: dict[str, str | None]
     hardware: Hardware
     xla_flags: NotRequired[str | None]
+    jax_settings: NotRequired[dict[str, Any]]
 
 
 class BestMetrics(TypedDict, extra_items=Metrics):
@@ -79,7 +80,7 @@ class CurvePoint(NamedTuple):
 
 
 class Record(Strict):
-    """A finished run; `commit`, `dirty`, `versions`, `hardware` and `xla_flags` are those of its last session."""
+    """A finished run; the fields from `commit` to `jax_settings` are those of its last session."""
 
     format: Literal[2] = 2
     id: Annotated[str, StringConstraints(pattern="^[0-9a-f]{12}$")]  # a hash of `config`
@@ -95,6 +96,7 @@ class Record(Strict):
     versions: dict[str, str | None]
     hardware: Hardware
     xla_flags: str | None = None
+    jax_settings: dict[str, Any] = {}  # those that change numbers, where they are not JAX's defaults
     earlier: list[Session] = []
     started: Time
     finished: Time

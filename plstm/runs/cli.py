@@ -78,6 +78,9 @@ def run_entry(main: Callable[[], Any], entry: type) -> None:
 
 
 def uncomposable(error: Exception, words: list[str]) -> str:
+    changed = [word for word in words if word.lstrip("+").startswith("augment.")]
+    if changed and "NoneType" in str(error):
+        return f"{printable(changed[0])[:200]}: there is no augmentation to change; choose one{_listed('augment')}"
     return f"{printable(' '.join(words))[:200]}: cannot be composed ({' '.join(str(error).split())})"
 
 
@@ -157,7 +160,8 @@ def explain(error: Exception, entry: type) -> str:
         key = _groups(entry).get(group[2], group[2])
         return f"{key}: is a group of keys and cannot be a value ({group[1]}); set its keys, {key}.<key>=..."
     if value := re.search(r"([^\n]+)\n\s*full_key: (\S+)", text):
-        return f"{value[2]}: {value[1].strip()}"
+        why = "must have a value, and not null" if value[1].endswith("is not Optional") else value[1].strip()
+        return f"{value[2]}: {why}"
     return " ".join(str(error).split())
 
 

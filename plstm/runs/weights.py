@@ -41,7 +41,9 @@ from plstm.tasks import TASKS
 from plstm.tasks.vision import Preprocessing
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.optimizers import build_optimizer
+from plstm.training.processes import is_main
 from plstm.training.steps import TrainState, init_state, named_leaves
+from plstm.training.tracking import choose_mode
 
 MAX_NAME = 255  # letters of a file name that every file system takes
 FORMAT, VERSION = "plstm", "3"
@@ -65,6 +67,16 @@ def lock_folder(folder: Path) -> Iterator[None]:
             told = f"{folder}: this run is being trained by another process; wait for it or stop it"
             raise UserError(told) from None
         yield
+
+
+def check_places(config: Config) -> None:
+    """Raises UserError, before anything is computed, where results cannot be written or W&B lets nobody in."""
+    if is_main():
+        choose_mode(config.logger.mode)
+    folder = Path(config.paths.results).absolute() / "runs"
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise UserError(f"paths.results={config.paths.results}: {there} cannot be written; choose another")
 
 
 def find_run(run: str, runs: Path, key: str = "run") -> Path:

@@ -25,6 +25,9 @@ DISTRIBUTIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", 
 # threads share one heap, which never shrinks and grows by at least 64 MiB.
 MALLOC_OPTIONS = ((-4, 0), (-8, 1), (-1, -1), (-2, 2**26))
 MAPPINGS, MOST_MAPPINGS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
+# Settings of JAX that change numbers, with their defaults; others enter the record.
+NUMERIC = {"jax_threefry_partitionable": True, "jax_default_prng_impl": "threefry2x32", "jax_enable_x64": False}
+NUMERIC |= {"jax_default_matmul_precision": None}
 FULL = 0.8  # of the mappings that Linux allows; what is compiled until the next check must fit into the rest
 
 
@@ -52,6 +55,7 @@ def describe_environment(repo_root: str | Path) -> dict:
         "versions": {"python": platform.python_version(), "plstm": plstm.__version__, **found},
         "hardware": hardware,
         "xla_flags": os.environ.get("XLA_FLAGS"),  # its threads change the last digits of sums
+        "jax_settings": {name: value for name in NUMERIC if (value := getattr(jax.config, name)) != NUMERIC[name]},
     }
 
 

@@ -71,10 +71,7 @@ class Tracker:
 
     def __init__(self, mode: str, **arguments: Any):
         """Starts or continues a run; `arguments` of `wandb.init` with "id" and "dir". UserError for an unknown mode."""
-        if mode == "auto":
-            mode = os.environ.get("WANDB_MODE") or ("online" if _is_logged_in() else "offline")
-        if mode not in MODES[1:]:
-            raise UserError(f"logger.mode (or WANDB_MODE) is {mode!r}: choose one of {', '.join(MODES)}")
+        mode = choose_mode(mode)
         self._ended = mode == "disabled"
         self._run = self._try("start", lambda: _start_client(mode, **arguments))
 
@@ -106,6 +103,17 @@ class Tracker:
             print(f"W&B: could not {action} ({reason}); training continues", file=sys.stderr, flush=True)
             with contextlib.suppress(Exception):
                 _client().teardown()  # a client left half alive complains when the process ends
+
+
+def choose_mode(mode: str) -> str:
+    """What `logger.mode` means on this machine. Raises UserError for an unknown one, and for "online" without a key."""
+    if mode == "auto":
+        mode = os.environ.get("WANDB_MODE") or ("online" if _is_logged_in() else "offline")
+    if mode not in MODES[1:]:
+        raise UserError(f"logger.mode (or WANDB_MODE) is {mode!r}: choose one of {', '.join(MODES)}")
+    if mode == "online" and not _is_logged_in():
+        raise UserError("logger.mode=online: not logged in to W&B; run `wandb login`, or take logger.mode=offline")
+    return mode
 
 
 def _is_logged_in() -> bool:

@@ -51,7 +51,8 @@ def test_processes_that_write_at_the_same_time_take_turns(tmp_path):
 def test_a_run_outside_git_without_a_best_step_and_one_resumed(tmp_path):
     record = example_record(commit=None, dirty=None, metrics={**example_record().metrics, "best": None})
     made = {key: getattr(record, key) for key in ("commit", "dirty", "versions", "hardware")}
-    resumed = example_record(seed=44, earlier=[{"until": 5, **made}], xla_flags="--x", converted="by a script")
+    own = {"xla_flags": "--x", "jax_settings": {"x": 1}, "converted": "by a script"}
+    resumed = example_record(seed=44, earlier=[{"until": 5, **made}], **own)
     for run in (record, resumed):
         write_record(run, [], tmp_path)
     assert read_records(tmp_path) == sorted([record, resumed], key=lambda run: run.id)

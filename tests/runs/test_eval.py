@@ -3,7 +3,7 @@
 import pytest
 from hydra import compose
 
-from eval import choose_source, choose_splits, choose_task
+from eval import check_typed, choose_source, choose_splits, choose_task
 from plstm.config import to_config, to_eval_config
 from plstm.errors import UserError
 
@@ -35,8 +35,14 @@ def test_the_run_s_data_are_taken_but_for_what_is_given(data_of, run, key, own, 
     assert getattr(data_of(run, f"data.{key}={given}"), key) == given
 
 
-def test_a_key_that_the_run_s_data_lack_changes_nothing(data_of):
+def test_a_key_that_the_run_s_data_lack_is_refused_where_it_was_typed(composed, data_of):
+    """And not where a machine has it for all its evaluations."""
     assert data_of([], "data.download=false") == data_of([])
+    config, options = to_config(composed()), to_eval_config(compose("eval", ["data.folder=x"]))
+    for key in ("download", "max_corrupt"):
+        with pytest.raises(UserError, match=f"data.{key}: the data of this run have no such key; leave it out"):
+            check_typed({f"data.{key}"}, config, to_eval_config(compose("eval", [])))
+    check_typed({"data.max_corrupt", "data.generate", "data.split", "run"}, config, options)
 
 
 @pytest.mark.parametrize(

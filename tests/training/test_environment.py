@@ -3,6 +3,7 @@
 import json
 import subprocess
 
+import jax
 import pytest
 
 import plstm
@@ -61,6 +62,10 @@ def test_versions_and_hardware_are_json(tmp_path, monkeypatch):
     assert json.loads(json.dumps(described)) == described
     assert described["versions"]["plstm"] == plstm.__version__
     assert None not in described["versions"].values()
+    assert described["jax_settings"] == {}
+    with jax.threefry_partitionable(False), jax.default_prng_impl("rbg"):
+        changed = describe_environment(tmp_path)["jax_settings"]
+    assert changed == {"jax_threefry_partitionable": False, "jax_default_prng_impl": "rbg"}
     assert described["xla_flags"] == "--xla_cpu_multi_thread_eigen=false"
     hardware = described["hardware"]
     assert hardware["platform"] == "cpu" and hardware["device_count"] >= 1 and hardware["device_kind"]

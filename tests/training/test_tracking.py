@@ -169,7 +169,7 @@ def test_first_failure_is_said_once_and_ends_the_calls(tmp_path, monkeypatch, ca
         ("auto", {"WANDB_API_KEY": "0"}, "", "online"),
         ("auto", {"WANDB_API_KEY": "0", "WANDB_MODE": "offline"}, "", "offline"),
         ("auto", {"WANDB_BASE_URL": "https://example.org"}, "machine example.org login user password 0\n", "online"),
-        ("online", {"WANDB_MODE": "offline"}, "", "online"),
+        ("online", {"WANDB_API_KEY": "0", "WANDB_MODE": "offline"}, "", "online"),
         ("offline", {"WANDB_API_KEY": "0"}, "", "offline"),
         ("disabled", {"WANDB_API_KEY": "0"}, "", None),
         ("auto", {"WANDB_MODE": "disabled"}, "", None),

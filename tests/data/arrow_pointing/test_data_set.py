@@ -245,3 +245,10 @@ def test_hash_and_sheet_commands(tmp_path):
     assert os.listdir(tmp_path) == ["sheet.png"]
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.width > 6 * 160 and sheet.height > 2 * 96
+
+
+def test_a_large_set_says_how_long_its_preparation_takes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ArrowPointing, "download_and_prepare", lambda self: None)
+    with pytest.raises(UserError, match="damaged data set"):
+        prepare(dataclasses.replace(VARIANT, train_images=100_000_000), str(tmp_path))
+    assert "preparing 100,000,036 images, about 1,000 minutes, in" in capsys.readouterr().err
