@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
 
-from plstm.errors import UserError
+from plstm.errors import UserError, first_line
 
 
 @contextlib.contextmanager
@@ -26,6 +26,17 @@ def quiet_tfds() -> Iterator[contextlib.ExitStack]:
         yield stack
 
 
+@contextlib.contextmanager
+def damage_named(what: str | os.PathLike, remedy: str) -> Iterator[None]:
+    """TFDS, array_record, protobuf and Pillow raise a dozen different errors for damaged files: all become UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what} cannot be read ({first_line(error)}); {remedy}") from error
+
+
 class TfdsSource(Sequence):
     """The examples of a TFDS data source at `positions`, picklable; a damaged one raises UserError with `remedy`."""
 
@@ -37,7 +48,5 @@ class TfdsSource(Sequence):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         position = int(self._positions[index])
-        try:
+        with damage_named(f"{self._folder}: image {position}", self._remedy):
             return self._source[position]
-        except (OSError, RuntimeError, ValueError) as error:  # array_record and Pillow on damaged files
-            raise UserError(f"{self._folder}: image {position} cannot be read ({error}); {self._remedy}") from error

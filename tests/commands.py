@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -133,7 +133,22 @@ def biggest(folder: Path) -> Path:
     return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
 
 
-def flip(path: Path) -> None:
+def damages(path: Path) -> Iterator[str]:
+    """Damages a file in several ways, one after another; at the end it is whole again."""
+    whole = path.read_bytes()
+    for place in (len(whole) // 3, len(whole) // 2, 0):
+        flip(path, place)
+        yield f"bit {place}"
+        path.write_bytes(whole)
+    for content in (whole[: len(whole) // 2], whole[: len(whole) // 2] + bytes(len(whole) // 2), b"", b"null"):
+        path.write_bytes(content)
+        yield f"{len(content)} bytes"
+    path.unlink()
+    yield "gone"
+    path.write_bytes(whole)
+
+
+def flip(path: Path, place: int | None = None) -> None:
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[len(data) // 2 if place is None else place] ^= 1
     path.write_bytes(data)

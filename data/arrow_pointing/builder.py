@@ -17,7 +17,7 @@ from tqdm import tqdm
 from data.arrow_pointing.geometry import LABELS, LAWS, SPLITS, ArrowVariant, render
 from data.files import data_root, write_errors, write_file
 from data.loading import PackedSplit, pack, packed_bytes
-from data.tfds import TfdsSource, quiet_tfds
+from data.tfds import TfdsSource, damage_named, quiet_tfds
 from plstm.errors import UserError
 
 VERSION = "1.0.0"
@@ -69,7 +69,8 @@ class ArrowPointing(tfds.core.GeneratorBasedBuilder):
 def _builder(variant: ArrowVariant, folder: Path) -> ArrowPointing:
     is_listed = variant.name in ArrowPointing.builder_configs  # TFDS takes its own configs by name alone
     config = variant.name if is_listed else ArrowConfig(**dataclasses.asdict(variant))
-    return ArrowPointing(config=config, data_dir=folder)
+    with damage_named(folder / "arrow_pointing" / variant.name / VERSION, REBUILD):
+        return ArrowPointing(config=config, data_dir=folder)
 
 
 def prepare(variant: ArrowVariant, root: str | None = None, generate: bool = True) -> ArrowPointing:

@@ -26,7 +26,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from data.files import data_root
-from data.tfds import TfdsSource, quiet_tfds
+from data.tfds import TfdsSource, damage_named, quiet_tfds
 from plstm.errors import UserError
 
 NAME = "imagenet2012"
@@ -64,7 +64,8 @@ def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT, m
     if not versions:
         raise UserError(f"{folder}: no ImageNet there; prepare it from the official tars: {build}")
     _refuse_foreign_features(versions[-1] / "features.json")
-    builder = tfds.builder_from_directory(versions[-1])
+    with damage_named(versions[-1], f"prepare it again: {build}"):
+        builder = tfds.builder_from_directory(versions[-1])
     if SPLITS[split] not in builder.info.splits:
         raise UserError(f"{versions[-1]}: has no {SPLITS[split]} images; delete it, then: {build}")
     _allow_many_files()

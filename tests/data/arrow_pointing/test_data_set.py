@@ -18,7 +18,7 @@ from data.arrow_pointing.geometry import LAWS, SPLITS, ArrowVariant, digest, ren
 from data.files import data_root
 from data.loading import StreamedBatches, unpack
 from plstm.errors import UserError
-from tests.commands import begin, call, end
+from tests.commands import begin, call, damages, end
 from tests.data.batching import take
 
 MODULE = ["-m", "data.arrow_pointing"]
@@ -245,6 +245,20 @@ def test_hash_and_sheet_commands(tmp_path):
     assert os.listdir(tmp_path) == ["sheet.png"]
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.width > 6 * 160 and sheet.height > 2 * 96
+
+
+def test_whatever_is_damaged_the_images_are_read_or_the_folder_is_named(root):
+    expected, refused = data_source(VARIANT, "train", str(root))[7], 0
+    for path in (path for path in folder(root).iterdir() if not {"val", "test"} & set(path.name.split("-")[1:2])):
+        for damage in damages(path):
+            try:
+                found = data_source(VARIANT, "train", str(root), generate=False)[7]
+            except UserError as error:
+                refused += 1
+                assert VARIANT.name in str(error) and "\n" not in str(error), (path.name, damage)
+            else:
+                np.testing.assert_array_equal(found["image"], expected["image"], f"{path.name}, {damage}")
+    assert refused > 8
 
 
 def test_a_large_set_says_how_long_its_preparation_takes(tmp_path, monkeypatch, capsys):

@@ -13,6 +13,7 @@ from data.decoding import decode
 from data.imagenet.source import TRAIN_TAR, VAL_TAR, load_source, prepare, synsets
 from plstm.errors import UserError
 from scripts import make_photos, prepare_imagenet
+from tests.commands import damages
 
 CLASSES, TRAIN, VAL = 4, 6, 3
 CMYK, PNG = "n01739381_1309.JPEG", "n02105855_2933.JPEG"  # as they are called in ImageNet
@@ -123,6 +124,19 @@ def test_a_damaged_file_is_named(root, tmp_path):
     path.write_bytes(content)
     with pytest.raises(UserError, match=f"{copy}/imagenet2012.*cannot be read"):
         list(load_source("train", str(copy)))
+
+
+def test_whatever_is_damaged_beside_the_images_they_are_read_or_the_folder_is_named(root, tmp_path):
+    expected, refused = list(load_source("test", str(root))), 0
+    copy = shutil.copytree(root, tmp_path / "data")
+    for path in (path for path in copy.rglob("*") if path.is_file() and "array_record" not in path.name):
+        for damage in damages(path):
+            try:
+                assert list(load_source("test", str(copy))) == expected, (path.name, damage)
+            except UserError as error:
+                refused += 1
+                assert str(copy) in str(error) and "\n" not in str(error), (path.name, damage)
+    assert refused > 8
 
 
 def command(monkeypatch, *arguments) -> None:
