@@ -44,7 +44,7 @@ class Stopped(Exception):
 
 @hydra.main(config_path=str(ROOT / "configs"), config_name="train", version_base="1.3")
 def main(node: DictConfig) -> Record | None:
-    """Trains one run to its end, or until SIGTERM or SIGINT; returns its record (in process 0)."""
+    """Trains one run to its end, or until a signal stops it; returns its record (in process 0)."""
     logging.set_verbosity(logging.ERROR)
     try:
         with hydra_task(Config):

@@ -160,7 +160,8 @@ def _start_worker(worker: int, workers: int) -> None:
     jax.config.update("jax_platforms", "cpu")  # leave the accelerators alone
     # Ctrl-C and Slurm signal all processes of a job, but the training wants its batches until it has saved.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(SECONDS_TO_SAVE))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: signal.alarm(SECONDS_TO_SAVE))
 
     def end_with_parent() -> None:
         multiprocessing.parent_process().join()

@@ -28,7 +28,7 @@ def quiet_tfds() -> Iterator[contextlib.ExitStack]:
 
 @contextlib.contextmanager
 def damage_named(what: str | os.PathLike, remedy: str) -> Iterator[None]:
-    """TFDS, array_record, protobuf and Pillow raise a dozen different errors for damaged files: all become UserError."""
+    """Makes a UserError of any of the dozen errors of TFDS, array_record, protobuf and Pillow for damaged files."""
     try:
         yield
     except UserError:

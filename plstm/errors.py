@@ -1,7 +1,9 @@
 """The exception that means: the user can fix this, and the message says how."""
 
+import contextlib
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -53,10 +55,49 @@ def positive(config: Any, *keys: str, most: int) -> list[Rule]:
     return [(key, 1 <= getattr(config, key) <= most, f"must be at least 1 and at most {most}") for key in keys]
 
 
+class _Lasting:
+    """A text stream that drops what cannot be written: its reader has gone, or its disk is full."""
+
+    def __init__(self, stream: Any, note: str):
+        self._stream, self._note = stream or open(os.devnull, "w"), note  # noqa: SIM115 (for a closed one)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._attempt(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except OSError as error:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())  # also what is still in its buffer, and what C code writes
+            os.close(nowhere)
+            if self._note:
+                print(f"standard output is lost ({first_line(error)}); {self._note}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def lasting_output(note: str = "") -> Iterator[None]:
+    """Within it printing never fails. When standard output is lost, a line on standard error says so, with `note`."""
+    with contextlib.redirect_stderr(_Lasting(sys.stderr, "")), contextlib.redirect_stdout(_Lasting(sys.stdout, note)):
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+
 def run_script(main: Callable[[], int | None]) -> NoReturn:
     """Ends the process with the status that a script's `main` returns; a UserError ends it with one line and 2."""
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    with lasting_output():
+        try:
+            sys.exit(main())
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)

@@ -243,7 +243,8 @@ def main() -> int:
 
 if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, signal.default_int_handler)
     try:
         run_script(main)
     except KeyboardInterrupt:

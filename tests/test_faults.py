@@ -51,6 +51,12 @@ def test_a_host_or_device_without_memory_names_the_batch_size(tmp_path):
     assert "RESOURCE_EXHAUSTED" in line and "a smaller optim.batch_size" in line and "mesh.fsdp" in line
 
 
+def test_a_run_whose_output_is_lost_ends_as_if_undisturbed(undisturbed, fork_server, tmp_path):
+    fork_server.start([*SMALLEST, *paths(tmp_path)], Path("/dev/full"))
+    assert fork_server.wait() == 0
+    assert_same(tmp_path, undisturbed)
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """Function of a size: a small file system, as root."""

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from plstm.config import Config, EvalConfig, schema
-from plstm.errors import UserError, printable
+from plstm.errors import UserError, lasting_output, printable
 from plstm.models import MODELS
 from plstm.tasks import TASKS
 from plstm.training.environment import keep_freed_memory
@@ -63,7 +63,7 @@ def run_entry(main: Callable[[], Any], entry: type) -> None:
     """Runs a Hydra main function; a config that cannot be composed ends it with one line and exit status 2."""
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would print its own words and exit
-    with hydra_task(entry):
+    with lasting_output("the program continues without it"), hydra_task(entry):
         if any(word.startswith("--experimental-rerun") for word in sys.argv[1:]):
             raise UserError("--experimental-rerun: reads a pickle, which can run anything; repeat the command instead")
         check_local(CONFIGS / "local" / "default.yaml")

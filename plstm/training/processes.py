@@ -22,7 +22,7 @@ from plstm.errors import UserError
 from plstm.training.meshes import Layout
 
 VARIABLES = ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")  # each also with JAX_ before it
-STOPS = (signal.SIGTERM, signal.SIGINT)
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STEPS_LATE = 2  # a vote is counted this many steps later, when its result has arrived anyway
 
 
@@ -116,7 +116,7 @@ class Votes:
 
 
 class Interrupt:
-    """A context manager within which SIGTERM and SIGINT stop a run, with one line and exit status 128 + their number.
+    """A context manager within which signals of `STOPS` end a run, with one line and exit status 128 + their number.
 
     They stop it at once, even during a compilation, but after `wait_for_saving` the first of them sets `signal_number`,
     and a second SIGINT ends the run. SIGUSR2 sets it, too, if something handles it: submitit has Slurm send it when a
@@ -130,6 +130,8 @@ class Interrupt:
 
     def __enter__(self) -> Self:
         handlers = {number: signal.getsignal(number) for number in (*STOPS, signal.SIGUSR2)}
+        if handlers[signal.SIGHUP] is signal.SIG_IGN:
+            del handlers[signal.SIGHUP]  # as nohup wants it
         self._before = {n: handler for n, handler in handlers.items() if n in STOPS or callable(handler)}
         for number in self._before:
             signal.signal(number, self._request)

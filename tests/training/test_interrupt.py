@@ -8,7 +8,7 @@ from plstm.training.processes import Interrupt
 from tests.commands import begin, end
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_is_a_request_and_a_second_ctrl_c_ends_it(number):
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
@@ -18,6 +18,16 @@ def test_the_first_signal_is_a_request_and_a_second_ctrl_c_ends_it(number):
         assert interrupt.signal_number == number
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(number) is before
+
+
+def test_a_hang_up_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupt() as interrupt:
+            signal.raise_signal(signal.SIGHUP)
+            assert interrupt.signal_number is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 NOTHING_TO_LOSE = """
@@ -35,7 +45,7 @@ with Interrupt() as interrupt:
 
 
 @pytest.mark.parametrize(("when", "said"), [("at the start", "nothing to save yet"), ("all saved", "saved")])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_with_nothing_to_lose_it_ends_the_process_at_once(when, said, number):
     process = begin("-c", NOTHING_TO_LOSE, when, int(number))
     if when == "at the start":

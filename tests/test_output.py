@@ -1,0 +1,48 @@
+"""Standard output that is lost, to `| head` or a full disk, ends nothing."""
+
+import contextlib
+import os
+
+import pytest
+
+from plstm.errors import UserError, lasting_output, run_script
+
+
+@pytest.fixture(params=["no reader", "full disk"])
+def lost(request, capfd):
+    """A context manager: standard output that nothing can be written to. What capfd reads is standard error."""
+    if request.param == "full disk":
+        stream = open("/dev/full", "w")  # noqa: SIM115
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+        stream = os.fdopen(writer, "w")
+    return contextlib.redirect_stdout(stream)
+
+
+def test_printing_goes_on_and_one_line_says_so(lost, capfd):
+    with lost as stream, lasting_output("the run continues"):
+        for _ in range(3):
+            print("x" * 100_000, flush=True)
+        os.write(stream.fileno(), b"from C")
+        print("not flushed")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("standard output is lost (") and line.endswith("); the run continues")
+
+
+def test_a_script_ends_as_it_would_have(lost, capfd):
+    for returned in (None, 1):
+        with lost, pytest.raises(SystemExit) as ended:
+            run_script(lambda: print("x" * 100_000, flush=True) or returned)  # noqa: B023
+        assert ended.value.code == returned
+    assert capfd.readouterr().err == ""
+
+
+def test_errors_of_a_script_are_one_line_and_a_closed_output_is_none(capfd):
+    def fail():
+        print("not seen")
+        raise UserError("what is wrong")
+
+    with contextlib.redirect_stdout(None), pytest.raises(SystemExit, match="2"):  # None, as after >&-
+        run_script(fail)
+    assert capfd.readouterr().err == "error: what is wrong\n"
