@@ -102,6 +102,10 @@ figures: $(READY) ## Write results/figures from the run records
 benchmark: $(READY) ## Measure on this machine (ARGS=operator, ARGS=model, ...; ARGS=--help lists the subjects)
 	$(PY) scripts/benchmark.py $(ARGS)
 
+.PHONY: gpu-report
+gpu-report: $(READY) ## Count the GPU program of training steps without a GPU (after make setup EXTRA=gpu-report; 20 minutes)
+	$(PY) scripts/benchmarks/gpu_program.py $(ARGS)
+
 .PHONY: baselines
 SIZES = --sizes 48 56 64 72 80 96 128 144
 baselines: $(READY) ## Measure the accuracy of shortcuts on arrow pointing

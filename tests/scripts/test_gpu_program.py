@@ -1,0 +1,69 @@
+"""Counting of GPU programs: on a program written by hand, and on real ones where the compiler for GPUs is installed."""
+
+import importlib.util
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import topologies
+from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
+
+from plstm.errors import UserError
+from plstm.ops.grid import GridGates, plstm2d
+from plstm.runs.programs import compose_experiment
+from scripts.benchmarks.gpu_program import GPUS, compile_step, part_of
+from scripts.benchmarks.hlo import Module
+
+HAS_COMPILER = importlib.util.find_spec("jax_cuda12_plugin") is not None
+needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="make setup EXTRA=gpu-report")
+TEXT = (Path(__file__).parent / "program.hlo").read_text()
+
+
+def test_kernels_count_as_often_as_their_loop_runs_and_move_what_they_use():
+    kernels = {(kernel.kind, kernel.shape): kernel for kernel in Module(TEXT).kernels()}
+    found = {key: (kernel.times, kernel.read, kernel.written) for key, kernel in kernels.items()}
+    assert found == {
+        ("fill", "f32[6,10,10]{2,1,0}"): (1, 0, 2400),
+        ("elementwise", "f32[10,10]{1,0}"): (6, 400, 400),  # of 24,000 bytes the slice
+        ("product", "f32[10,10]{1,0}"): (6, 800, 400),
+        ("stack a layer's residual", "f32[6,10,10]{2,1,0}"): (6, 404, 400),  # in place; 4 bytes of index
+        ("product", "f32[4,4]{1,0}"): (1, 128, 64),
+        ("product", "bf16[8,8]{1,0}"): (1, 128, 128),
+        ("all-reduce", "f32[4,4]{1,0}"): (1, 64, 64),
+    }
+    looped, exact, half = (
+        kernels["product", shape] for shape in ("f32[10,10]{1,0}", "f32[4,4]{1,0}", "bf16[8,8]{1,0}")
+    )
+    assert [(kernel.flops, kernel.precision) for kernel in (looped, exact, half)] == [
+        (2000, "tf32"), (128, "f32"), (512, "bf16"),
+    ]  # fmt: skip
+    assert looped.functions == ["Linear.__call__", "MLP.__call__", "make_train_step.<locals>.train_step"]
+    assert part_of(looped) == "MLP"
+
+
+@pytest.mark.skipif(HAS_COMPILER, reason="here it is")
+def test_without_the_compiler_one_line_says_what_to_install():
+    with pytest.raises(UserError, match="make setup EXTRA=gpu-report"):
+        compile_step(compose_experiment("arrow/plstm"), GPUS["H100"], 1)
+
+
+@needs_compiler
+@pytest.mark.parametrize("structure", ["rank_one", "no_ru"])
+@pytest.mark.parametrize("method", ["parallel", "chunkwise", "recurrent", "fused"])
+def test_every_form_of_the_operator_and_its_gradients_compile_for_a_gpu(method, structure, monkeypatch):
+    jax.devices()
+    topology = topologies.get_topology_desc(platform="cuda", target_config=GPUS["H100"].target, topology="1x1x1")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    place = SingleDeviceSharding(topology.devices[0])
+    array = lambda *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(shape, dtype, sharding=place)  # noqa: E731
+    tokens, gate = array(2, 2, 6, 5, 16), array(2, 2, 4, 6, 5, dtype=jnp.float32)
+    arguments = tokens, tokens, tokens, GridGates(*[gate] * 8), array(2, 2, 6, 5, dtype=jnp.float32)
+
+    def loss(*arguments):
+        return plstm2d(*arguments, method=method, structure=structure).astype(jnp.float32).sum()
+
+    device = AbstractDevice(device_kind=GPUS["H100"].name, platform="gpu", num_cores=None)
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+        compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4))).lower(*arguments).compile()
+    assert sum(kernel.bytes for kernel in Module(compiled.as_text()).kernels()) > 0
