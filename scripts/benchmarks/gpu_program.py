@@ -6,7 +6,8 @@
 XLA compiles the real step ahead of time for a described GPU. Memory, kernels, bytes and collectives are those of that
 program. Times are a roofline: each kernel takes 3 us and the longer of its bytes at 85% of the memory's bandwidth and
 its products at 60% (bfloat16), 50% (TF32) and 60% (float32) of the peak. Real programs are tuned on the device, which
-this one is not; expect +-30%. Needs the compiler: make setup EXTRA=gpu-report. Writes results/benchmarks/gpu-program.json.
+this one is not; expect +-30%. Needs the compiler: make setup EXTRA=gpu-report.
+Writes results/benchmarks/gpu-program.json.
 """
 
 import os
@@ -186,7 +187,8 @@ def report(experiment: str, devices: int, gpu_name: str, overrides: list[str]) -
 
 
 def lines_of(row: dict[str, Any]) -> Iterator[str]:
-    yield f"\n{row['experiment']} {' '.join(row['overrides'])}: {row['batch']} images on {row['devices']} x {row['gpu']}"
+    what = " ".join([row["experiment"], *row["overrides"]])
+    yield f"\n{what}: {row['batch']} images on {row['devices']} x {row['gpu']}"
     yield f"  memory {row['memory_bytes'] / 2**30:.1f} GiB a device"
     for title, groups in (("by part", row["parts"]), ("by kind", row["kinds"])):
         yield f"  {title:28}{'GB':>9}{'kernels':>9}{'ms':>9}"

@@ -1,7 +1,7 @@
 """What the kernels of an optimised GPU program move and compute, counted from XLA's text of it.
 
-A kernel is an instruction that XLA launches: a fusion, a product, a copy, a collective. Those in a loop count as often as
-the loop runs. A fusion reads of its operands what it uses: of a slice the slice, not the whole array. It writes in place.
+A kernel is an instruction that XLA launches: a fusion, a product, a copy, a collective. Those in a loop count as often
+as it runs. A fusion reads of its operands what it uses: of a slice the slice, not the whole array. It writes in place.
 """
 
 import math
