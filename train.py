@@ -32,7 +32,7 @@ from plstm.training.meshes import Layout, make_mesh
 from plstm.training.processes import Interrupt, Votes, check_agreement, from_main, is_main, say, start_processes
 from plstm.training.progress import MetricAverager, Progress, banner, print_plain
 from plstm.training.steps import describe, evaluate, init_state
-from plstm.training.tracking import MetricsWriter, Tracker
+from plstm.training.tracking import MetricsWriter, Tracker, long_name
 
 ROOT = Path(__file__).resolve().parent
 PROBE = 8  # examples over which the logged statistics of the model are taken
@@ -129,7 +129,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         config.logger.mode if is_main() else "disabled",
         id=folder.name,
         dir=str(folder),
-        name=name,
+        name=long_name(name, overrides),
         group=config.experiment,
         job_type="train",
         tags=[*config.experiment.split("/"), f"seed {config.seed}"],

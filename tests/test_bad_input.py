@@ -3,11 +3,13 @@
 import importlib
 import sys
 
+import jax
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from plstm.config import Config, EvalConfig
-from plstm.runs.cli import run_entry
+from plstm.errors import UserError
+from plstm.runs.cli import JobFailed, run_entry
 from plstm.runs.weights import lock_folder
 from tests.commands import ROOT, files, paths
 
@@ -72,6 +74,36 @@ def assert_refused(ended: tuple[int, str], parts: list[str]) -> None:
     status, message = ended
     assert status == 2 and message.startswith("error: ") and message.count("\n") == 1, message
     assert all(part in message for part in parts), message
+
+
+def test_a_sweep_s_configs_are_checked_before_its_first_job(entry, tmp_path, monkeypatch):
+    monkeypatch.setattr("train.start", lambda *_: pytest.fail("it has started"))
+    sweep = ["-m", *TINY, "seed=43,44", "optim.clip_norm=1,0"]
+    words = ["seed=43 optim.clip_norm=0 ", ": optim.clip_norm=0.0: must be positive; no job was started"]
+    assert_refused(entry("train", *sweep, *paths(tmp_path)), words)
+
+
+def test_a_job_that_fails_does_not_keep_the_others_of_a_sweep_from_starting(entry, tmp_path, monkeypatch):
+    started = []
+
+    def start(config, *_):
+        started.append(config.seed)
+        if config.seed in (44, 45):
+            raise UserError(f"seed {config.seed} is not finite")
+
+    monkeypatch.setattr("train.start", start)
+    monkeypatch.setattr(JobFailed, "all", [])
+    status, said = entry("train", "-m", *TINY, "seed=43,44,45,46", *paths(tmp_path))
+    assert (status, started) == (2, [43, 44, 45, 46])
+    first, second, last = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert "seed=44" in first and first.endswith(": seed 44 is not finite") and "seed 45 is not" in second
+    assert last.startswith("error: 2 jobs of this sweep failed, each with a line above; the first: ")
+
+
+def test_a_backend_that_is_not_there_is_named(entry, tmp_path, monkeypatch):
+    monkeypatch.setattr("train.start_processes", lambda timeout: jax.devices("nowhere"))
+    ended = entry("train", *TINY, *paths(tmp_path))
+    assert_refused(ended, [f"JAX_PLATFORMS={jax.config.jax_platforms}: JAX finds no such devices (Unknown backend"])
 
 
 def test_train_says_that_the_runs_folder_cannot_be_written(entry, tmp_path):

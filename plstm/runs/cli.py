@@ -2,25 +2,29 @@
 
 import contextlib
 import difflib
+import errno
 import inspect
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import jax
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Sweep
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from plstm.config import Config, EvalConfig, schema
-from plstm.errors import UserError, lasting_output, printable
+from plstm.config import Config, EvalConfig, schema, to_config
+from plstm.errors import UserError, first_line, lasting_output, printable
 from plstm.models import MODELS
 from plstm.tasks import TASKS
 from plstm.training.environment import keep_freed_memory
@@ -49,14 +53,21 @@ def hydra_task(entry: type) -> Iterator[None]:
     keep_freed_memory()
     try:
         yield
+    except JobFailed as error:
+        _fail(f"{len(JobFailed.all)} jobs of this sweep failed, each with a line above; the first: {error}")
     except UserError as error:
         _fail(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         _fail(explain(error, entry))
     except OSError as error:
-        if not error.filename:
+        if not error.filename and error.errno != errno.ENOSPC:
             raise
-        _fail(f"{error.filename}: {error.strerror}")
+        _fail(f"{error.filename or 'a file'}: {error.strerror}")
+    except (AssertionError, RuntimeError) as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.endswith("xla_bridge.py"):  # where JAX looks for devices
+            raise
+        _fail(f"JAX_PLATFORMS={jax.config.jax_platforms}: JAX finds no such devices ({first_line(error)})")
 
 
 def run_entry(main: Callable[[], Any], entry: type) -> None:
@@ -67,6 +78,7 @@ def run_entry(main: Callable[[], Any], entry: type) -> None:
         if any(word.startswith("--experimental-rerun") for word in sys.argv[1:]):
             raise UserError("--experimental-rerun: reads a pickle, which can run anything; repeat the command instead")
         check_local(CONFIGS / "local" / "default.yaml")
+        Sweeper.validate_batch_is_legal = _check_jobs
         sys.argv[1:] = [quote_ids(word) for word in sys.argv[1:]]
         check_overrides([word for word in sys.argv[1:] if "=" in word or word.startswith("~")])
         try:
@@ -128,8 +140,39 @@ def _listed(group: str) -> str:
     return f"; they are the files of configs/{group}" if len(names) > 20 else f"; {few}"
 
 
+class JobFailed(UserError):
+    """A job of a sweep failed. As Hydra notes an exception of a job, but not an exit, the next one starts."""
+
+    all: ClassVar[list[str]] = []
+
+
+def _check_jobs(sweeper: Any, batch: Sequence[Sequence[str]]) -> None:
+    """Checks the configs of all jobs before the first starts; Hydra itself only composes them."""
+    for words in batch:
+        node = sweeper.hydra_context.config_loader.load_sweep_config(sweeper.config, list(words))
+        with open_dict(node):
+            del node["hydra"]
+        try:
+            to_config(node)
+        except UserError as error:
+            raise UserError(f"{' '.join(words)}: {error}; no job was started") from error
+
+
+def _is_job() -> bool:
+    """Whether this is a job of a sweep in this process."""
+    if not HydraConfig.initialized():
+        return False
+    hydra = HydraConfig.get()
+    return hydra.mode == RunMode.MULTIRUN and hydra.launcher._target_.endswith(".BasicLauncher")
+
+
 def _fail(message: str) -> NoReturn:
     if not jax.distributed.is_initialized():
+        if _is_job():
+            job = " ".join(HydraConfig.get().overrides.task)
+            print(f"error: {job}: {message}", file=sys.stderr, flush=True)
+            JobFailed.all.append(message)
+            raise JobFailed(f"{job}: {message}")
         print(f"error: {message}", file=sys.stderr)
         raise SystemExit(EXIT_BAD_INPUT)
     print(f"error: process {jax.process_index()}: {message}", file=sys.stderr, flush=True)

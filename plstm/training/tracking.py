@@ -105,6 +105,13 @@ class Tracker:
                 _client().teardown()  # a client left half alive complains when the process ends
 
 
+def long_name(name: str, overrides: Sequence[str]) -> str:
+    """A run's name in W&B, which tells it from others of a sweep: arrow-plstm-s43 peak_lr=0.001."""
+    typed = [override.partition("=") for override in overrides]
+    parts = [f"{key.rpartition('.')[2]}={value}" for key, _, value in typed if key not in ("experiment", "seed")]
+    return " ".join([name, *parts])[:128]  # W&B takes no more
+
+
 def choose_mode(mode: str) -> str:
     """What `logger.mode` means on this machine. Raises UserError for an unknown one, and for "online" without a key."""
     if mode == "auto":

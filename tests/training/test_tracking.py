@@ -15,7 +15,7 @@ from PIL import Image
 
 from plstm.errors import UserError
 from plstm.training import tracking
-from plstm.training.tracking import MetricsWriter, Tracker
+from plstm.training.tracking import MetricsWriter, Tracker, long_name
 from tests.commands import begin, end, read_metrics
 from tests.wandb_files import has_ended, history
 
@@ -146,6 +146,12 @@ def test_without_an_answer_one_line_ends_the_tracking_not_the_run(tmp_path, list
     assert output == "trained\n"
     (line,) = errors.splitlines()
     assert line.startswith("W&B: could not start (CommError: ") and line.endswith("; training continues")
+
+
+def test_runs_of_a_sweep_have_names_of_their_own():
+    typed = ["experiment=arrow/plstm", "seed=43", "optim.peak_lr=0.001", "model.modes=[P,D]"]
+    assert long_name("arrow-plstm-s43", typed) == "arrow-plstm-s43 peak_lr=0.001 modes=[P,D]"
+    assert len(long_name("a", ["optim.peak_lr=0.001"] * 30)) == 128
 
 
 def test_first_failure_is_said_once_and_ends_the_calls(tmp_path, monkeypatch, capsys):
