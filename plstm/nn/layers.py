@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from plstm.ops.common import matmul
+
 NORM_EPSILON = 1e-5
 KERNEL_INIT = nnx.initializers.variance_scaling(0.4, "fan_in", "normal")  # std sqrt(2 / (5 fan_in))
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -30,9 +32,14 @@ def uniform_within(bound: float) -> nnx.Initializer:
     return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
+def multiply_rows(x: jax.Array, kernel: jax.Array, dimensions=None, precision=None, out_sharding=None) -> jax.Array:
+    """[..., in] x [in, out] -> [..., out], as `nnx.Linear` calls its `dot_general`."""
+    return matmul(x.reshape(-1, x.shape[-1]), kernel, precision).reshape(*x.shape[:-1], -1)
+
+
 def linear(dim_in: int, dim_out: int, *, kernel_init=KERNEL_INIT, **options) -> nnx.Linear:
     """A linear layer with float32 parameters and a bias that starts at zero; options are those of `nnx.Linear`."""
-    return nnx.Linear(dim_in, dim_out, kernel_init=kernel_init, **options)
+    return nnx.Linear(dim_in, dim_out, kernel_init=kernel_init, dot_general=multiply_rows, **options)
 
 
 class PatchEmbedding(nnx.Module):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from plstm.nn.layers import MLP, LayerScale, PatchEmbedding, drop_path, exact_gelu, norm
+from plstm.nn.layers import MLP, LayerScale, PatchEmbedding, drop_path, exact_gelu, linear, norm
 from tests.drawing import fill, normal
+from tests.ops.comparing import assert_close
 
 
 def test_patches_are_cut_in_reading_order():
@@ -25,6 +26,24 @@ def test_patches_are_cut_in_reading_order():
     for height, width in ((4, 5), (5, 4)):
         with pytest.raises(ValueError, match=f"{height} x {width} pixels .* patches of 2 x 2"):
             layer(np.zeros((1, height, width, 3), np.float32))
+
+
+@pytest.mark.parametrize(("dim_in", "dim_out"), [(3, 7), (7, 3)])
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.bfloat16])
+def test_a_linear_layer_has_the_numbers_and_gradients_of_a_product(x64, dim_in, dim_out, dtype):
+    layer = fill(lambda: linear(dim_in, dim_out, dtype=dtype, rngs=nnx.Rngs(0)))
+    x, cotangent = (jnp.asarray(normal(2, 5, dim), dtype) for dim in (dim_in, dim_out))
+    graphdef, params = nnx.split(layer)
+
+    def plain(params, x):
+        kernel, bias = (params[name][...].astype(dtype) for name in ("kernel", "bias"))
+        return jnp.einsum("...i,io->...o", x, kernel) + bias
+
+    output, backward = jax.vjp(lambda params, x: nnx.merge(graphdef, params)(x), params, x)
+    expected, expected_backward = jax.vjp(plain, params, x)
+    assert output.dtype == dtype
+    tolerance = 1e-12 if dtype == jnp.float64 else 2e-2
+    assert_close((output, backward(cotangent)), (expected, expected_backward(cotangent)), tolerance)
 
 
 @pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
