@@ -27,7 +27,7 @@ from plstm.config import Config, EvalConfig, schema, to_config
 from plstm.errors import UserError, first_line, lasting_output, printable
 from plstm.models import MODELS
 from plstm.tasks import TASKS
-from plstm.training.environment import keep_freed_memory
+from plstm.training.environment import keep_freed_memory, whole_cache
 
 EXIT_BAD_INPUT = 2
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -74,7 +74,7 @@ def run_entry(main: Callable[[], Any], entry: type) -> None:
     """Runs a Hydra main function; a config that cannot be composed ends it with one line and exit status 2."""
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would print its own words and exit
-    with lasting_output("the program continues without it"), hydra_task(entry):
+    with lasting_output("the program continues without it"), whole_cache(), hydra_task(entry):
         if any(word.startswith("--experimental-rerun") for word in sys.argv[1:]):
             raise UserError("--experimental-rerun: reads a pickle, which can run anything; repeat the command instead")
         check_local(CONFIGS / "local" / "default.yaml")

@@ -6,13 +6,18 @@ are counted, out-of-memory errors become one line.
 
 import contextlib
 import ctypes
+import glob
 import os
 import platform
 import re
 import subprocess
+import sys
+import warnings
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import jax
 
@@ -109,3 +114,22 @@ def memory_errors(batch_size: int) -> Iterator[None]:
             f"({first_line(error)}); take more devices, a smaller optim.batch_size, model.remat=true where the model "
             "has it (blocks are computed twice, not kept), or mesh.fsdp, which splits the state between devices"
         ) from error
+
+
+# ---------------------------------------------------------------------- compiled programs
+@contextlib.contextmanager
+def whole_cache() -> Iterator[None]:
+    """Within it a damaged entry of the compilation cache is deleted, with one line; JAX would keep it, and warn."""
+    show = warnings.showwarning
+
+    def shown(message: Warning | str, *where: Any, **named: Any) -> None:
+        found = re.match("Error reading persistent compilation cache entry for '(.+?)': ", str(message))
+        if not found:
+            return show(message, *where, **named)
+        folder = Path(jax.config.jax_compilation_cache_dir)
+        for path in folder.glob(f"{glob.escape(found[1])}-*"):  # of all programs of that name, which costs little
+            path.unlink(missing_ok=True)
+        print(f"{folder}: a damaged entry, {found[1]}, is compiled again", file=sys.stderr, flush=True)
+
+    with mock.patch.object(warnings, "showwarning", shown):
+        yield

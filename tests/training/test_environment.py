@@ -2,12 +2,22 @@
 
 import json
 import subprocess
+import warnings
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 import plstm
-from plstm.training.environment import describe_environment
+from plstm.training.environment import describe_environment, whole_cache
+
+CACHE = {"jax_compilation_cache_dir": None, "jax_persistent_cache_min_compile_time_secs": 0.0}
+CACHE |= {"jax_persistent_cache_min_entry_size_bytes": -1}
+
+
+def cubed(x):
+    return x**3
 
 
 @pytest.fixture
@@ -70,3 +80,27 @@ def test_versions_and_hardware_are_json(tmp_path, monkeypatch):
     hardware = described["hardware"]
     assert hardware["platform"] == "cpu" and hardware["device_count"] >= 1 and hardware["device_kind"]
     assert hardware["cpu_cores"] >= 1 and hardware["cpu_model"]
+
+
+def test_a_damaged_entry_of_the_compilation_cache_is_replaced_with_one_line(tmp_path, capsys):
+    before = {name: getattr(jax.config, name) for name in CACHE}
+    x = jnp.arange(4.0)  # compiled into the other cache
+    try:
+        for name, value in (CACHE | {"jax_compilation_cache_dir": str(tmp_path)}).items():
+            jax.config.update(name, value)
+        said = []
+        for damage in (False, False, True, False):
+            reset_cache()
+            jax.clear_caches()
+            if damage:
+                (entry,) = tmp_path.glob("jit_cubed-*-cache")
+                entry.write_bytes(entry.read_bytes()[:100])
+            with whole_cache(), warnings.catch_warnings():
+                warnings.simplefilter("always")
+                assert jax.jit(cubed)(x).tolist() == [0, 1, 8, 27]
+            said.append(capsys.readouterr().err)
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        reset_cache()
+    assert said == ["", "", f"{tmp_path}: a damaged entry, jit_cubed, is compiled again\n", ""]
