@@ -1,6 +1,7 @@
 """Bad input to train.py and eval.py: one clear line that names the key or path, status 2, and nothing written."""
 
 import importlib
+import re
 import sys
 
 import jax
@@ -9,7 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from plstm.config import Config, EvalConfig
 from plstm.errors import UserError
-from plstm.runs.cli import JobFailed, run_entry
+from plstm.runs.cli import JobFailed, known_keys, run_entry
 from plstm.runs.weights import lock_folder
 from tests.commands import ROOT, files, paths
 
@@ -161,3 +162,16 @@ def test_a_second_start_of_a_run_is_refused(entry, tmp_path):
     with lock_folder(folder):
         told = f"error: {folder}: this run is being trained by another process; wait for it or stop it\n"
         assert entry("train", *TINY, *paths(tmp_path)) == (2, told)
+
+
+@pytest.mark.parametrize("script", ["train", "eval"])
+def test_help_has_examples_whose_keys_exist(entry, script, capsys, monkeypatch):
+    seen = []
+    monkeypatch.setattr("builtins.print", lambda *words, **options: seen.extend(map(str, words)))
+    assert entry(script, "--help")[0] == 0
+    (text,) = seen
+    commands = re.findall(rf"python {script}\.py (.*?)(?:   |$)", text, re.MULTILINE)
+    words = [word.partition("=")[0] for command in commands for word in command.split() if word != "-m"]
+    known = {*known_keys(Config if script == "train" else EvalConfig), "experiment", "debug"}
+    assert len(commands) > 2 and set(words) <= known
+    assert script == "eval" or "\ndata: arrow, " in text

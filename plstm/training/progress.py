@@ -9,10 +9,12 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
 
 from plstm.training.steps import StepMetrics
 
 STEPS_IN_FLIGHT = 2  # how far the host may run ahead: enough to keep a device busy, few enough to stop soon
+BAR_WIDTH = 16  # characters
 EVERY_SECONDS = 30.0  # a plain line comes at most so often, but for the last step
 
 
@@ -23,12 +25,16 @@ class Progress(Bar):
         self, total: int, start: int, name: str, unit: str, console: Console, clock: Callable = time.monotonic
     ):
         self._unit, self._time_left, self._next_line = unit, TimeRemainingColumn(), -math.inf
-        label, text = (TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[text]"))
-        columns = (label, BarColumn(), text, self._time_left)
+        label = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+        # What does not fit is cut here, and neither the bar nor the time left.
+        rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        text = TextColumn("{task.fields[text]}", markup=False, table_column=rest)
+        columns = (label, BarColumn(BAR_WIDTH), text, self._time_left)
         # The rate is measured from the first update on; the steps before it include compilation.
         hidden, whole = not console.is_terminal or console.is_dumb_terminal, math.inf
-        super().__init__(*columns, console=console, disable=hidden, get_time=clock, speed_estimate_period=whole)
-        self.add_task(name, total=total, completed=start, text="")
+        options = {"disable": hidden, "get_time": clock, "speed_estimate_period": whole, "expand": True}
+        super().__init__(*columns, console=console, **options)
+        self.add_task(name, total=total, completed=start, text="compiling the training step")
 
     def show(self, step: int, values: Mapping[str, float]) -> None:
         """Shows that `step` steps are done, and any values, "epoch" and "examples_per_second" among them."""

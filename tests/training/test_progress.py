@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from plstm.training.progress import Progress, banner, print_plain
 
@@ -43,6 +44,22 @@ def test_plain_lines_come_at_most_every_so_often_and_for_the_last_step():
             clock.now += 1.0
     steps = [line.split()[1] for line in console.file.getvalue().splitlines()]
     assert steps == ["11/100", "41/100", "71/100", "100/100"]
+
+
+def test_in_eighty_columns_the_values_are_cut_and_neither_bar_nor_time(monkeypatch):
+    live = dict(force_terminal=True, width=80, legacy_windows=False, _environ={"TERM": "xterm"})
+    console, clock = Console(file=io.StringIO(), **live), SimpleNamespace(now=100.0)
+    with make(3000, console, clock=lambda: clock.now) as progress:
+        progress.refresh()
+        first = console.file.getvalue()
+        progress.show(1100, VALUES)
+        clock.now += 30
+        progress.show(1200, VALUES)
+        progress.refresh()
+    shown = Text.from_ansi(console.file.getvalue()).plain.splitlines()[-1]
+    assert "compiling the training step" in first and "0:09:00" not in first
+    assert len(shown) <= 80 and shown.startswith("arrow [pLSTM] ━━━━━━") and shown.endswith("… 0:09:00")
+    assert "step 1,200/3,000  epoch 1.54" in shown
 
 
 def test_live_bar_shows_the_same_values_and_stops_on_errors():
