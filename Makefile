@@ -83,6 +83,18 @@ table-ablation: $(READY) ## Run what is missing of Table 5, the ImageNet ablatio
 table-graphs: $(READY) ## Run what is missing of Table 1, graphs (ARGS=--dry-run lists the runs, ARGS="--sections MUTAG" one set)
 	$(PY) scripts/run_table.py graphs $(ARGS)
 
+.PHONY: table-tokens
+table-tokens: $(READY) ## Run what is missing of counting and state tracking, arXiv 2606.12364 (330 runs of hours; for a GPU)
+	$(PY) scripts/run_table.py tokens $(ARGS)
+
+.PHONY: table-tokens-reduced
+table-tokens-reduced: $(READY) ## Run what is missing of the REDUCED table of counting and state tracking (440 runs of minutes)
+	$(PY) scripts/run_table.py tokens-reduced $(ARGS)
+
+.PHONY: table-tracking
+table-tracking: $(READY) ## Run what is missing of the REDUCED table of pLSTM's state tracking (80 runs of up to ten minutes)
+	$(PY) scripts/run_table.py tracking $(ARGS)
+
 .PHONY: tables
 tables: $(READY) ## Write results/tables, and the generated numbers of README.md and docs, from the run records
 	$(PY) scripts/make_tables.py $(ARGS)

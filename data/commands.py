@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,7 +11,8 @@ from numpy.random import RandomState
 from plstm.errors import UserError
 
 MOST = {"length": 2048, "count": 10_000, "seed": 2**31 - 1}  # of what is sampled
-DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # a character a token, for `Sampler.accepts`
+# A character a token, for `Sampler.accepts`: more than any task has.
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz" + "".join(map(chr, range(0x100, 0x180)))
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,9 @@ class Sampler:
     name: str
     vocabulary: int
     draw: Callable[[RandomState, int, int], np.ndarray]  # (rng, T, rows) -> tokens int8 [rows, T]
-    answer: Callable[[np.ndarray], np.ndarray]  # tokens [rows, T] -> classes int8 [rows, L]
+    answer: Callable[[np.ndarray], np.ndarray]  # tokens [rows, T] -> classes int8 [rows, L], -1 for none
     accepts: Callable[[str], Any]  # whether the task has a row, given as a character of DIGITS a token
+    shortest: int = field(default=1, kw_only=True)  # T of which the task has rows
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,7 +58,7 @@ def run_commands(prog: str, description: str, tasks: Mapping[str, Sampler], desc
         print(_text(task.answer(parse_row(task, arguments.tokens))[0]))
         return
     for option, most in MOST.items():
-        least, value = int(option != "seed"), getattr(arguments, option)
+        least, value = {"length": task.shortest, "count": 1, "seed": 0}[option], getattr(arguments, option)
         if not least <= value <= most:
             raise UserError(f"--{option} {value}: must be from {least} to {most}")
     rows = task.draw(RandomState(arguments.seed), arguments.length, arguments.count)
@@ -76,4 +78,4 @@ def parse_row(task: Sampler, tokens: Sequence[str]) -> np.ndarray:
 
 
 def _text(row: np.ndarray) -> str:
-    return " ".join(map(str, row.tolist()))
+    return " ".join("-" if token < 0 else str(token) for token in row.tolist())

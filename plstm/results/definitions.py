@@ -1,6 +1,6 @@
 """The definition of a results table: a file of `configs/tables`, read and checked."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -42,8 +42,9 @@ class Select(Measure):
 class Reference(Strict):
     """A model of which the table has published numbers only.
 
-    `paper` maps columns (with sections these, for the first column) to a number or [mean, +-], the short name of
-    `select.over` to the paper's best value, and with `costs` "parameters" and "flops" to the paper's words.
+    `paper` maps columns (with sections these, for the first column or for columns by name) to a number or [mean, +-],
+    the short name of `select.over` to the paper's best value, and with `costs` "parameters" and "flops" to the paper's
+    words.
     """
 
     name: str
@@ -121,9 +122,10 @@ class TableDefinition(Strict):
 
     def paper(self, model: Reference, column: Column, section: Any) -> list[float]:
         """The published [mean, +-], [mean] or nothing."""
-        if self.sections and column is not self.columns[0]:
-            return []
         published = model.paper.get(str(section) if self.sections else column.name, [])
+        if self.sections:
+            by_column = published if isinstance(published, dict) else {self.columns[0].name: published}
+            published = by_column.get(column.name, [])
         return published if isinstance(published, list) else [published]
 
     @model_validator(mode="after")
@@ -140,9 +142,12 @@ class TableDefinition(Strict):
             raise ValueError(f"key section_titles must name some of {', '.join(sorted(sections))}")
         if self.sections and (self.costs or self.figure.panels):
             raise ValueError("key sections are not for a table with costs or figure.panels")
-        published = sections if self.sections else {column.name for column in self.columns}
+        columns = {column.name for column in self.columns}
+        published = sections if self.sections else columns
         published = {*published, *([self.chosen_name] if self.select else []), *(COSTS if self.costs else ())}
-        for model, (key, value) in ((m, item) for m in (*self.rows, *self.references) for item in m.paper.items()):
+        if self.sections:
+            published |= {f"{section}.{column}" for section in sections for column in columns}
+        for model, (key, value) in ((m, item) for m in (*self.rows, *self.references) for item in _cells(m.paper)):
             numbers = value if isinstance(value, list) and len(value) == 2 else [value]
             if key not in published or not all(isinstance(n, str if key in COSTS else int | float) for n in numbers):
                 what = f"a number or [mean, +-] for one of {', '.join(sorted(published))}"
@@ -154,6 +159,13 @@ class TableDefinition(Strict):
                 if any(value not in self.sweep.get(key, ()) for value in values):
                     raise ValueError(f"key rows[{number}].sweep: the table does not sweep {key} over {values}")
         return self
+
+
+def _cells(paper: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Key and value; those of a section's columns as section.column."""
+    for key, value in paper.items():
+        inner = value.items() if isinstance(value, dict) else ()
+        yield from ((f"{key}.{column}", number) for column, number in inner) if inner else [(key, value)]
 
 
 def load_table(path: Path) -> TableDefinition:

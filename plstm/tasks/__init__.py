@@ -5,10 +5,12 @@ from plstm.tasks.base import Task
 from plstm.tasks.graphs import GraphTask
 from plstm.tasks.imagenet import ImageNetTask
 from plstm.tasks.languages import LanguageTask
+from plstm.tasks.tokens import TokenTask
 
 TASKS: dict[str, type[Task]] = {
     "arrow": ArrowTask,
     "imagenet": ImageNetTask,
     "graphs": GraphTask,
     "languages": LanguageTask,
+    "tokens": TokenTask,
 }

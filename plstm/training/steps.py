@@ -142,7 +142,7 @@ def evaluate(
     sums = {name: np.sum([batch[name] for batch in metrics], axis=0, dtype=np.float64) for name in metrics[0]}
     means = {}
     for name, pair in sums.items():
-        names = [f"{name}@{length}" for length in split.lengths] if pair.ndim > 1 else [name]
+        names = [f"{name.removesuffix('_by')}@{length}" for length in split.lengths] if pair.ndim > 1 else [name]
         for each, total, count in zip(names, *pair.reshape(2, -1)[:, : len(names)], strict=True):
             means[each] = float(total / count) if count else math.nan
     return means | {"count": int(sum(counts))}

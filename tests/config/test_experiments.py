@@ -21,7 +21,8 @@ FOLDER = CONFIGS / "experiment"
 EXPERIMENTS = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.yaml"))
 ARROW = [name for name in EXPERIMENTS if name.startswith("arrow/")]
 GRAPHS = [name for name in EXPERIMENTS if name.startswith("graphs/")]
-VISION = [name for name in EXPERIMENTS if name not in GRAPHS]
+TOKENS = [name for name in EXPERIMENTS if name.startswith(("tokens", "tracking"))]
+VISION = [name for name in EXPERIMENTS if name not in (*GRAPHS, *TOKENS)]
 TABLELESS = {"balanced/plstm_full", "balanced/vit_full", "imagenet/efficientnet_b0"}
 IMAGENET = [name for name in EXPERIMENTS if name.startswith(("imagenet/", "ablation/")) and name not in TABLELESS]
 TABLE = {"arrow": 3, "imagenet": 4, "ablation": 5, "graphs": 1}  # of the paper
@@ -274,7 +275,9 @@ def test_a_smoke_run_is_small_and_leaves_its_record_elsewhere(composed, name):
     config = to_config(composed(f"experiment={name}", "debug=smoke", *start_of(name)))
     assert config.paths.results != Config().paths.results and config.logger.mode == "disabled"
     assert steps_of(config)[0] <= 20 and getattr(config.model, "depth", 2) == 2
-    assert config.data.size == 48 if name in VISION else config.data.name == "TOY"
+    small = {**dict.fromkeys(VISION, ("size", 48)), **dict.fromkeys(TOKENS, ("length", 16))}
+    key, value = small.get(name, ("name", "TOY"))
+    assert getattr(config.data, key) == value
     assert 0 < parameters(config) < 20e6
 
 

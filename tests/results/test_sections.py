@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from plstm.errors import UserError
+from plstm.results.definitions import load_table
 from plstm.results.records import read_records
 from plstm.results.sweeps import find_groups, superfluous_runs, t_interval
+from plstm.runs.cli import CONFIGS
 from scripts.majority_baselines import majority_accuracy
 
 from .conftest import folds_of, rendered, run_script
@@ -122,3 +125,19 @@ def test_the_majority_of_each_fold_s_training_graphs():
     labels = np.repeat([0, 1], [60, 40])
     assert majority_accuracy(labels, 10, 42) == pytest.approx(0.6)
     assert majority_accuracy(1 - labels, 10, 42) == pytest.approx(0.6)
+
+
+def test_published_numbers_of_a_section_by_column(tmp_path):
+    """Under the name of a column, in every section; a column that the table does not have is named."""
+    path = CONFIGS / "tables/tokens.yaml"
+    text = path.read_text()
+    table = load_table(path)
+    (row,) = (row for row in table.rows if row.name == "GDN[-1,1]")
+    shown = {column.title: table.paper(row, column, "parity") for column in table.columns}
+    assert {title: cell for title, cell in shown.items() if cell} == {
+        "Rescaled, 128": [1.0],
+        "Rescaled, 2,048": [0.472],
+    }
+    (tmp_path / "tokens.yaml").write_text(text.replace("majority: {test_rescaled@2048", "majority: {rescaled@2048"))
+    with pytest.raises(UserError, match=r"paper.majority.rescaled@2048 of xLSTM\[1:0\] must be"):
+        load_table(tmp_path / "tokens.yaml")

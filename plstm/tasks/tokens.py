@@ -1,0 +1,115 @@
+"""Counting and state tracking, the tasks of `data.tokens`: train at one length, test there and at longer ones.
+
+A batch is a dictionary of NumPy arrays: tokens, label int8 [rows, T], label -1 where a token has none. Training takes
+all labels, or the last of each row; accuracy is that of the last labels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from numpy.random import RandomState
+
+from data.tokens import TASKS as TOKEN_TASKS
+from plstm.errors import one_of, require
+from plstm.tasks.base import RunConfig
+from plstm.tasks.streams import StreamTask, by_length
+from plstm.training.steps import Batch, Metrics
+
+FACTORS = (1, 4, 16)  # lengths of `test`, over that of training
+LONGEST = 2**15
+
+
+@dataclass
+class TokenData:
+    name: str = "parity"  # of data.tokens.TASKS
+    length: int = 128  # of training rows; `test` has it 1, 4 and 16 times
+    supervision: str = "all"  # what training learns from: "all" labels, or the "last" of each row
+    eval_rows: int = 512  # of each length
+    eval_seed: int = 1001  # of all rows to evaluate on, the same for all runs
+
+
+class TokenTask(StreamTask):
+    """`accuracy` is that at the last label of each row, `accuracy_all` at all labels; "rescaled" is 0 at chance."""
+
+    data_schema = TokenData
+    inputs = "tokens"
+    splits = ("val", "test")
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        data = config.data
+        require(data, *one_of(data, name=tuple(TOKEN_TASKS), supervision=("all", "last")), prefix="data.")
+        shortest, longest = TOKEN_TASKS[data.name].shortest, LONGEST // FACTORS[-1]
+        fits = f"must be from {shortest}, the shortest row of {data.name}, to {longest}"
+        require(
+            config,
+            ("data.length", shortest <= data.length <= longest, fits),
+            ("data.eval_rows", 1 <= data.eval_rows <= 2**20, "must be at least 1 and at most 2^20"),
+            ("data.eval_seed", data.eval_seed >= 0, "must be at least 0"),
+            ("init_from", config.init_from is None, "these models start anew; leave it out"),
+            ("optim.label_smoothing", config.optim.label_smoothing == 0, "this task has none; leave it at 0"),
+        )
+
+    @classmethod
+    def name_parts(cls, config: RunConfig) -> tuple[str, ...]:
+        return (config.data.name,)
+
+    def __init__(self, config: RunConfig):
+        super().__init__(config)
+        self.task, self.eval_rows = TOKEN_TASKS[config.data.name], config.data.eval_rows
+        self.sizes = {"vocabulary": self.task.vocabulary, "classes": self.task.classes}
+
+    # ------------------------------------------------------------------ data
+    def describe_data(self) -> str:
+        lengths = ", ".join(map(str, self.lengths("test")))
+        return f"{self.task.name}: rows of {self.config.data.length} tokens train; of {lengths} test"
+
+    def lengths(self, split: str) -> Sequence[int]:
+        length = self.config.data.length
+        return [factor * length for factor in FACTORS] if split == "test" else [length]
+
+    def draw_batch(self, step: int) -> Batch:
+        rng = RandomState((self.config.seed, step))
+        return self._batch(rng, self.config.data.length, self.config.optim.batch_size)
+
+    def draw_at(self, split: str, length: int) -> Batch:
+        rng = RandomState((self.config.data.eval_seed, self.splits.index(split), length))
+        return self._batch(rng, length, self.eval_rows)
+
+    def _batch(self, rng: RandomState, length: int, rows: int) -> Batch:
+        tokens = self.task.draw(rng, length, rows)
+        return {"tokens": tokens, "label": self.task.answer(tokens)}
+
+    # ------------------------------------------------------------------ model
+    def logits(self, model: nnx.Module, batch: Batch, key: jax.Array | None = None) -> jax.Array:
+        """float32 [rows, T, classes]."""
+        return model(batch["tokens"].astype(jnp.int32), key=key)
+
+    def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        metrics = token_metrics(self.logits(model, batch, key), batch, self.config.data.supervision)
+        total, count = metrics["loss"]
+        return total / count, metrics
+
+    def metrics(self, model: nnx.Module, batch: Batch) -> Metrics:
+        found = token_metrics(self.logits(model, batch), batch, self.config.data.supervision)
+        hits, count = found["accuracy"]
+        chance = self.task.chance
+        found["rescaled"] = (hits - chance * count) / (1 - chance), count
+        by = {name: by_length(found[name], batch, len(FACTORS)) for name in ("accuracy", "accuracy_all", "rescaled")}
+        return found | {f"{name}_by": pair for name, pair in by.items()}
+
+
+def token_metrics(logits: jax.Array, batch: Batch, supervision: str) -> Metrics:
+    """Loss (nats) at the labels that training takes, accuracy at the last labels and at all; of [rows, T, classes]."""
+    labels = batch["label"].astype(jnp.int32)
+    known = (labels >= 0) & batch.get("mask", jnp.ones(len(labels), bool))[:, None]
+    last = known & (jnp.cumsum(known[:, ::-1], axis=1)[:, ::-1] == 1)
+    taken = known if supervision == "all" else last
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
+    hits = logits.argmax(-1) == labels
+    pairs = {"loss": (losses * taken, taken), "accuracy": (hits & last, last), "accuracy_all": (hits & known, known)}
+    return {name: tuple(part.sum(dtype=jnp.float32) for part in pair) for name, pair in pairs.items()}

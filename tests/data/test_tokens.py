@@ -1,0 +1,114 @@
+"""Counting and state tracking: golden rows, which rows are drawn and how often, labels by another definition."""
+
+import itertools
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from numpy.random import RandomState
+
+from data import tokens
+from data.tokens import TASKS, permutation_table
+from plstm.errors import run_script
+
+GOLDEN = {
+    "parity": "1 0 1 1 0 -> 1 1 0 1 1",
+    "z5": "4 3 1 0 2 -> 4 2 3 3 0",
+    "s3": "1 -> 1; 3 3 -> 3 4; 1 2 -> 1 3; 2 1 -> 2 4; 5 3 1 4 -> 5 1 0 4",
+    "a5": "7 13 59 1 -> 7 16 43 58",
+    "s5": "119 7 64 -> 119 93 3",
+    "majority": "0 1 1 0 -> 0 - 1 -; 0 1 1 1 -> 0 - 1 1",
+    "anbn": "0 0 1 1 2 2 -> - - - 1 - -; 0 0 1 2 2 2 -> - - 0 - - -",
+    "anbncn": "0 1 2 3 3 3 -> - - 1 - - -; 0 0 1 2 2 3 -> - - - - 0 -",
+}
+
+
+def command(monkeypatch, capsys, *arguments) -> tuple[int, str]:
+    monkeypatch.setattr(sys, "argv", ["data.tokens", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        run_script(tokens.main)
+    output = capsys.readouterr()
+    return ended.value.code or 0, output.out + output.err
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_golden_rows_by_the_command(name, monkeypatch, capsys):
+    for row, answer in (pair.split(" -> ") for pair in GOLDEN[name].split("; ")):
+        assert command(monkeypatch, capsys, "answer", name, *row.split()) == (0, answer + "\n")
+
+
+def test_group_tables_are_those_of_groups():
+    for table, order in ((permutation_table(3), 6), (permutation_table(5, even=True), 60), (permutation_table(5), 120)):
+        assert (np.sort(table) == np.arange(order)).all() and (np.sort(table.T) == np.arange(order)).all()
+        assert (table[0] == np.arange(order)).all() and (table[:, 0] == np.arange(order)).all()
+        x, y, z = RandomState(0).randint(0, order, (3, 500))
+        assert (table[table[x, y], z] == table[x, table[y, z]]).all()
+
+
+def word(runs, length):
+    text = "".join(symbol * run for symbol, run in zip("012", runs, strict=False))
+    return text.ljust(length, str(len(runs)))
+
+
+def test_rows_and_how_often_they_are_drawn():
+    """Half of the rows are balanced, each number of them as often; the others are uniform."""
+    for name, length, symbols in (("anbn", 7, 2), ("anbncn", 8, 3)):
+        longest, drawn = length // symbols, TASKS[name].draw(RandomState(0), length, 6000)
+        counts = Counter("".join(map(str, row)) for row in drawn)
+        every = list(itertools.product(range(1, longest + 1), repeat=symbols))
+        assert set(counts) == {word(runs, length) for runs in every}
+        for runs in every:
+            share = 1 / longest if len(set(runs)) == 1 else 1 / (len(every) - longest)
+            assert abs(counts[word(runs, length)] / 3000 - share) < 5 * (share / 3000) ** 0.5
+    for name in ("parity", "z5", "s3", "a5", "s5", "majority"):
+        drawn = TASKS[name].draw(RandomState(0), 9, 4000)
+        shares = np.bincount(drawn.ravel(), minlength=TASKS[name].vocabulary) / drawn.size
+        np.testing.assert_allclose(shares, 1 / TASKS[name].vocabulary, atol=0.01)
+
+
+def test_no_majority_row_ties_at_its_end():
+    for length in (1, 2, 3, 8):
+        rows = TASKS["majority"].draw(RandomState(0), length, 500)
+        labels = TASKS["majority"].answer(rows)
+        assert (labels[:, -1] == (rows.mean(1) > 0.5)).all()
+        assert (labels == -1).sum() == (2 * np.cumsum(rows, 1) == np.arange(1, length + 1)).sum()
+
+
+@pytest.mark.parametrize("name", ["parity", "z5", "s3", "a5", "s5"])
+def test_labels_by_applying_permutations_one_by_one(name):
+    cyclic = {"parity": 2, "z5": 5}
+    size = cyclic.get(name) or (3 if name == "s3" else 5)
+    elements = list(itertools.permutations(range(size)))
+    if name in cyclic:
+        elements = [tuple(np.roll(range(size), -n)) for n in range(size)]
+    if name == "a5":
+        elements = [p for p in elements if np.linalg.det(np.eye(size)[list(p)]) > 0]
+    rows = TASKS[name].draw(RandomState(0), 20, 50)
+    for row, labels in zip(rows, TASKS[name].answer(rows), strict=True):
+        state = tuple(range(size))
+        for token, label in zip(row, labels, strict=True):
+            state = tuple(elements[token][i] for i in state)
+            assert elements[label] == state
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sample", "a4"], "error: task a4: choose one of parity, z5, s3, a5, s5, majority, anbn, anbncn"),
+        (["sample", "anbncn", "--length", "5"], "error: --length 5: must be from 6 to 2048"),
+        (["answer", "s3", "6"], "error: token 6: the tokens of s3 are 0 to 5"),
+        (["answer", "anbn", *"0001"], "error: tokens 0 0 0 1: anbn has no such row of length 4"),
+        (["answer", "anbncn", *"012301"], "error: tokens 0 1 2 3 0 1: anbncn has no such row of length 6"),
+    ],
+)
+def test_bad_commands_end_with_one_line(arguments, message, monkeypatch, capsys):
+    assert command(monkeypatch, capsys, *arguments) == (2, message + "\n")
+
+
+def test_sampled_rows_are_rows_of_the_task(monkeypatch, capsys):
+    status, text = command(monkeypatch, capsys, "sample", "anbncn", "--length", "9", "--count", "4", "--seed", "1")
+    assert status == 0 and text.count("\n") == 4
+    for line in text.splitlines():
+        row, labels = line.split(" -> ")
+        assert command(monkeypatch, capsys, "answer", "anbncn", *row.split()) == (0, labels + "\n")

@@ -1,0 +1,77 @@
+"""The task of token models: its batches, its metrics, what configs it refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from plstm.config import to_config
+from plstm.errors import UserError
+from plstm.tasks.tokens import TokenTask, token_metrics
+from plstm.training.steps import evaluate
+
+
+@pytest.fixture(scope="module")
+def make(composed):
+    def make(*overrides):
+        return TokenTask(to_config(composed("experiment=tokens_reduced/plstm_1", "debug=smoke", *overrides)))
+
+    return make
+
+
+def test_batches_depend_on_seed_and_step_alone(make):
+    task, other = make("data.name=s3"), make("data.name=s3", "seed=44")
+    again = make("data.name=s3").draw_batch(7)
+    for name, array in task.draw_batch(7).items():
+        np.testing.assert_array_equal(array, again[name])
+        assert array.shape == (32, 16) and array.dtype == np.int8
+        assert (array != task.draw_batch(8)[name]).any() and (array != other.draw_batch(7)[name]).any()
+    for split in ("val", "test"):
+        np.testing.assert_array_equal(task.draw_at(split, 16)["tokens"], other.draw_at(split, 16)["tokens"])
+    assert (task.draw_at("val", 16)["tokens"] != task.draw_at("test", 16)["tokens"]).any()
+
+
+def test_metrics_count_the_last_label_all_labels_and_no_padding():
+    label = np.array([[0, -1, 1, -1], [1, 1, 0, 1], [1, 1, 1, 1]], np.int8)
+    logits = jnp.zeros((3, 4, 2)).at[..., 1].set(1.0)  # class 1 everywhere
+    batch = {"label": label, "mask": np.array([True, True, False])}
+    low, high = np.log(1 + np.e) - 1, np.log(1 + np.e)  # the loss of class 1, of class 0
+    found = token_metrics(logits, batch, "all")
+    assert found["accuracy"] == (2, 2) and found["accuracy_all"] == (4, 6)
+    np.testing.assert_allclose(found["loss"], (4 * low + 2 * high, 6), rtol=1e-6)
+    np.testing.assert_allclose(token_metrics(logits, batch, "last")["loss"], (2 * low, 2), rtol=1e-6)
+
+
+def test_evaluation_has_each_length_and_rescales_by_chance(make):
+    """A model that knows the class of a half of the rows, here of those whose first token is 0."""
+    task = make("data.name=z5")
+
+    @jax.jit
+    def measure(_, batch):
+        known = (batch["tokens"][:, :1] == 0) | (batch["label"] < 0)
+        logits = jnp.where(known[..., None], jnp.eye(5)[batch["label"]], jnp.eye(5)[(batch["label"] + 1) % 5])
+        return task.metrics(lambda tokens, key: logits, batch)
+
+    found = evaluate(measure, None, task.split("test"), 32)
+    assert found["count"] == 3 * 40
+    shares = [(task.draw_at("test", length)["tokens"][:, 0] == 0).mean() for length in (16, 64, 256)]
+    np.testing.assert_allclose([found[f"accuracy@{length}"] for length in (16, 64, 256)], shares, rtol=1e-6)
+    np.testing.assert_allclose(found["accuracy"], np.mean(shares), rtol=1e-6)
+    np.testing.assert_allclose(found["rescaled@64"], (shares[1] - 0.2) / 0.8, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.name=a4", "data.name=a4: choose one of parity, z5"),
+        ("data.length=0", "data.length=0: must be from 1, the shortest row of parity, to 2048"),
+        ("data.supervision=first", "data.supervision=first: choose one of all, last"),
+        ("model.track=5", "model.track=5: must divide model.dim=24"),
+        ("model.blocks=[mlstm,lstm]", "model.blocks: no layer 'lstm'"),
+    ],
+)
+def test_configs_that_do_not_fit_are_refused(make, override, message):
+    with pytest.raises(UserError, match=message):
+        make(override)
+    with pytest.raises(UserError, match="data.length=5: must be from 6, the shortest row of anbncn"):
+        make("data.name=anbncn", "data.length=5")
