@@ -126,7 +126,8 @@ class LanguageTask(StreamTask):
     # ------------------------------------------------------------------ model
     def logits(self, model: nnx.Module, batch: Batch, key: jax.Array | None = None) -> jax.Array:
         """float32 [rows, A, classes]."""
-        return model(Rows(batch["tokens"], batch["length"], batch["steps"]), batch["label"].shape[1], key=key)
+        rows = Rows(batch["tokens"].astype(jnp.int32), batch["length"], batch["steps"])
+        return model(rows, batch["label"].shape[1], key=key)
 
     def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
         """The loss counts all L places of the answer, also those that accuracy leaves out."""
@@ -138,7 +139,7 @@ class LanguageTask(StreamTask):
         """Means over the batch, which count once each, so that no length weighs more than another."""
         found = answer_metrics(self.logits(model, batch), batch)
         found = {name: (total / count, jnp.float32(1)) for name, (total, count) in found.items()}
-        return found | {"accuracy_by": by_length(found["accuracy"], batch, self.groups)}
+        return found | {"accuracy@": by_length(found["accuracy"], batch, self.groups)}
 
 
 def answer_metrics(logits: jax.Array, batch: Batch) -> Metrics:

@@ -100,7 +100,7 @@ class TokenTask(StreamTask):
         chance = self.task.chance
         found["rescaled"] = (hits - chance * count) / (1 - chance), count
         by = {name: by_length(found[name], batch, len(FACTORS)) for name in ("accuracy", "accuracy_all", "rescaled")}
-        return found | {f"{name}_by": pair for name, pair in by.items()}
+        return found | {f"{name}@": pair for name, pair in by.items()}
 
 
 def token_metrics(logits: jax.Array, batch: Batch, supervision: str) -> Metrics:

@@ -129,7 +129,7 @@ def evaluate(
 
     The last batch is padded, so that one compiled program serves the whole split; the metrics leave out the padding.
     `batch_size` fixes the order of the floating-point sums. A metric that is a vector becomes one for each of the
-    split's lengths, such as accuracy@64. `place` puts a batch on the devices;
+    split's lengths: accuracy@ becomes accuracy@64, ... `place` puts a batch on the devices;
     `each_batch` is called after each, and what it raises ends the evaluation.
     """
     found = []
@@ -142,7 +142,7 @@ def evaluate(
     sums = {name: np.sum([batch[name] for batch in metrics], axis=0, dtype=np.float64) for name in metrics[0]}
     means = {}
     for name, pair in sums.items():
-        names = [f"{name.removesuffix('_by')}@{length}" for length in split.lengths] if pair.ndim > 1 else [name]
+        names = [f"{name}{length}" for length in split.lengths] if pair.ndim > 1 else [name]
         for each, total, count in zip(names, *pair.reshape(2, -1)[:, : len(names)], strict=True):
             means[each] = float(total / count) if count else math.nan
     return means | {"count": int(sum(counts))}

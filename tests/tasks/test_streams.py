@@ -34,10 +34,10 @@ def test_every_row_of_every_length_is_evaluated_once_and_counts_for_its_length()
         assert batch["row"].shape == (2, 8)
         rows.extend(batch["row"][batch["mask"], 0].tolist())
         pair = jnp.sum(batch["label"] * batch["mask"]), jnp.sum(batch["mask"])
-        return {"label": pair, "label_by": by_length(pair, batch, 4)}
+        return {"label": pair, "label@": by_length(pair, batch, 4)}
 
     found = evaluate(measure, None, split, batch_size=64)
     assert rows == [10 * length + n for length in (3, 7, 4) for n in range(5)]
     assert found["count"] == len(split) == 15 and np.isclose(found["label"], 14 / 3)
-    assert [found[f"label_by@{length}"] for length in (3, 7, 4)] == [3, 7, 4]
+    assert [found[f"label@{length}"] for length in (3, 7, 4)] == [3, 7, 4]
     assert {len(batch["mask"]) for batch in split.batches(1)} == {1}

@@ -62,7 +62,7 @@ def test_a_vector_is_a_metric_for_each_length_of_the_split(split):
         lengths, batches = (4, 16), staticmethod(split.batches)
 
     found = iter([([1.0, 0.0, 9.0], [2.0, 0.0, 9.0]), ([0.0, 3.0, 0.0], [1.0, 4.0, 0.0])])
-    measure = lambda weights, batch: {"accuracy": tuple(jnp.array(part) for part in next(found))}  # noqa: E731
+    measure = lambda weights, batch: {"accuracy@": tuple(jnp.array(part) for part in next(found))}  # noqa: E731
     wanted = {"accuracy@4": 1 / 3, "accuracy@16": 0.75, "count": COUNT}
     assert evaluate(measure, None, Lengths, COUNT // 2) == pytest.approx(wanted)
 
