@@ -16,6 +16,7 @@ from plstm.models.efficientnet import EfficientNet, EfficientNetConfig
 from plstm.models.flops import forward_flops
 from plstm.models.graph import GraphConfig, build_graph_model
 from plstm.models.languages import LanguageConfig, build_language_model
+from plstm.models.mamba2d import Mamba2D, Mamba2DConfig
 from plstm.models.sequence import SequenceConfig, build_sequence_model
 from plstm.models.vision import VisionConfig, VisionModel
 
@@ -32,6 +33,7 @@ class Family(NamedTuple):
 MODELS: dict[str, Family] = {
     "vision": Family(VisionConfig, lambda config, _, key: VisionModel(config, nnx.Rngs(key)), "images", forward_flops),
     "efficientnet": Family(EfficientNetConfig, lambda config, _, key: EfficientNet(config, nnx.Rngs(key)), "images"),
+    "mamba2d": Family(Mamba2DConfig, lambda config, _, key: Mamba2D(config, nnx.Rngs(key)), "images"),
     "graph": Family(GraphConfig, build_graph_model, "graphs"),
     "sequence": Family(SequenceConfig, build_sequence_model, "tokens"),
     "language": Family(LanguageConfig, build_language_model, "languages"),
@@ -55,6 +57,7 @@ __all__ = [
     "EfficientNetConfig",
     "Family",
     "GraphConfig",
+    "Mamba2DConfig",
     "VisionConfig",
     "VisionModel",
     "build_model",

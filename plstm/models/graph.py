@@ -1,6 +1,5 @@
 """Graph classifiers: pLSTM, and the graph neural networks that the paper's Table 1 compares it with."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -13,7 +12,7 @@ from flax import nnx
 
 from plstm.errors import one_of, positive, require
 from plstm.nn.graph import TRANSITION_NODES, GraphMixer, degree_encoding
-from plstm.nn.layers import MLP, NORM_EPSILON, norm, uniform_within
+from plstm.nn.layers import MLP, NORM_EPSILON, dense, norm
 from plstm.ops.dag import METHODS, NORMS, PackedDags
 
 MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
@@ -44,12 +43,6 @@ class Neighbours(NamedTuple):
     def mean(self, h: jax.Array) -> jax.Array:
         """The mean over a node's neighbours, zero where it has none: [N, dim] -> [N, dim]."""
         return self.sum(h[self.sender]) / jnp.maximum(self.degree, 1)[:, None]
-
-
-def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, use_bias: bool = True) -> nnx.Linear:
-    """A linear layer whose kernel and bias start uniform within 1 / sqrt(dim_in)."""
-    start = uniform_within(1 / math.sqrt(dim_in))
-    return nnx.Linear(dim_in, dim_out, use_bias=use_bias, kernel_init=start, bias_init=start, rngs=rngs)
 
 
 class GAT(nnx.Module):

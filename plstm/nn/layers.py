@@ -15,7 +15,7 @@ NORMS = {"rmsnorm": nnx.RMSNorm, "layernorm": nnx.LayerNorm}
 
 
 def norm(kind: str, dim: int, rngs: nnx.Rngs) -> nnx.Module:
-    return NORMS[kind](dim, epsilon=NORM_EPSILON, dtype=jnp.float32, rngs=rngs)
+    return NORMS[kind](dim, epsilon=NORM_EPSILON, dtype=DTYPES["float32"], rngs=rngs)
 
 
 def head_norm(hidden: jax.Array, centred: bool = False) -> jax.Array:
@@ -40,6 +40,12 @@ def multiply_rows(x: jax.Array, kernel: jax.Array, dimensions=None, precision=No
 def linear(dim_in: int, dim_out: int, *, kernel_init=KERNEL_INIT, **options) -> nnx.Linear:
     """A linear layer with float32 parameters and a bias that starts at zero; options are those of `nnx.Linear`."""
     return nnx.Linear(dim_in, dim_out, kernel_init=kernel_init, dot_general=multiply_rows, **options)
+
+
+def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, use_bias: bool = True, **options) -> nnx.Linear:
+    """A linear layer whose kernel and bias start uniform within 1 / sqrt(dim_in), as PyTorch's do."""
+    start = uniform_within(1 / math.sqrt(dim_in))
+    return nnx.Linear(dim_in, dim_out, use_bias=use_bias, kernel_init=start, bias_init=start, rngs=rngs, **options)
 
 
 class PatchEmbedding(nnx.Module):
@@ -75,12 +81,12 @@ exact_gelu.defvjp(_gelu_and_slope, lambda slope, cotangent: (slope * cotangent,)
 
 
 class MLP(nnx.Module):
-    """Two linear layers with a GELU between them, by its tanh approximation or exact."""
+    """Two layers made by `make` with a GELU between them, by its tanh approximation or exact."""
 
-    def __init__(self, dim: int, ratio: int, *, dtype, rngs: nnx.Rngs, approximate: bool = True):
+    def __init__(self, dim: int, ratio: int, *, dtype, rngs: nnx.Rngs, approximate: bool = True, make=linear):
         self.approximate = approximate
-        self.up = linear(dim, ratio * dim, dtype=dtype, rngs=rngs)
-        self.down = linear(ratio * dim, dim, dtype=dtype, rngs=rngs)
+        self.up = make(dim, ratio * dim, dtype=dtype, rngs=rngs)
+        self.down = make(ratio * dim, dim, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.down((jax.nn.gelu if self.approximate else exact_gelu)(self.up(x)))

@@ -1,0 +1,154 @@
+"""Mamba2D (Baty et al., 2024) as the paper's Figure 2 ran it: the first release's backbone with a linear head."""
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from plstm.errors import one_of, positive, require
+from plstm.nn.layers import DTYPES, MLP, dense, exact_gelu, norm, uniform_within
+from plstm.ops.mamba2d import mamba2d
+
+MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
+MIXERS = ("m2d", "attention")
+HEAD_DIM, MLP_RATIO = 32, 4
+MIN_DELTA, MAX_DELTA = 1e-3, 0.1  # of the initial step sizes
+
+
+@dataclass
+class Mamba2DConfig:
+    """The whole architecture; the lists have an entry a stage."""
+
+    family: str = "mamba2d"  # of plstm.models.MODELS
+    image_size: int = 192  # pixels a side in training; others are accepted
+    channels: int = 3
+    classes: int = 1000
+    dims: list[int] = field(default_factory=lambda: [96, 192, 192, 192])
+    depths: list[int] = field(default_factory=lambda: [3, 3, 9, 3])  # blocks
+    mixers: list[str] = field(default_factory=lambda: ["m2d", "m2d", "attention", "attention"])
+    states: int = 16  # of a channel of the 2-D recurrence
+    dtype: str = "bfloat16"  # of the matrix products; the recurrence, parameters, norms and head are float32
+    remat: bool = False  # keep only the blocks' inputs for the backward pass, and compute the rest again: less memory
+
+    def check(self) -> None:
+        """Raises UserError naming the key where the parts do not fit together."""
+        stages = len(self.dims)
+        sizes = f"give each of the {stages} stages of model.dims a number from 1 to {MAX_SIZE}"
+        require(
+            self,
+            *one_of(self, dtype=tuple(DTYPES)),
+            *positive(self, "image_size", "channels", "classes", "states", most=MAX_SIZE),
+            ("dims", stages and all(1 <= dim <= MAX_SIZE for dim in self.dims), sizes),
+            ("depths", len(self.depths) == stages and all(1 <= n <= MAX_SIZE for n in self.depths), sizes),
+            (
+                "mixers",
+                len(self.mixers) == stages and set(self.mixers) <= set(MIXERS),
+                f"give each of the {stages} stages of model.dims one of {', '.join(MIXERS)}",
+            ),
+            prefix="model.",
+        )
+
+
+def inverse_softplus_steps(key: Array, dim: int) -> Array:
+    """Biases [dim] whose softplus is drawn log-uniformly between MIN_DELTA and MAX_DELTA."""
+    log_min, log_max = math.log(MIN_DELTA), math.log(MAX_DELTA)
+    delta = jnp.exp(jax.random.uniform(key, (dim,), minval=log_min, maxval=log_max))
+    return delta + jnp.log(-jnp.expm1(-delta))
+
+
+def log_of_states(dim: int, states: int) -> nnx.Param:
+    """The logarithms [dim, states] of 1 .. states."""
+    return nnx.Param(jnp.broadcast_to(jnp.log(jnp.arange(1.0, states + 1)), (dim, states)))
+
+
+class M2DMixer(nnx.Module):
+    """The 2-D state space with input-dependent step sizes between two linear maps."""
+
+    def __init__(self, dim: int, states: int, *, dtype, rngs: nnx.Rngs, rank: int | None = None):
+        inner, rank = 2 * dim, rank or -(-dim // 16)
+        self.enter, self.out = dense(dim, inner, rngs, dtype=dtype), dense(inner, dim, rngs, dtype=dtype)
+        self.select = dense(inner, 2 * rank + 2 * states, rngs, dtype=dtype)
+        self.splits = rank, 2 * rank, 2 * rank + states
+        start = inverse_softplus_steps(rngs.params(), inner)
+        step = partial(nnx.Linear, rank, inner, kernel_init=uniform_within(rank**-0.5), dtype=DTYPES["float32"])
+        self.top, self.left = (step(bias_init=lambda *_: start.copy(), rngs=rngs) for _ in range(2))
+        self.log_top, self.log_left = log_of_states(inner, states), log_of_states(inner, states)
+        self.skip = nnx.Param(jnp.ones(inner))
+
+    def __call__(self, x: Array) -> Array:
+        """[B, H, W, dim] -> the same."""
+        u = exact_gelu(self.enter(x))
+        t, l, b, c = jnp.split(self.select(u), self.splits, axis=-1)  # noqa: E741 (top and left)
+        steps = jax.nn.softplus(self.top(t)), jax.nn.softplus(self.left(l))
+        a_t, a_l = -jnp.exp(self.log_top[...]), -jnp.exp(self.log_left[...])
+        y = mamba2d(u, *steps, a_t, a_l, b, c)
+        return self.out(exact_gelu(y + self.skip[...].astype(u.dtype) * u))
+
+
+class Attention(nnx.Module):
+    """Softmax attention among all cells, without positions."""
+
+    def __init__(self, dim: int, *, dtype, rngs: nnx.Rngs, head_dim: int = HEAD_DIM):
+        self.heads = max(1, dim // head_dim)
+        self.qkv = dense(dim, 3 * self.heads * head_dim, rngs, use_bias=False, dtype=dtype)
+        self.out = dense(self.heads * head_dim, dim, rngs, use_bias=False, dtype=dtype)
+
+    def __call__(self, x: Array) -> Array:
+        """[B, H, W, dim] -> the same."""
+        qkv = self.qkv(x).reshape(x.shape[0], -1, 3, self.heads, self.qkv.out_features // (3 * self.heads))
+        hidden = jax.nn.dot_product_attention(*jnp.moveaxis(qkv, 2, 0))
+        return self.out(hidden.reshape(*x.shape[:-1], -1))
+
+
+class Block(nnx.Module):
+    """A pre-norm residual block: mixer, then MLP. With attention, learned factors weigh the input of each residual."""
+
+    def __init__(self, dim: int, mixer: str, states: int, *, dtype, rngs: nnx.Rngs):
+        scaled = mixer == "attention"
+        self.mixer_norm, self.mlp_norm = (norm("layernorm", dim, rngs) for _ in range(2))
+        self.mixer = Attention(dim, dtype=dtype, rngs=rngs) if scaled else M2DMixer(dim, states, dtype=dtype, rngs=rngs)
+        self.mlp = MLP(dim, MLP_RATIO, dtype=dtype, rngs=rngs, approximate=False, make=dense)
+        self.mixer_scale, self.mlp_scale = (nnx.Param(jnp.ones(dim)) if scaled else None for _ in range(2))
+
+    def __call__(self, x: Array) -> Array:
+        """[B, H, W, dim] -> the same."""
+        for scale, layer_norm, layer in (
+            (self.mixer_scale, self.mixer_norm, self.mixer),
+            (self.mlp_scale, self.mlp_norm, self.mlp),
+        ):
+            branch = layer(layer_norm(x)).astype(x.dtype)
+            x = branch + (x if scale is None else x * scale[...].astype(x.dtype))
+        return x
+
+
+class Mamba2D(nnx.Module):
+    """Image classifier."""
+
+    def __init__(self, config: Mamba2DConfig, rngs: nnx.Rngs):
+        self.dtype, self.remat, dim_in = DTYPES[config.dtype], config.remat, config.channels
+        self.down, self.norms, self.stages = nnx.List(), nnx.List(), nnx.List()
+        for n, (dim, depth, mixer) in enumerate(zip(config.dims, config.depths, config.mixers, strict=True)):
+            kernel, stride, padding = (3, 2, 1) if n else (7, 4, 2)
+            start = uniform_within((kernel**2 * dim_in) ** -0.5)
+            form = dict(kernel_size=(kernel, kernel), strides=stride, padding=padding, dtype=self.dtype)
+            self.down.append(nnx.Conv(dim_in, dim, kernel_init=start, bias_init=start, rngs=rngs, **form))
+            self.norms.append(norm("layernorm", dim_in if n else dim, rngs))
+            make = partial(Block, dim, mixer, config.states, dtype=self.dtype, rngs=rngs)
+            self.stages.append(nnx.List([make() for _ in range(depth)]))
+            dim_in = dim
+        self.norm = norm("layernorm", dim_in, rngs)
+        self.head = dense(dim_in, config.classes, rngs, dtype=DTYPES["float32"])
+
+    def __call__(self, images: Array, *, key: Array | None = None) -> Array:
+        """Normalised images [batch, height, width, channels] of any size -> float32 logits [batch, classes]. A training
+        pass, which `key` asks for, is no other."""
+        x = images
+        for n, (down, layer_norm, blocks) in enumerate(zip(self.down, self.norms, self.stages, strict=True)):
+            x = (down(layer_norm(x)) if n else layer_norm(down(x))).astype(self.dtype)
+            for block in blocks:
+                x = (nnx.remat(Block.__call__) if self.remat else Block.__call__)(block, x)
+        return self.head(self.norm(x.astype(DTYPES["float32"]).mean((1, 2))))

@@ -1,0 +1,73 @@
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from plstm.errors import UserError
+from plstm.models import Mamba2DConfig, build_model
+from plstm.models.mamba2d import Attention, Block, M2DMixer
+
+from .golden import check, dense, fill, norm, parameters, waves
+
+REDUCED = dict(dims=[24, 48, 48], depths=[1, 1, 2], mixers=["m2d", "m2d", "attention"])
+
+
+def mixer_tensors(mixer: M2DMixer) -> list:
+    """In the golden order."""
+    steps = [(mixer.top.kernel, "K"), (mixer.top.bias, "d"), (mixer.left.kernel, "K"), (mixer.left.bias, "d")]
+    rest = [(mixer.log_top, "a"), (mixer.log_left, "a"), (mixer.skip, "g"), *dense(mixer.out)]
+    return [*dense(mixer.enter), *dense(mixer.select), *steps, *rest]
+
+
+def attention_tensors(mixer: Attention) -> list:
+    return [(mixer.qkv.kernel, "K"), (mixer.out.kernel, "K")]
+
+
+def block_tensors(block: Block) -> list:
+    own = attention_tensors if isinstance(block.mixer, Attention) else mixer_tensors
+    scales = [[(scale, "g")] if scale else [] for scale in (block.mixer_scale, block.mlp_scale)]
+    mlp = [*dense(block.mlp.up), *dense(block.mlp.down)]
+    return [*scales[0], *norm(block.mixer_norm), *own(block.mixer), *scales[1], *norm(block.mlp_norm), *mlp]
+
+
+def test_layers_meet_their_golden_values(float64):
+    mixer = M2DMixer(6, 3, dtype=jnp.float64, rngs=nnx.Rngs(0), rank=2)
+    fill(mixer_tensors(mixer))
+    check("M2", lambda x: (mixer(x), None), x=waves((2, 3, 4, 6)))
+    attention = Attention(8, dtype=jnp.float64, rngs=nnx.Rngs(0), head_dim=4)
+    fill(attention_tensors(attention))
+    check("M3", lambda x: (attention(x), None), x=waves((2, 2, 3, 8)))
+
+
+def test_the_model_meets_its_golden_values(float64):
+    config = Mamba2DConfig(classes=2, dims=[6, 8, 8, 8], depths=[1, 1, 1, 1], dtype="float32")
+    model, tensors = build_model(config, 0), []
+    for n, (down, layer_norm, blocks) in enumerate(zip(model.down, model.norms, model.stages, strict=True)):
+        tensors += [*norm(layer_norm), *dense(down)] if n else [*dense(down), *norm(layer_norm)]
+        tensors += [tensor for block in blocks for tensor in block_tensors(block)]
+    fill([*tensors, *norm(model.norm), *dense(model.head)])
+    check("M4", lambda x: (model(x), None), x=waves((2, 32, 40, 3)))
+
+
+def test_sizes_are_the_released_ones_and_other_images_pass():
+    for config, size in ((Mamba2DConfig(classes=2), 8_034_350), (Mamba2DConfig(classes=2, **REDUCED), 132_028)):
+        model = nnx.eval_shape(lambda config=config: build_model(config, 0))
+        assert parameters(model) == size
+    for images in ((3, 96, 96, 3), (1, 7, 50, 3)):
+        logits = nnx.eval_shape(lambda model, images=images: model(jnp.zeros(images)), model)
+        assert logits.shape == (images[0], 2) and logits.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"depths": [1, 1]}, "model.depths=.*each of the 4 stages"),
+        ({"dims": []}, "model.dims="),
+        ({"mixers": ["m2d", "m2d", "attention", "ssm"]}, "model.mixers=.*one of m2d, attention"),
+        ({"states": 0}, "model.states=0"),
+        ({"dtype": "float16"}, "model.dtype=float16"),
+    ],
+)
+def test_what_does_not_fit_is_named(changes, message):
+    with pytest.raises(UserError, match=message) as caught:
+        build_model(Mamba2DConfig(**changes), 0)
+    assert "\n" not in str(caught.value)
