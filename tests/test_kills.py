@@ -90,6 +90,7 @@ def test_sixty_kills(undisturbed, start, tmp_path):
         (signal.SIGTERM, "evaluate", 2),
         pytest.param(signal.SIGINT, "evaluate", 6, marks=pytest.mark.slow),  # the last one, over all splits
         pytest.param(signal.SIGINT, "save", 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, "evaluate", 3, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, "build", 1, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, "draw", 1, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, "tracker", 1, marks=pytest.mark.slow),
