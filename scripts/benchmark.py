@@ -20,13 +20,14 @@ import jax
 from plstm.errors import run_script
 from plstm.ops.grid import STRUCTURES
 from plstm.training.environment import keep_freed_memory
-from scripts.benchmarks import models, operators
+from scripts.benchmarks import models, operators, sequences
 from scripts.common import ROOT, Parser, positive, write_results
 
 SUBJECTS = {  # functions of the repeats and of the subject's options, which yield rows
     "operator": operators.measure_operator,
     "chunks": operators.measure_chunks,
     "tune": operators.measure_forms,
+    "sequences": sequences.measure_sequences,
     "model": models.measure_sizes,
     "scaling": models.measure_scaling,
     "compile": models.measure_compilation,
@@ -35,7 +36,12 @@ SUBJECTS = {  # functions of the repeats and of the subject's options, which yie
     "data": models.measure_views,
     "run": models.measure_runs,
 }
-CHOICES = {"dtype": ["float32", "bfloat16"], "structures": list(STRUCTURES), "models": list(models.GRAPH_MODELS)}
+CHOICES = {
+    "dtype": ["float32", "bfloat16"],
+    "structures": list(STRUCTURES),
+    "operators": list(sequences.NAMES),
+    "models": list(models.GRAPH_MODELS),
+}
 
 
 def parse_arguments() -> dict[str, Any]:

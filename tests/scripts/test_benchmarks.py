@@ -55,6 +55,18 @@ def test_bad_input_is_named_in_one_line(arguments, words):
     assert stderr.startswith("error: ") and words in stderr and stderr.count("\n") == 1
 
 
+def test_sequence_operators_are_compared_with_steps_and_attention(tmp_path):
+    sizes = ["--operators", "mlstm", "--lengths", 8, 16, 32, "--batch", 1, "--heads", 1, "--dim", 4]
+    rows = measured("sequences", tmp_path / "sequences.json", *sizes, "--recurrent_up_to", 16)["rows"]
+    assert [row["length"] for row in rows] == [8, 16, 32]
+    for before, row in zip([None, *rows], rows, strict=False):
+        ours = row["chunkwise"]
+        assert ("speedup" in row) == ("recurrent" in row) == (row["length"] <= 16) and "attention_over_operator" in row
+        if before:
+            growth = ours["memory_bytes"] / before["chunkwise"]["memory_bytes"] / 2
+            assert row["bytes_growth"] == pytest.approx(growth) and row["seconds_growth"] > 0
+
+
 def test_the_operator_is_compared_with_the_scan(tmp_path):
     sizes = ["--grids", 2, "--batch", 1, "--heads", 1, "--dim", 4]
     rows = measured("operator", tmp_path / "operator.json", *sizes)["rows"]
