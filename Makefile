@@ -95,6 +95,14 @@ table-tokens-reduced: $(READY) ## Run what is missing of the REDUCED table of co
 table-tracking: $(READY) ## Run what is missing of the REDUCED table of pLSTM's state tracking (80 runs of up to ten minutes)
 	$(PY) scripts/run_table.py tracking $(ARGS)
 
+.PHONY: table-languages
+table-languages: $(READY) ## Run what is missing of formal languages at full size (GPUs; ARGS="--sections bucket_sort" one task)
+	$(PY) scripts/run_table.py languages $(ARGS)
+
+.PHONY: table-languages-ablation
+table-languages-ablation: $(READY) ## Run what is missing of PR-LSTM's and PR-RNN's refinements at full size
+	$(PY) scripts/run_table.py languages-ablation $(ARGS)
+
 .PHONY: tables
 tables: $(READY) ## Write results/tables, and the generated numbers of README.md and docs, from the run records
 	$(PY) scripts/make_tables.py $(ARGS)
@@ -120,7 +128,7 @@ gpu-report: $(READY) ## Count the GPU program of training steps without a GPU (a
 
 .PHONY: baselines
 SIZES = --sizes 48 56 64 72 80 96 128 144
-baselines: $(READY) ## Measure the accuracy of shortcuts on arrow pointing
+baselines: $(READY) ## Measure the accuracy of shortcuts on arrow pointing and formal languages
 	$(PY) scripts/shortcut_baselines.py --size 192 --scale 1 --out results/baselines/arrow-192.json
 	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 $(SIZES) --out results/baselines/arrow-48.json
 	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 --law balanced --samples 20000000 $(SIZES) \
@@ -133,6 +141,10 @@ table-reduced: $(READY) ## Run what is missing of the REDUCED arrow table (seven
 .PHONY: table-balanced
 table-balanced: $(READY) ## Run what is missing of the REDUCED table of arrow pointing without shortcuts (25 runs of half an hour)
 	$(PY) scripts/run_table.py arrow-balanced-reduced $(ARGS)
+
+.PHONY: table-languages-reduced
+table-languages-reduced: $(READY) ## Run what is missing of the REDUCED formal languages (119 runs of minutes, one core each)
+	$(PY) scripts/run_table.py languages-reduced $(ARGS)
 
 .PHONY: photos
 photos: $(READY) ## Draw the photographs of the REDUCED ImageNet table and prepare them like ImageNet

@@ -122,8 +122,12 @@ class RNN(nnx.Module):
         return take_answers(jax.lax.scan(step, start, inputs)[1], rows, answers)
 
     def memory(self, rows: Rows) -> Array | None:
-        """The memory of the start, [rows, cells, memory_width], read at cell 0; None for none."""
-        return None
+        """The memory of the start, zeros [rows, cells, memory_width], read at cell 0; None for none. It has no more
+        cells than the rows have steps: a stack never uses more, and a tape wraps around earlier."""
+        if not self.memory_width:
+            return None
+        count, steps = rows.tokens.shape
+        return jnp.zeros((count, min(self.memory_cells, steps), self.memory_width), self.input.kernel.dtype)
 
 
 class StackRNN(RNN):
@@ -133,10 +137,6 @@ class StackRNN(RNN):
         self.memory_width, self.memory_cells = memory_width, memory_cells
         super().__init__(tokens, dim, rngs)
         self.push, self.action = dense(dim, memory_width, rngs), dense(dim, 3, rngs)
-
-    def memory(self, rows: Rows) -> Array:
-        count, steps = rows.tokens.shape  # no more cells than steps can be reached
-        return jnp.zeros((count, min(self.memory_cells, steps), self.memory_width), self.push.kernel.dtype)
 
     def change(self, stack: Array, h: Array, rows: Rows) -> Array:
         push, pop, keep = jnp.moveaxis(jax.nn.softmax(self.action(h)), -1, 0)[..., None, None]
@@ -156,9 +156,6 @@ class TapeRNN(RNN):
         self.write = nnx.List([dense(*pair, rngs) for pair in zip(sizes, sizes[1:], strict=False)])
         self.action = dense(dim, 5, rngs)
 
-    def memory(self, rows: Rows) -> Array:
-        return jnp.zeros((len(rows.tokens), self.memory_cells, self.memory_width), self.action.kernel.dtype)
-
     def change(self, tape: Array, h: Array, rows: Rows) -> Array:
         value = h
         for layer in self.write:
@@ -170,10 +167,15 @@ class TapeRNN(RNN):
         return mixed + jump_back * jumped[0] + jump_forth * jumped[1]
 
 
+@jax.custom_vjp
 def _roll(tape: Array, shift: Array) -> Array:
     """Rolls each row's cells by its own shift, int [rows]; -1 brings cell 1 to place 0."""
     cells = tape.shape[1]
     return jnp.take_along_axis(tape, ((jnp.arange(cells) - shift[:, None]) % cells)[..., None], axis=1)
+
+
+# The gradient rolls back; XLA would add it cell by cell, which is several times slower.
+_roll.defvjp(lambda tape, shift: (_roll(tape, shift), shift), lambda shift, gradient: (_roll(gradient, -shift), None))
 
 
 class LSTM(nnx.Module):

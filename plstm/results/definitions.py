@@ -60,11 +60,19 @@ class Row(Reference):
     epochs: None = None
 
 
+class Stage(Strict):
+    """Part of a table's runs: those of `rows`, by name, whose swept values are among those of `sweep`."""
+
+    rows: list[str]
+    sweep: dict[str, list[Any]] = {}
+
+
 class Figure(Strict):
     dots: bool = False  # the table's columns beside the paper's numbers
     panels: dict[str, str] = {}  # training curves: split -> title
     metric: str = PRIMARY_METRIC  # of these
     baseline: str | None = None  # in these, an entry of the baseline file
+    lengths: str | None = None  # accuracy against the length in this split, a panel a section
     sizes: bool = False  # accuracy against the canvas and the distance, and a table of altered images, from probes
 
 
@@ -78,6 +86,8 @@ class TableDefinition(Strict):
     sweep: dict[str, list[Any]]  # config key -> values run for every row
     sections: str | None = None  # the swept key that has a part of the table for each value
     section_titles: dict[str, str] = {}
+    stages: list[Stage] = []  # what to run, in this order; without: every row times every swept value
+    seed_values: bool = False  # also shows the highest of the seeds and each of them
     average_over: list[str] = []  # the swept keys that a seed is averaged over
     select: Select | None = None
     choose_once: bool = False  # other seeds run only the chosen value, once one seed has all
@@ -137,6 +147,7 @@ class TableDefinition(Strict):
             values = [getattr(part, field) for part in getattr(self, where)]
             if len(set(values)) < len(values):
                 raise ValueError(f"key {where} must not have two of the same {field}")
+        self._check_stages()
         sections = {str(value) for value in self.section_values}
         if self.section_titles.keys() - sections:
             raise ValueError(f"key section_titles must name some of {', '.join(sorted(sections))}")
@@ -159,6 +170,14 @@ class TableDefinition(Strict):
                 if any(value not in self.sweep.get(key, ()) for value in values):
                     raise ValueError(f"key rows[{number}].sweep: the table does not sweep {key} over {values}")
         return self
+
+    def _check_stages(self) -> None:
+        for number, stage in enumerate(self.stages):
+            if unknown := set(stage.rows) - {row.name for row in self.rows}:
+                raise ValueError(f"key stages[{number}].rows: no row {min(unknown)!r}")
+            for key, values in stage.sweep.items():
+                if any(value not in self.sweep.get(key, ()) for value in values):
+                    raise ValueError(f"key stages[{number}].sweep: the table does not sweep {key} over {values}")
 
 
 def _cells(paper: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ import pandas as pd
 from plstm.drawing import legend_below, new_figure, save, style
 from plstm.results.definitions import TableDefinition, read_baselines
 from plstm.results.probes import points_by_distance, points_by_size, read_probes, read_sizes
-from plstm.results.records import Record, read_curve
+from plstm.results.records import PRIMARY_METRIC, Record, read_curve
 from plstm.results.sweeps import Cell, find_groups, t_interval
 
 DASHED = (0, (4, 1.5))
@@ -29,6 +29,8 @@ MODEL_STYLES = {
 OTHER_STYLES = [("#777777", line) for line in ("-", "--", "-.", ":")]
 OURS, PAPER = "#0072B2", "#D55E00"  # of dots: there a colour says whose number it is, and the line the model
 BASELINE = {"color": "0.45", "lw": 0.9, "ls": (0, (6, 3)), "zorder": 0}
+PANELS = 4  # side by side, of accuracy against length; there the rows of a table have these colours, then again dashed
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 BASELINE_DASHES = [(0, (6, 3)), (0, (3, 2)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (8, 2, 1, 2, 1, 2)), (0, (12, 3))]
 
 
@@ -36,6 +38,7 @@ def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: P
     """Draw what `figure` asks for of cells with a whole seed; returns .png and .svg. UserError for a missing curve."""
     cells = [group.chosen for group in find_groups(table, records)[0] if group.chosen.runs]
     wanted = {draw_curves: table.figure.panels, draw_dots: table.figure.dots, draw_sizes: table.figure.sizes}
+    wanted |= {draw_lengths: table.figure.lengths}
     return [path for draw, asked in wanted.items() if cells and asked for path in draw(table, cells, results_dir)]
 
 
@@ -133,6 +136,35 @@ def _mean_points(curves: Sequence[Sequence[tuple[float, float]]]) -> pd.DataFram
     means = [(x, *t_interval(part["value"].tolist())) for x, part in points.groupby("epoch")]
     frame = pd.DataFrame(means, columns=["epoch", "mean", "half_width", "n"])
     return frame[frame["n"] == len(curves)]
+
+
+def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:
+    """Draw the accuracy at each length of the split `figure.lengths`, a panel a section and a line a run, coloured by
+    model; chance is dotted."""
+    sections = [section for section in table.section_values if any(cell.section == section for cell in cells)]
+    chance = next((entry for entry in read_baselines(table, results_dir) if entry["name"] == "chance"), {})
+    columns, prefix = min(len(sections), PANELS), f"{PRIMARY_METRIC}@"
+    styles = dict(zip((row.name for row in table.rows), itertools.product(("-", DASHED, ":"), COLOURS), strict=False))
+    with style():
+        lines = -(-len(sections) // columns)
+        figure = new_figure(2.6 * columns + 0.6, 2.2 * lines + 0.9)
+        axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+        for section, axis in zip(sections, axes, strict=False):
+            for own, run in ((cell, run) for cell in cells if cell.section == section for run in cell.runs):
+                found = run.metrics["last"][table.figure.lengths].items()
+                points = [(int(key.removeprefix(prefix)), value) for key, value in found if key.startswith(prefix)]
+                line, colour = styles[own.row.name]
+                axis.plot(*zip(*points, strict=True), color=colour, ls=line, lw=1.1, label=own.row.name)
+            if str(section) in chance:
+                axis.axhline(chance[str(section)], color="0.45", lw=1, ls=":", label="chance", zorder=0)
+            axis.set(title=table.section_title(section), ylim=(0, 1.03))
+            axis.grid(axis="y", color="0.92", lw=0.7)
+        for axis in axes[len(sections) :]:
+            axis.set_visible(False)
+        figure.supxlabel("Length", fontsize=9)
+        figure.supylabel("Accuracy", fontsize=9)
+        legend_below(figure, axes[: len(sections)])
+        return save(figure, results_dir / "figures" / f"{table.name}-lengths")
 
 
 def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:

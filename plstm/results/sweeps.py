@@ -56,11 +56,11 @@ class Job:
 
 
 def planned_runs(table: TableDefinition) -> list[PlannedRun]:
-    """Every row times every swept value, in the order to run them.
+    """Every row times every swept value, or those of the table's stages, in the order to run them.
 
-    Section by section, seed by seed over all rows. The value of `select.over` that the paper chose (else the first)
-    comes before the others, so that a sweep cut short still fills every row; with `choose_once` a seed's values stay
-    together. Of sections, rows without published numbers come last.
+    Stage by stage, section by section, seed by seed over all rows. The value of `select.over` that the paper chose
+    (else the first) comes before the others, so that a sweep cut short still fills every row; with `choose_once` a
+    seed's values stay together. Of sections, rows without published numbers come last.
     """
     chosen = table.chosen_key
 
@@ -70,11 +70,19 @@ def planned_runs(table: TableDefinition) -> list[PlannedRun]:
 
         preferred = run.row.paper.get(table.chosen_name, table.sweep[chosen][0] if chosen else None)
         late = chosen is not None and not table.choose_once and run.values[chosen] != preferred
-        first = table.sections is not None and not run.row.paper, place(table.sections), late
+        first = stage(run), table.sections is not None and not run.row.paper, place(table.sections), late
         return *first, place(*table.seed_keys), table.rows.index(run.row), place(chosen, *table.average_over)
 
+    def stage(run: PlannedRun) -> int:
+        """The first that has the run; behind all of them where none has."""
+        for number, part in enumerate(table.stages):
+            if run.row.name in part.rows and all(run.values[key] in known for key, known in part.sweep.items()):
+                return number
+        return len(table.stages)
+
     grid = ((row, values) for row in table.rows for values in product(*(table.sweep | row.sweep).values()))
-    return sorted((PlannedRun(row, dict(zip(table.sweep, values, strict=True))) for row, values in grid), key=order)
+    runs = [PlannedRun(row, dict(zip(table.sweep, values, strict=True))) for row, values in grid]
+    return sorted((run for run in runs if not table.stages or stage(run) < len(table.stages)), key=order)
 
 
 def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:

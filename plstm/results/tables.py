@@ -88,9 +88,13 @@ def _cell_line(table: TableDefinition, group: Group, cell: Cell, cost: CostOf | 
         mean, half_width, _ = cell.interval(measure)
         deviation = float(cell.deviations[name].mean()) if table.average_over and cell.runs else None
         line |= {name: mean, f"{name}_interval": half_width, f"{name}_deviation": deviation}
+    if table.seed_values:
+        name, values = table.columns[0].name, cell.means[table.columns[0].name]
+        line |= {f"{name}_max": values.max() if cell.runs else None}
+        line |= {f"{name}_each": ", ".join(f"{value:.{table.digits}f}" for value in values) or None}
     line |= _paper_line(table, cell.row, cell.section)
     for name in (column.name for column in table.columns):
-        ours, paper = line[name], line[f"{name}_paper"]
+        ours, paper = line.get(f"{name}_max", line[name]), line[f"{name}_paper"]
         line[f"{name}_difference"] = None if None in (ours, paper) else ours - paper
     line |= {field: cell.mean(field) for field in ("examples_per_second", "wall_seconds")}
     line["hours"] = line["wall_seconds"] and line["wall_seconds"] / 3600
@@ -110,7 +114,8 @@ def _baseline_line(table: TableDefinition, entry: dict[str, Any], section: Any) 
     line = {"section": section, "model": entry["name"]}
     for column in table.columns:
         value = entry.get(str(section) if table.sections else column.split)
-        line[column.name] = None if value is None or column.metric != PRIMARY_METRIC else table.scale * value
+        is_other = column.metric != PRIMARY_METRIC or (table.sections and column.split != table.columns[0].split)
+        line[column.name] = None if value is None or is_other else table.scale * value
     return line
 
 
@@ -119,7 +124,8 @@ def _markdown(table: TableDefinition, lines: list[Line], notes: list[str]) -> st
     columns = _columns(table, lines)
     text = [f"# {table.title}", "", table.caption.strip(), ""]
     if table.sections:
-        text += [f"Ours (paper), {table.columns[0].title.lower()}:", "", *_pipes(_overview(table, lines))]
+        what = table.columns[0].title.lower() + ", the highest of the seeds" * table.seed_values
+        text += [f"Ours (paper), {what}:", "", *_pipes(_overview(table, lines))]
     for section in table.section_values:
         text += ["", f"## {table.section_title(section)}", ""] if table.sections else []
         own = [line for line in lines if line["section"] == section]
@@ -145,6 +151,8 @@ def _columns(table: TableDefinition, lines: list[Line]) -> dict[str, tuple[str, 
         if table.average_over:
             keys = ", ".join(key.split(".")[-1] for key in table.average_over)
             own[f"{column.name}_deviation"] = f"± over {keys}", digits
+        if table.seed_values and column is table.columns[0]:
+            own |= {f"{column.name}_max": ("Highest", digits), f"{column.name}_each": ("Each seed", "")}
         own |= {f"{column.name}_paper": ("Paper", digits), f"{column.name}_difference": ("Difference", f"+{digits}")}
     hours = "Hours a run", ".2g" if table.average_over else ".2f"
     rest = {"examples_per_second": ("Examples/s", ".0f"), "hours": hours, "commits": ("Commit", "")}
@@ -176,18 +184,19 @@ def _text(table: TableDefinition, line: Line, name: str, form: str) -> str:
 
 
 def _overview(table: TableDefinition, lines: list[Line]) -> list[list[str]]:
-    """A line a model and a column a section, then the averages of what has all sections."""
+    """A line a model and a column a section, or the other way round where there are more sections than models, then the
+    averages of what has all sections."""
     name = table.columns[0].name
     grid = [["Model", *map(table.section_title, table.section_values), "AVG"]]
     for row in table.rows:
         own = {line["section"]: line for line in lines if line["model"] == row.name}
         texts = []
-        for key, form in ((name, "{}"), (f"{name}_paper", " ({})")):
+        for key, form in ((f"{name}_max" if table.seed_values else name, "{}"), (f"{name}_paper", " ({})")):
             values = [own.get(section, {}).get(key) for section in table.section_values]
             values.append(None if None in values else statistics.fmean(values))
             texts.append([value if value is None else form.format(f"{value:.{table.digits}f}") for value in values])
         grid.append([_escape(row.name), *((ours or DASH) + (paper or "") for ours, paper in zip(*texts, strict=True))])
-    return grid
+    return [list(line) for line in zip(*grid, strict=True)] if len(table.section_values) > len(table.rows) else grid
 
 
 def _pipes(grid: list[list[str]]) -> list[str]:

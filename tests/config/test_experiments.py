@@ -22,7 +22,9 @@ EXPERIMENTS = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in F
 ARROW = [name for name in EXPERIMENTS if name.startswith("arrow/")]
 GRAPHS = [name for name in EXPERIMENTS if name.startswith("graphs/")]
 TOKENS = [name for name in EXPERIMENTS if name.startswith(("tokens", "tracking"))]
-VISION = [name for name in EXPERIMENTS if name not in (*GRAPHS, *TOKENS)]
+LANGUAGES = [name for name in EXPERIMENTS if name.startswith("languages")]
+VISION = [name for name in EXPERIMENTS if name not in (*GRAPHS, *TOKENS, *LANGUAGES)]
+SHARED = {"languages/pr_lstm"}  # rows of two tables
 TABLELESS = {"balanced/plstm_full", "balanced/vit_full", "imagenet/efficientnet_b0", "imagenet/mamba2d"}
 IMAGENET = [name for name in EXPERIMENTS if name.startswith(("imagenet/", "ablation/")) and name not in TABLELESS]
 TABLE = {"arrow": 3, "imagenet": 4, "ablation": 5, "graphs": 1}  # of the paper
@@ -169,7 +171,9 @@ def test_every_variant_is_known_and_a_run_of_its_own(configs):
         PARAMETERS
     )
     assert len({run_id(config) for config in configs.values()}) == len(configs)
-    assert set(ROWS) == set(EXPERIMENTS) - TABLELESS and len(ROWS) == sum(len(table.rows) for table in TABLES.values())
+    assert set(ROWS) == set(EXPERIMENTS) - TABLELESS and len([*ROWS, *SHARED]) == sum(
+        len(table.rows) for table in TABLES.values()
+    )
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -270,13 +274,36 @@ def test_graphs_follow_the_facts(configs, name):
     assert changed == (list(released) if name == "graphs/plstm_released" else [variant] if variant else [])
 
 
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_languages_follow_the_facts(configs, name):
+    is_reduced, model = name.startswith("languages_reduced/"), name.partition("/")[2]
+    expected = {
+        "data": dict(max_length=40, longest=500, every=10 if is_reduced else 1, eval_rows=128 if is_reduced else 512),
+        "optim": dict(
+            name="adamw", peak_lr=1e-3, end_factor=1.0, warmup_epochs=0.0, weight_decay=0.0, batch_size=128,
+            clip_norm=1.0, b1=0.9, b2=0.999, eps=1e-8, epochs=5.0 if is_reduced else 1000.0,
+        ),
+        "loop": dict(best_split=None, stop_at=0.999 if is_reduced else None),
+    }  # fmt: skip
+    assert_has(configs[name], expected)
+    config, refinements = configs[name].model, re.search(r"_(\d)r$", model)
+    kind = re.sub(r"_(\dr|137)$", "", model)
+    assert (config.kind, config.refinements) == (kind, int(refinements[1]) if refinements else 1)
+    wide = 137 if model.endswith("137") else 256
+    assert config.dim == (64 if is_reduced or kind == "transformer" else wide)
+    assert steps_of(configs[name]) == (5000 if is_reduced else 1_000_000, 0)
+    if not is_reduced:
+        figures = re.findall(r"(missing_duplicate|parity_check) ([\d.]*\d)", " ".join(header(name)[2:]))
+        assert {key: float(value) for key, value in figures}.items() <= ROWS[name][1].paper.items() and figures
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_smoke_run_is_small_and_leaves_its_record_elsewhere(composed, name):
     config = to_config(composed(f"experiment={name}", "debug=smoke", *start_of(name)))
     assert config.paths.results != Config().paths.results and config.logger.mode == "disabled"
-    assert steps_of(config)[0] <= 20 and getattr(config.model, "depth", 2) == 2
-    small = {**dict.fromkeys(VISION, ("size", 48)), **dict.fromkeys(TOKENS, ("length", 16))}
-    key, value = small.get(name, ("name", "TOY"))
+    assert steps_of(config)[0] <= 20 and (name in LANGUAGES or getattr(config.model, "depth", 2) == 2)
+    small = {name: ("size", 48) for name in VISION} | {name: ("length", 16) for name in TOKENS}
+    key, value = (small | {name: ("longest", 64) for name in LANGUAGES}).get(name, ("name", "TOY"))
     assert getattr(config.data, key) == value
     assert 0 < parameters(config) < 20e6
 
