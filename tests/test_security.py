@@ -110,6 +110,12 @@ def test_yaml_tags_are_refused_wherever_yaml_is_read(sign, tmp_path):
             load_table(table)
 
 
+def test_a_config_nested_too_deeply_is_refused(tmp_path):
+    write_config(tmp_path / "run", "{a: " * 300 + "1" + "}" * 300)
+    with pytest.raises(UserError, match="not the config of a run"):
+        load_config(tmp_path / "run")
+
+
 def test_a_config_that_hydra_reads_with_a_tag_in_it_stops_it(sign, tmp_path, monkeypatch, capsys):
     (tmp_path / "planted.yaml").write_text(planted_yaml(sign)[0])
     arguments = ["train.py", f"--config-dir={tmp_path}", "+planted@_global_=x", "--config-name=planted"]

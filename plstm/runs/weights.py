@@ -108,7 +108,7 @@ def load_config(folder: Path) -> Config:
     path = folder / ".hydra" / "config.yaml"
     try:
         return from_file(OmegaConf.to_container(OmegaConf.load(path)))
-    except (OSError, ValueError, TypeError, UserError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, TypeError, RecursionError, UserError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: not the config of a run ({str(error).splitlines()[0]})") from error
 
 
@@ -294,7 +294,7 @@ def _info(path: Path, metadata: Mapping[str, str] | None) -> tuple[Info, str]:
             raise UserError(f"class_names: {len(names)}, and the model has {classes} classes")
         if how and patch and how.size % patch:
             raise UserError(f"preprocessing.size: {how.size}, and the model takes multiples of {patch}")
-    except (ValidationError, TypeError, ValueError, UserError, OmegaConfBaseException) as error:
+    except (ValidationError, TypeError, ValueError, RecursionError, UserError, OmegaConfBaseException) as error:
         why = first_problem(error, "key") if isinstance(error, ValidationError) else first_line(error)
         raise UserError(f"{path}: its metadata are damaged or of other code ({why})") from error
     return Info(found.run, found.step, names, how, found.sizes, config), found.sha256

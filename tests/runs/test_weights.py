@@ -158,6 +158,7 @@ DEEP = '{"model":' * 10_000 + "0" + "}" * 10_000
         ("head.bias", np.full(2, 1e-30, np.float32), "its tensors have changed since they were written"),
         ("format_version", "2", "format version 2, and this code reads 3; export it again"),
         *(("config", text, "metadata are damaged .*key config: ") for text in (None, "[1", "[]", "null", DEEP)),
+        ("config", DEEP.replace('{"model":' * 9_850, "").replace("}" * 9_850, ""), "metadata are damaged"),
         ("config", '{"data": {}, "optim": {}, "task": "knots"}', "metadata are damaged .*task='knots'"),
         *((key, None, f"are damaged .*key {key}: Field required") for key in ("class_names", "sizes", "sha256")),
         *(("step", text, "metadata are damaged .*key step: ") for text in ("many", "-1")),
