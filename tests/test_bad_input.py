@@ -1,5 +1,6 @@
 """Bad input to train.py and eval.py: one clear line that names the key or path, status 2, and nothing written."""
 
+import errno
 import importlib
 import re
 import sys
@@ -10,7 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from plstm.config import Config, EvalConfig
 from plstm.errors import UserError
-from plstm.runs.cli import JobFailed, known_keys, run_entry
+from plstm.runs.cli import JobFailed, hydra_task, known_keys, run_entry
 from plstm.runs.weights import lock_folder
 from tests.commands import ROOT, files, paths
 
@@ -101,10 +102,22 @@ def test_a_job_that_fails_does_not_keep_the_others_of_a_sweep_from_starting(entr
     assert last.startswith("error: 2 jobs of this sweep failed, each with a line above; the first: ")
 
 
+def test_evaluations_are_swept_as_well(entry, tmp_path):
+    status, said = entry("eval", "-m", "run=abc,abd", *paths(tmp_path))
+    assert status == 2 and "run=abc" in said and "run=abd" in said and "2 jobs of this sweep failed" in said
+    assert_refused(entry("eval", "-m", "run=abc,abd", "checkpoint=3,'a\tb'", *paths(tmp_path)), ["no job was started"])
+
+
 def test_a_backend_that_is_not_there_is_named(entry, tmp_path, monkeypatch):
     monkeypatch.setattr("train.start_processes", lambda timeout: jax.devices("nowhere"))
     ended = entry("train", *TINY, *paths(tmp_path))
     assert_refused(ended, [f"JAX_PLATFORMS={jax.config.jax_platforms}: JAX finds no such devices (Unknown backend"])
+
+
+def test_a_full_disk_of_which_no_file_is_named(capsys):
+    with pytest.raises(SystemExit, match="2"), hydra_task(Config):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert capsys.readouterr().err == "error: a file: No space left on device\n"
 
 
 def test_train_says_that_the_runs_folder_cannot_be_written(entry, tmp_path):

@@ -112,9 +112,12 @@ def test_a_folder_that_can_only_be_read_is_named(undisturbed, small_disk):
     folder = small_disk("64m")
     shutil.copytree(run_folder(undisturbed), folder / "runs" / run_folder(undisturbed).name)
     subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+    runs, elsewhere = f"paths.runs={folder}/runs", f"paths.results={folder.parent}/results"
     for more in ([], ["seed=44"]):
-        line = one_error(call("train.py", *SMALLEST, *paths(folder), *more, status=2))
+        line = one_error(call("train.py", *SMALLEST, runs, elsewhere, *more, status=2))
         assert str(folder) in line and "Read-only file system" in line and "paths.runs" in line
+    line = one_error(call("train.py", *SMALLEST, *paths(folder), status=2))
+    assert line.startswith(f"error: paths.results={folder}/results: {folder} cannot be written")
 
 
 def test_a_client_that_dies_changes_nothing(undisturbed, start, tmp_path):

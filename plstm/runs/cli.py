@@ -23,7 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from plstm.config import Config, EvalConfig, schema, to_config
+from plstm.config import Config, EvalConfig, schema, to_config, to_eval_config
 from plstm.errors import UserError, first_line, lasting_output, printable
 from plstm.models import MODELS
 from plstm.tasks import TASKS
@@ -78,7 +78,8 @@ def run_entry(main: Callable[[], Any], entry: type) -> None:
         if any(word.startswith("--experimental-rerun") for word in sys.argv[1:]):
             raise UserError("--experimental-rerun: reads a pickle, which can run anything; repeat the command instead")
         check_local(CONFIGS / "local" / "default.yaml")
-        Sweeper.validate_batch_is_legal = _check_jobs
+        check = to_config if entry is Config else to_eval_config
+        Sweeper.validate_batch_is_legal = lambda sweeper, batch: _check_jobs(sweeper, batch, check)
         sys.argv[1:] = [quote_ids(word) for word in sys.argv[1:]]
         check_overrides([word for word in sys.argv[1:] if "=" in word or word.startswith("~")])
         try:
@@ -146,14 +147,14 @@ class JobFailed(UserError):
     all: ClassVar[list[str]] = []
 
 
-def _check_jobs(sweeper: Any, batch: Sequence[Sequence[str]]) -> None:
+def _check_jobs(sweeper: Any, batch: Sequence[Sequence[str]], check: Callable[[DictConfig], Any]) -> None:
     """Checks the configs of all jobs before the first starts; Hydra itself only composes them."""
     for words in batch:
         node = sweeper.hydra_context.config_loader.load_sweep_config(sweeper.config, list(words))
         with open_dict(node):
             del node["hydra"]
         try:
-            to_config(node)
+            check(node)
         except UserError as error:
             raise UserError(f"{' '.join(words)}: {error}; no job was started") from error
 

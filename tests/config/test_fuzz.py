@@ -101,7 +101,7 @@ def outcome(start: str, overrides: list[str], folder: Path, build) -> Config | s
         check_overrides([*own, *overrides])
         try:
             node = compose("train", overrides=[*STARTS[start], *own, *overrides])
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AssertionError, AttributeError, TypeError, ValueError) as error:
             return uncomposable(error, overrides)
         config = to_config(node)
         if config.init_from is not None:
