@@ -97,7 +97,7 @@ def plstm1d_tracking(
     chunk, dtype, axis = check_chunk(chunk, q.shape[-3]), accumulation_dtype(*arrays.values()), q.ndim - 3
     inputs = cast((q * q.shape[-2] ** -0.5, *list(arrays.values())[1:]), dtype)
     state = jnp.zeros((*q.shape[:-3], q.shape[-2], v.shape[-2], transition.shape[-1]), dtype)
-    short = q.shape[-3] <= 16 * transition.shape[-1] ** 2
+    short = q.shape[-3] < 4 * transition.shape[-1] ** 3
     if method == "recurrent" or (method == "auto" and short):
         return scan_steps(_tracking_step, state, inputs, axis).astype(v.dtype)
     gatings = _chunk_gatings(inputs[3:], axis, chunk)
