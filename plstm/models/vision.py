@@ -45,7 +45,9 @@ class VisionConfig:
     drop_path: float = 0.0  # the same at every depth
     dtype: str = "bfloat16"  # of the matrix products; parameters, norms, gates and head are float32
     method: str = "auto"  # of plstm.ops.grid.plstm2d
-    remat: bool = False  # keep only the blocks' inputs for the backward pass, and compute the rest again: less memory
+    remat: bool | None = (
+        None  # keep only the blocks' inputs for the backward pass, compute the rest again; null: on GPUs
+    )
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
@@ -180,7 +182,7 @@ class BlockGroup(nnx.Module):
 
     def __init__(self, config: VisionConfig, rngs: nnx.Rngs):
         self.blocks = nnx.List([Block(config, mode, rngs) for mode in config.modes])
-        self.remat = config.remat
+        self.remat = jax.default_backend() == "gpu" if config.remat is None else config.remat
 
     def __call__(self, x: jax.Array, key: jax.Array | None, look: Look) -> tuple[jax.Array, list[Any]]:
         """[batch, ..., dim] -> the same, and what `look(block, its input)` gave for each block."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 # In full precision: the default of GPUs and TPUs would round gates to fewer bits.
 product = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
@@ -25,6 +26,19 @@ class DagGates(NamedTuple):
     source: Array  # [..., E]
     transition: Array  # [..., L]
     mark: Array  # [..., E]
+
+
+def split_over_devices(function: Callable[..., Array], batch: int) -> Callable[..., Array]:
+    """`function` of trees of arrays [batch, ...], run by each device on its part of the batch.
+
+    The devices are those of the mesh that a training step is traced under (`jax.sharding.use_abstract_mesh`). Without
+    one, or where the devices do not divide the batch, `function` as it is: XLA may then gather arrays.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1 or batch % mesh.size:
+        return function
+    rows = PartitionSpec(mesh.axis_names)
+    return jax.shard_map(function, in_specs=rows, out_specs=rows, check_vma=False)
 
 
 def gate_dtype(gates):

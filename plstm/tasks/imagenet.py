@@ -22,6 +22,7 @@ from plstm.training.steps import Batch, Metrics
 ERASED_AREA = (0.02, 0.33)  # of the image
 ERASED_ASPECT = (0.3, 3.3)  # height over width
 TRIES = 10
+PARTNERS = 128  # rows that mix with each other, where it divides the batch
 
 
 def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -75,7 +76,8 @@ def mix(
 
     images: float [batch, height, width, channels]. targets: float [batch, classes], already smoothed. The alphas are
     Python numbers; 0 turns one off, and with both on each gets half of the batches. One draw serves the whole batch;
-    partners are a random permutation of it. A target's weight is the share of its image's pixels that is kept.
+    partners are a random permutation of each `PARTNERS` rows, so that devices with as many rows exchange no images. A
+    target's weight is the share of its image's pixels that is kept.
     """
     if not (mixup_alpha or cutmix_alpha):
         return images, targets
@@ -83,9 +85,13 @@ def mix(
     cutmix_probability = 0.5 if mixup_alpha and cutmix_alpha else float(cutmix_alpha > 0)
     kept = kept_weights(weights_key, *images.shape[1:3], cutmix_probability, mixup_alpha, cutmix_alpha)
     share, kept = kept.mean(), kept[..., None]
-    partner = jax.random.permutation(partner_key, images.shape[0])
-    mixed = kept * images + (1 - kept) * images[partner]
-    return mixed.astype(images.dtype), share * targets + (1 - share) * targets[partner]
+    batch = images.shape[0]
+    rows = PARTNERS if batch % PARTNERS == 0 else batch
+    permute = jax.vmap(jax.random.permutation)
+    keys = jax.random.split(partner_key, batch // rows)
+    partners = lambda x: permute(keys, x.reshape(-1, rows, *x.shape[1:])).reshape(x.shape)  # noqa: E731
+    mixed = kept * images + (1 - kept) * partners(images)
+    return mixed.astype(images.dtype), share * targets + (1 - share) * partners(targets)
 
 
 def kept_weights(

@@ -77,7 +77,8 @@ def make_train_step(
         batch = constrain(batch, layout.rows)
         params = constrain(state.params, layout.copies)  # gathered: each device runs the whole model on its rows
         gradient, key = jax.value_and_grad(loss_fn, has_aux=True), jax.random.fold_in(key, state.step)
-        (mean_loss, (averaged, statistics)), grads = gradient(params, state.statistics, batch, key)
+        with jax.sharding.use_abstract_mesh(layout.mesh.abstract_mesh):  # operators split their batch over it
+            (mean_loss, (averaged, statistics)), grads = gradient(params, state.statistics, batch, key)
         grads = constrain(grads, layout.state(grads))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)

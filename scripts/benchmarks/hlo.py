@@ -41,7 +41,7 @@ class Instruction:
 
     @cached_property
     def bytes(self) -> int:
-        return sum(WIDTHS[kind] * _count(sides) for kind, sides in ARRAY.findall(self.shape))
+        return _bytes(ARRAY.findall(self.shape))
 
     @cached_property
     def elements(self) -> int:
@@ -137,7 +137,9 @@ class Module:
             read = written = body[one.operands[1]].bytes
         else:
             read, written = sum(body[name].bytes for name in one.operands if name in body), one.bytes
-        products = [part for part in inner.values() if part.kind == "dot"]
+        if "__cublas" in one.rest:  # its result and a workspace
+            written = _bytes(ARRAY.findall(one.shape)[:1])
+        products = [part for part in inner.values() if part.kind == "dot" or "__cublas" in part.rest]
         table = inner if one.kind == "fusion" else body
         flops = sum(_product_flops(part, table) for part in products)
         precision = _precision(products[0], table) if products else None
@@ -193,15 +195,19 @@ def _fused_bytes(inner: dict[str, Instruction]) -> tuple[float, float]:
 
 def _product_flops(product: Instruction, table: dict[str, Instruction]) -> int:
     sides = table[product.operands[0]].sides
-    summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", product.rest)[1]
-    return 2 * product.elements * math.prod(sides[int(axis)] for axis in summed.split(",") if axis)
+    axes = re.search(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)', product.rest)[1].replace('"', "")
+    return 2 * math.prod(product.sides) * math.prod(sides[int(axis)] for axis in axes.split(",") if axis)
 
 
 def _precision(product: Instruction, table: dict[str, Instruction]) -> str:
     """How a GPU multiplies: float32 operands in TF32, unless the highest precision is asked for."""
     if "f32" not in table[product.operands[0]].shape:
         return ARRAY.search(table[product.operands[0]].shape)[1]
-    return "f32" if "highest" in product.rest or "algorithm=dot_f32_f32_f32" in product.rest else "tf32"
+    return "f32" if "highest" in product.rest.lower() else "tf32"
+
+
+def _bytes(arrays: list[tuple[str, str]]) -> int:
+    return sum(WIDTHS[kind] * _count(sides) for kind, sides in arrays)
 
 
 def _count(sides: str) -> int:

@@ -200,7 +200,11 @@ def test_auto_is_chunkwise_from_the_measured_size_on_and_where_the_matrix_would_
         ((64, 40, 40, 64), "no_ru", False),  # 64 matrices of 1,600 x 1,600, a lot at a time
         ((64, 91, 91, 64), "no_ru", True),  # two matrices of 8,281 x 8,281
     ):
-        assert grid.prefers_chunkwise(shape, shape[-1], structure, itemsize=4) == expected, shape
+        chosen = grid.choose_method(shape, shape[-1], structure, itemsize=4)
+        assert chosen == ("chunkwise" if expected else "parallel"), shape
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert grid.choose_method((3, 9, 64, 20), 20, "no_ru", itemsize=4) == "fused"
+    assert grid.choose_method((3, 9, 65, 20), 20, "no_ru", itemsize=4) == "parallel"
 
 
 def test_auto_takes_the_form_that_it_says(monkeypatch):

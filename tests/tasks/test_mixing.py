@@ -97,6 +97,15 @@ def test_one_draw_a_batch_partners_a_permutation_and_targets_the_share_of_the_pi
     assert stats.chisquare(counts.ravel()).pvalue > 1e-3  # every image is as often the partner of every other
 
 
+def test_partners_are_of_the_same_rows_of_a_large_batch(monkeypatch):
+    monkeypatch.setattr(mixing, "PARTNERS", 4)
+    start = jnp.broadcast_to(jnp.eye(12)[:, None, None], (12, 8, 8, 12))
+    targets = np.stack([mix(start, jnp.eye(12), jax.random.key(n), 0.8, 0.0)[1] for n in range(20)])
+    blocks = targets.reshape(20, 3, 4, 3, 4).sum(axis=(2, 4))
+    np.testing.assert_allclose(blocks, np.broadcast_to(4 * np.eye(3), blocks.shape), atol=1e-5)
+    assert (targets.max(axis=0)[np.kron(np.eye(3), np.ones((4, 4))) > 0] > 0).all()  # of these, everybody's
+
+
 def test_neither_changes_nothing_and_the_type_stays():
     images, targets, key = jnp.ones((2, 4, 4, 3), jnp.bfloat16), jnp.eye(2), jax.random.key(0)
     assert mix(images, targets, key, 0.0, 0.0) == (images, targets)

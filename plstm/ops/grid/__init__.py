@@ -6,6 +6,7 @@ which saves work; a `method`, how `plstm2d` computes the sum over nodes; a `form
 those methods that make it. All methods and forms give the same numbers.
 """
 
+import functools
 import math
 
 import jax
@@ -13,7 +14,16 @@ import jax.numpy as jnp
 from jax import Array
 
 from plstm.errors import UserError
-from plstm.ops.common import attend, check_choice, check_inputs, check_shape, chunked_map, gate_dtype, num_chunks
+from plstm.ops.common import (
+    attend,
+    check_choice,
+    check_inputs,
+    check_shape,
+    chunked_map,
+    gate_dtype,
+    num_chunks,
+    split_over_devices,
+)
 from plstm.ops.grid import chunkwise, forms, fused, oracle
 from plstm.ops.grid.oracle import GridGates, fill_unread
 
@@ -50,9 +60,9 @@ def plstm2d(
     float32.
 
     method: "parallel" (by the gating matrix, in the first of FORMS), "chunkwise" (matrix states, block by block),
-    "recurrent" (node by node), "fused" (GPU kernels, up to 64 columns, one device), or "auto": by the gating matrix in
-    the fastest form by TABLE, or chunkwise where that is faster or the matrix would be huge. structure: see
-    `gating_matrix`.
+    "recurrent" (node by node), "fused" (GPU kernels, up to 64 columns), or "auto": see `choose_method`; the gating
+    matrix is then made in the fastest form by TABLE. structure: see `gating_matrix`. Where a training step is traced
+    under the mesh of several devices, each works on its own part of axis 0.
 
     Returns [..., Y, X, d_v] in v's dtype, with reverse-mode derivatives only. Raises ValueError where shapes disagree,
     a method or structure is unknown, or "fused" cannot run here; UserError where this JAX lacks Pallas.
@@ -62,10 +72,6 @@ def plstm2d(
     check_inputs(q, k, v, direct, "Y, X")
     *lead, height, width, _ = q.shape
     _check_gates(gates, (*lead, 4, height, width))
-    dtype = gate_dtype(gates)
-    inputs = q, k, v, *jax.tree.map(lambda gate: gate.astype(dtype), (gates, direct))
-    if method == "auto" and prefers_chunkwise(q.shape, v.shape[-1], structure, jnp.dtype(dtype).itemsize):
-        method = "chunkwise"
     if method == "fused":
         if width > WIDEST_FUSED:
             raise ValueError(f'method="fused" takes grids of at most {WIDEST_FUSED} columns; got {height} x {width}')
@@ -73,14 +79,23 @@ def plstm2d(
             raise ValueError(f'method="fused" runs on GPUs alone; this is {backend}')
         if fused.pl is None:
             raise UserError('method="fused" needs Pallas on Triton, which this JAX does not have: use method="auto"')
-        hidden = fused.fused(*inputs, structure=structure)
-    elif method == "chunkwise":
-        hidden = chunkwise.chunkwise(*inputs, structure)
-    elif method == "recurrent":
-        hidden = oracle.plstm2d_oracle(*inputs, structure)
-    else:
-        hidden = by_matrix(*inputs, structure, "auto" if method == "auto" else next(iter(FORMS[structure])))
-    return hidden.astype(v.dtype)
+    dtype = gate_dtype(gates)
+    inputs = q, k, v, *jax.tree.map(lambda gate: gate.astype(dtype), (gates, direct))
+    run = split_over_devices(functools.partial(_run, method=method, structure=structure), lead[0] if lead else 1)
+    return run(*inputs).astype(v.dtype)
+
+
+def _run(q, k, v, gates: GridGates, direct, *, method: str, structure: str) -> Array:
+    """`plstm2d` of a device's part of the batch."""
+    chosen = choose_method(q.shape, v.shape[-1], structure, direct.dtype.itemsize) if method == "auto" else method
+    if chosen == "fused":
+        return fused.fused(q, k, v, gates, direct, structure=structure)
+    if chosen == "chunkwise":
+        return chunkwise.chunkwise(q, k, v, gates, direct, structure)
+    if chosen == "recurrent":
+        return oracle.plstm2d_oracle(q, k, v, gates, direct, structure)
+    form = "auto" if method == "auto" else next(iter(FORMS[structure]))
+    return by_matrix(q, k, v, gates, direct, structure, form)
 
 
 def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "auto") -> Array:
@@ -101,16 +116,19 @@ def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "
     return gating.reshape(*lead, height, width, height, width)
 
 
-def prefers_chunkwise(shape: tuple[int, ...], value_size: int, structure: str, itemsize: int) -> bool:
-    """What "auto" does for queries of a shape [..., Y, X, d_k]: True where a gating matrix is slower, or too large."""
+def choose_method(shape: tuple[int, ...], value_size: int, structure: str, itemsize: int) -> str:
+    """What "auto" does with a device's queries of a shape [..., Y, X, d_k]: the kernels on GPUs, elsewhere the gating
+    matrix, unless it is slower than matrix states, or too large."""
     *lead, height, width, key_size = shape
     nodes, backend, batch_heads = height * width, jax.default_backend(), math.prod(lead)
+    if backend == "gpu" and fused.pl is not None and width <= WIDEST_FUSED:
+        return "fused"
     at_once = batch_heads / num_chunks(batch_heads, nodes**2 * itemsize)
     if at_once * nodes**2 * itemsize > MAX_MATRIX_BYTES.get(backend, MAX_MATRIX_BYTES_ELSEWHERE):
-        return True
+        return "chunkwise"
     measured, size = TABLE.get(backend, {}).get("chunkwise_from", {}).get(structure), math.sqrt(key_size * value_size)
     least = measured[min(measured, key=lambda d: abs(math.log(d / size)))] if measured else None
-    return nodes >= (least or math.inf)
+    return "chunkwise" if nodes >= (least or math.inf) else "parallel"
 
 
 def by_matrix(q, k, v, gates: GridGates, direct, structure: str, form: str, chunks: int | None = None) -> Array:
