@@ -1,6 +1,5 @@
 """The 2-D state space of Mamba2D (Baty et al., 2024), first release: one scan from the top left to the bottom right."""
 
-
 import jax
 import jax.numpy as jnp
 from jax import Array, lax

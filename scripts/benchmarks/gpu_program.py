@@ -72,14 +72,13 @@ GPUS = {
     "H100": Gpu("NVIDIA H100 80GB HBM3", 84_942_979_072, 3.35232e12, PEAKS),
     "H200": Gpu("NVIDIA H200", 150_754_820_096, 4.8e12, PEAKS),
 }
-REMAT = "model.remat=true"
 CASES: list[tuple[str, int, list[str]]] = [  # experiment, devices, overrides
     ("imagenet/plstm_t", 1, ["optim.batch_size=1024"]),
-    ("imagenet/plstm_t", 1, ["optim.batch_size=1024", REMAT]),
     ("imagenet/vit_t", 1, ["optim.batch_size=1024"]),
-    ("imagenet/vit_t", 1, ["optim.batch_size=1024", REMAT]),
-    ("imagenet/plstm_t", 1, ["optim.batch_size=1024", REMAT, "model.method=parallel"]),
-    ("imagenet/plstm_t_finetune", 1, ["optim.batch_size=1024", "init_from=null"]),
+    ("imagenet/plstm_t", 1, ["optim.batch_size=1024", "model.method=parallel"]),
+    ("imagenet/plstm_t", 1, ["optim.batch_size=1024", "model.remat=false"]),
+    ("imagenet/plstm_t", 1, ["optim.batch_size=1024", "data.size=224", "model.image_size=224"]),
+    ("imagenet/plstm_t", 8, []),
     ("imagenet/plstm_b", 16, []),
     ("imagenet/vit_b", 16, []),
     ("arrow/plstm", 1, []),

@@ -12,7 +12,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 from plstm.errors import UserError
 from plstm.ops.grid import GridGates, plstm2d
 from plstm.runs.programs import compose_experiment
-from scripts.benchmarks.gpu_program import GPUS, compile_step, part_of
+from scripts.benchmarks.gpu_program import GPUS, compile_step, count, part_of
 from scripts.benchmarks.hlo import Module
 
 HAS_COMPILER = importlib.util.find_spec("jax_cuda12_plugin") is not None
@@ -66,3 +66,31 @@ def test_every_form_of_the_operator_and_its_gradients_compile_for_a_gpu(method, 
     with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
         compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4))).lower(*arguments).compile()
     assert sum(kernel.bytes for kernel in Module(compiled.as_text()).kernels()) > 0
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["auto", "parallel", "chunkwise"])
+def test_eight_devices_exchange_nothing_but_gradients(method):
+    """With both modes of pLSTM, and mixup on."""
+    shrunk = ["optim.batch_size=1024", "model.depth=2", "data.size=64", "model.image_size=64", f"model.method={method}"]
+    config = compose_experiment("imagenet/plstm_t", *shrunk)
+    found = count(compile_step(config, GPUS["H100"], 8), GPUS["H100"])["collectives"]
+    assert found and {one["kind"] for one in found} == {"all-reduce"}
+    parameters = 1_000_000
+    assert sum(one["bytes"] for one in found) < 4 * parameters * 1.5
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_the_program_of_a_full_size_step_costs_at_most_what_docs_say():
+    """docs/speed.md, of one H100, 192 pixels, bfloat16, as an experiment's defaults give it."""
+    plstm, vit = (
+        count(
+            compile_step(compose_experiment(f"imagenet/{name}_t", "optim.batch_size=1024"), GPUS["H100"], 1),
+            GPUS["H100"],
+        )
+        for name in ("plstm", "vit")
+    )
+    assert plstm["memory_bytes"] < 6 * 2**30 and plstm["kernels"] <= 2600
+    assert plstm["bytes"] < 1.35 * vit["bytes"]

@@ -84,7 +84,7 @@ def main(model: str, folder: Path, names: list[str]) -> None:
     for name, other in zip(names, names[1:] + names[:1], strict=True):
         like, _, layout = states[other]
         restored, info = Checkpoints(folder / name, name, read_only=True).restore(2, like)
-        assert info == {"from": name}
+        assert info["from"] == name
         np.testing.assert_array_equal(flat(layout.local(restored)), states[name][1])
         jax.tree.map(lambda a, b: np.testing.assert_equal(a.sharding, b.sharding), restored, like)
     votes, is_last = Votes(layout), jax.process_index() == jax.process_count() - 1
