@@ -18,6 +18,7 @@ from plstm.models.graph import GraphConfig, build_graph_model
 from plstm.models.languages import LanguageConfig, build_language_model
 from plstm.models.mamba2d import Mamba2D, Mamba2DConfig
 from plstm.models.sequence import SequenceConfig, build_sequence_model
+from plstm.models.ss2d import SS2DConfig, SS2DModel
 from plstm.models.vision import VisionConfig, VisionModel
 
 
@@ -34,6 +35,7 @@ MODELS: dict[str, Family] = {
     "vision": Family(VisionConfig, lambda config, _, key: VisionModel(config, nnx.Rngs(key)), "images", forward_flops),
     "efficientnet": Family(EfficientNetConfig, lambda config, _, key: EfficientNet(config, nnx.Rngs(key)), "images"),
     "mamba2d": Family(Mamba2DConfig, lambda config, _, key: Mamba2D(config, nnx.Rngs(key)), "images"),
+    "ss2d": Family(SS2DConfig, lambda config, _, key: SS2DModel(config, nnx.Rngs(key)), "images"),
     "graph": Family(GraphConfig, build_graph_model, "graphs"),
     "sequence": Family(SequenceConfig, build_sequence_model, "tokens"),
     "language": Family(LanguageConfig, build_language_model, "languages"),
@@ -58,6 +60,7 @@ __all__ = [
     "Family",
     "GraphConfig",
     "Mamba2DConfig",
+    "SS2DConfig",
     "VisionConfig",
     "VisionModel",
     "build_model",

@@ -80,6 +80,14 @@ def _depthwise_backward(stride: int, saved: tuple[Array, Array], cotangent: Arra
 depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 
 
+def depthwise_of_cells(x: Array, kernel: Array) -> Array:
+    """The same on cells [H, W, B, C], with stride 1. Small matrices are transposed first and whole vectors moved then,
+    and barriers keep the two apart: XLA's CPU backend is many times slower at both in one, or at shifts of either."""
+    fixed = jax.lax.optimization_barrier
+    maps = fixed(fixed(x.swapaxes(2, 3)).transpose(2, 0, 1, 3))
+    return fixed(fixed(depthwise(maps, kernel).transpose(1, 2, 0, 3)).swapaxes(2, 3))
+
+
 # ---------------------------------------------------------------------- layers
 class Dense(nnx.Module):
     """A linear map of the channels: [dim_in, ...] -> [dim_out, ...]. Both parameters start uniform within

@@ -25,6 +25,7 @@ MODEL_STYLES = {
     "vit": ("#D55E00", "-"),
     "efficientnet": ("#000000", "-"),
     "mamba2d": ("#7F3C8D", "-"),
+    "2dmamba": ("#8B5A2B", "-"),
 }
 OTHER_STYLES = [("#777777", line) for line in ("-", "--", "-.", ":")]
 OURS, PAPER = "#0072B2", "#D55E00"  # of dots: there a colour says whose number it is, and the line the model

@@ -1,0 +1,170 @@
+"""2DMamba (Zhang et al., 2024) as the paper's Figure 2 ran it: the backbone of 2DVMamba with a linear head."""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from plstm.errors import one_of, positive, require
+from plstm.models.mamba2d import MAX_SIZE, MLP_RATIO, inverse_softplus_steps
+from plstm.nn.layers import DTYPES, MLP, drop_path, exact_gelu, linear, norm, uniform_within
+from plstm.nn.maps import depthwise_of_cells
+from plstm.ops.ss2d import ss2d
+
+FORMS = ("as_run", "as_configured")
+MAPS = 4
+NORMAL = nnx.initializers.normal(0.02)
+
+
+@dataclass
+class SS2DConfig:
+    """The whole architecture; the lists have an entry a stage."""
+
+    family: str = "ss2d"  # of plstm.models.MODELS
+    image_size: int = 192  # pixels a side in training; others are accepted
+    channels: int = 3
+    classes: int = 1000
+    form: str = "as_run"  # or "as_configured": overlapping convolutions and no gate, options that the runs ignored
+    dims: list[int] = field(default_factory=lambda: [192, 192, 192, 192])
+    depths: list[int] = field(default_factory=lambda: [2, 2, 5, 2])  # blocks
+    states: int = 1  # of a channel of the scan
+    drop_path: float = 0.1  # of the last block, linear from 0 at the first
+    dtype: str = "float32"  # of the matrix products; the scan, parameters, norms and head are float32
+    remat: bool = False  # keep only the blocks' inputs for the backward pass, and compute the rest again: less memory
+
+    @property
+    def stride(self) -> int:
+        """Pixels a side of a cell of the last grid."""
+        return 4 * 2 ** (len(self.dims) - 1)
+
+    def check(self) -> None:
+        """Raises UserError naming the key where the parts do not fit together."""
+        stages = len(self.dims)
+        sizes = f"give each of the {stages} stages of model.dims a number from 1 to {MAX_SIZE}"
+        require(
+            self,
+            *one_of(self, form=FORMS, dtype=tuple(DTYPES)),
+            *positive(self, "image_size", "channels", "classes", "states", most=MAX_SIZE),
+            ("dims", stages and all(2 <= dim <= MAX_SIZE for dim in self.dims), sizes.replace("from 1", "from 2")),
+            ("depths", len(self.depths) == stages and all(1 <= n <= MAX_SIZE for n in self.depths), sizes),
+            ("drop_path", 0 <= self.drop_path < 1, "must be in [0, 1)"),
+            prefix="model.",
+        )
+        words = f"must be a multiple of {self.stride}, the stride of {stages} stages; or take model.form=as_configured"
+        fits = self.form == "as_configured" or self.image_size % self.stride == 0
+        require(self, ("image_size", fits, words), prefix="model.")
+
+
+class SS2D(nnx.Module):
+    """Four 2-D selective scans between two linear maps: along the rows and down, down and along the rows, and both from
+    the opposite corner."""
+
+    def __init__(self, dim: int, states: int, gated: bool, *, dtype, rngs: nnx.Rngs, rank: int | None = None):
+        inner, rank = 2 * dim, rank or -(-dim // 16)
+        self.splits, self.gated, self.dtype = (rank, rank + states), gated, dtype
+        project = partial(linear, use_bias=False, kernel_init=NORMAL, dtype=dtype, rngs=rngs)
+        draw = lambda bound, *shape: nnx.Param(uniform_within(bound)(rngs.params(), shape))  # noqa: E731
+        self.enter, self.out = project(dim, inner * (1 + gated)), project(inner, dim)
+        self.kernel = draw(1 / 3, 3, 3, 1, inner)
+        self.select_kernel = draw(inner**-0.5, MAPS, inner, rank + 2 * states)
+        self.step_kernel = draw(rank**-0.5, MAPS, rank, inner)
+        self.step_bias = nnx.Param(inverse_softplus_steps(rngs.params(), MAPS * inner).reshape(MAPS, inner))
+        self.log_a = nnx.Param(jnp.broadcast_to(jnp.log(jnp.arange(1.0, states + 1)), (MAPS, inner, states)).copy())
+        self.skip = nnx.Param(jnp.ones((MAPS, inner)))
+        self.norm = norm("layernorm", inner, rngs)
+
+    def __call__(self, x: Array) -> Array:
+        """[B, H, W, dim] -> the same."""
+        x = x.transpose(1, 2, 0, 3)  # the scans' order
+        u, *z = jnp.split(self.enter(x), 1 + self.gated, axis=-1)
+        y = self.norm(self.scan(jax.nn.silu(depthwise_of_cells(u, self.kernel[...])))).astype(x.dtype)
+        return self.out(y * jax.nn.silu(z[0]) if self.gated else y).transpose(2, 0, 1, 3)
+
+    def scan(self, u: Array) -> Array:
+        """The sum of the four scans: [H, W, B, e] -> the same, float32."""
+        y, step_kernel = 0, self.step_kernel[...]
+        for n in range(MAPS):
+            lay = partial(_lay, number=n)
+            selected = u @ self.select_kernel[n].astype(u.dtype)
+            t, b, c = jnp.split(selected.astype(step_kernel.dtype), self.splits, axis=-1)
+            delta = jax.nn.softplus(t @ step_kernel[n] + self.step_bias[n])
+            own = ss2d(lay(u.astype(delta.dtype)), lay(delta), -jnp.exp(self.log_a[n]), lay(b), lay(c))
+            y = y + lay(own, back=True) + self.skip[n] * u
+        return y
+
+
+def _lay(x: Array, number: int, back: bool = False) -> Array:
+    """Cells [H, W, B, ...] as `ss2d` takes them, [B, H, W, ...], in the order of a map: odd ones with rows and columns
+    exchanged, the last two turned by 180 degrees; or back."""
+    x = x.transpose(1, 2, 0, 3) if back else x
+    x = x[::-1, ::-1] if number >= 2 else x
+    x = x.swapaxes(0, 1) if number % 2 else x
+    return x if back else x.transpose(2, 0, 1, 3)
+
+
+class Block(nnx.Module):
+    """A pre-norm residual block: scans, then MLP, both with stochastic depth."""
+
+    def __init__(self, dim: int, config: SS2DConfig, rate: float, rngs: nnx.Rngs):
+        dtype, self.rate = DTYPES[config.dtype], rate
+        self.mixer_norm, self.mlp_norm = (norm("layernorm", dim, rngs) for _ in range(2))
+        self.mixer = SS2D(dim, config.states, config.form == "as_run", dtype=dtype, rngs=rngs)
+        make = partial(linear, kernel_init=NORMAL)
+        self.mlp = MLP(dim, MLP_RATIO, dtype=dtype, rngs=rngs, approximate=False, make=make)
+
+    def __call__(self, x: Array, key: Array | None = None) -> Array:
+        """[B, H, W, dim] -> the same; `key` turns stochastic depth on."""
+        keys = (None, None) if key is None else jax.random.split(key)
+        x = x + drop_path(self.mixer(self.mixer_norm(x)).astype(x.dtype), self.rate, keys[0])
+        return x + drop_path(self.mlp(self.mlp_norm(x)).astype(x.dtype), self.rate, keys[1])
+
+
+class Down(nnx.Module):
+    """Convolutions with bias, a LayerNorm after each and a GELU between two."""
+
+    def __init__(self, dims: list[int], kernel: int, stride: int, padding: int, *, dtype, rngs: nnx.Rngs):
+        self.convolutions, self.norms = nnx.List(), nnx.List()
+        form = dict(kernel_size=(kernel, kernel), strides=stride, padding=padding, dtype=dtype, rngs=rngs)
+        for dim_in, dim_out in zip(dims, dims[1:], strict=False):
+            start = uniform_within((kernel**2 * dim_in) ** -0.5)
+            self.convolutions.append(nnx.Conv(dim_in, dim_out, kernel_init=start, bias_init=start, **form))
+            self.norms.append(norm("layernorm", dim_out, rngs))
+
+    def __call__(self, x: Array) -> Array:
+        """[B, height, width, channels] -> [B, H, W, dim]."""
+        for n, (convolution, layer_norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+            x = layer_norm(convolution(exact_gelu(x) if n else x))
+        return x
+
+
+class SS2DModel(nnx.Module):
+    """Image classifier."""
+
+    def __init__(self, config: SS2DConfig, rngs: nnx.Rngs):
+        self.dtype, self.remat, dims = DTYPES[config.dtype], config.remat, [config.channels, *config.dims]
+        make, blocks = partial(Down, dtype=self.dtype, rngs=rngs), sum(config.depths)
+        rates = iter([config.drop_path * n / max(blocks - 1, 1) for n in range(blocks)])
+        self.down, self.stages = nnx.List(), nnx.List()
+        for n, depth in enumerate(config.depths):
+            pair = dims[n : n + 2]
+            if config.form == "as_run":
+                self.down.append(make(pair, 2, 2, 0) if n else make(pair, 4, 4, 0))
+            else:
+                self.down.append(make(pair if n else [pair[0], pair[1] // 2, pair[1]], 3, 2, 1))
+            self.stages.append(nnx.List([Block(pair[1], config, next(rates), rngs) for _ in range(depth)]))
+        self.norm = norm("layernorm", dims[-1], rngs)
+        self.head = linear(dims[-1], config.classes, kernel_init=NORMAL, dtype=DTYPES["float32"], rngs=rngs)
+
+    def __call__(self, images: Array, *, key: Array | None = None) -> Array:
+        """Normalised images [batch, height, width, channels] -> float32 logits [batch, classes]. `key` turns stochastic
+        depth on. Pixels beyond a multiple of the stride on the right and below are not seen."""
+        x, number = images, 0
+        for down, blocks in zip(self.down, self.stages, strict=True):
+            x = down(x).astype(self.dtype)
+            for block in blocks:
+                own = None if key is None else jax.random.fold_in(key, number)
+                x, number = (nnx.remat(Block.__call__) if self.remat else Block.__call__)(block, x, own), number + 1
+        return self.head(self.norm(x).mean((1, 2)))

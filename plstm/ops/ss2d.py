@@ -1,0 +1,89 @@
+"""The selective scan of 2DMamba (Zhang et al., 2024): along the rows, then down the columns, with one set of decays."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from plstm.ops.common import check_choice, check_shape
+
+METHODS = ("scans", "recurrent")
+
+
+def ss2d(u: Array, delta: Array, a: Array, b: Array, c: Array, *, method: str = "scans") -> Array:
+    """u, delta [..., H, W, e], a < 0 [e, N], b, c [..., H, W, N] -> [..., H, W, e] in u's dtype: at cell (i, j), the
+    sum over N of c h with
+
+        g[i, j] = exp(delta a) g[i, j-1] + delta b u          h[i, j] = exp(delta a) h[i-1, j] + g[i, j]
+
+    States and decays are float32 or more. "recurrent" is the definition, cell by cell; "scans" steps through all rows
+    at once and then through all columns, with gradients by hand.
+    Raises ValueError where shapes disagree or the method is unknown.
+    """
+    check_choice("method", method, METHODS)
+    check_shape("delta", delta, "[..., H, W, e]", u.shape)
+    check_shape("a", a, "[e, N]", (u.shape[-1], b.shape[-1]))
+    for name, gate in (("b", b), ("c", c)):
+        check_shape(name, gate, "[..., H, W, N]", (*u.shape[:-1], b.shape[-1]))
+    dtype = jnp.promote_types(jnp.result_type(u, delta, a, b, c), jnp.float32)
+    cells = [x.astype(dtype).reshape(-1, *x.shape[-3:]).transpose(1, 2, 0, 3) for x in (u, delta, b, c)]
+    y = (_scans if method == "scans" else _recurrent)(*cells, a.astype(dtype))
+    return y.transpose(2, 0, 1, 3).reshape(u.shape).astype(u.dtype)
+
+
+def _recurrent(u: Array, delta: Array, b: Array, c: Array, a: Array) -> Array:
+    """u, delta [H, W, B, e], b, c [H, W, B, N], a [e, N] -> [H, W, B, e], by the definition."""
+
+    def cell(left: Array, inputs) -> tuple[Array, tuple[Array, Array]]:
+        above, u, delta, b, c = inputs
+        decay = jnp.exp(delta[..., None] * a)
+        g = decay * left + (delta * u)[..., None] * b[..., None, :]
+        h = decay * above + g
+        return g, (h, (c[..., None, :] * h).sum(-1))
+
+    def row(above: Array, inputs) -> tuple[Array, Array]:
+        return lax.scan(cell, jnp.zeros_like(above[0]), (above, *inputs))[1]
+
+    return lax.scan(row, jnp.zeros((*u.shape[1:], a.shape[1]), u.dtype), (u, delta, b, c))[1]
+
+
+def _scans(u: Array, delta: Array, b: Array, c: Array, a: Array) -> Array:
+    """As `_recurrent`. Each state by itself: the few there are share nothing, and so the arrays stay [H, W, B, e]."""
+    y = 0
+    for n in range(a.shape[1]):
+        decay, new = jnp.exp(delta * a[:, n]), delta * u * b[..., n, None]
+        g = _recurrence(decay.swapaxes(0, 1), new.swapaxes(0, 1)).swapaxes(0, 1)
+        y = y + c[..., n, None] * _recurrence(decay, g)
+    return y
+
+
+@jax.custom_vjp
+def _recurrence(a: Array, x: Array) -> Array:
+    """y[t] = a[t] y[t - 1] + x[t] from zero, along axis 0 of two arrays of one shape."""
+
+    def step(y, inputs):
+        a, x = inputs
+        return (a * y + x,) * 2
+
+    return lax.scan(step, jnp.zeros_like(x[0]), (a, x))[1]
+
+
+def _forward(a: Array, x: Array) -> tuple[Array, tuple[Array, Array]]:
+    y = _recurrence(a, x)
+    return y, (a, y)
+
+
+def _backward(saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    """The same recurrence backwards, with the decays of the step after."""
+    a, y = saved
+
+    def step(carried, inputs):
+        a, cotangent = inputs
+        total = carried + cotangent
+        return a * total, total
+
+    _, to_x = lax.scan(step, jnp.zeros_like(y[0]), (a, cotangent), reverse=True)
+    before = jnp.concatenate([jnp.zeros_like(y[:1]), y[:-1]])
+    return to_x * before, to_x
+
+
+_recurrence.defvjp(_forward, _backward)

@@ -1,0 +1,78 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from plstm.errors import UserError
+from plstm.models import SS2DConfig, build_model
+from plstm.models.ss2d import SS2D, Block, SS2DModel
+
+from .golden import check, dense, fill, norm, parameters, waves
+
+
+def mixer_tensors(mixer: SS2D) -> list:
+    """In the golden order."""
+    kernels = [(mixer.enter.kernel, "K"), (mixer.kernel, "K"), (mixer.select_kernel, "K"), (mixer.step_kernel, "K")]
+    rest = [(mixer.step_bias, "d"), (mixer.log_a, "a"), (mixer.skip, "g"), *norm(mixer.norm)]
+    return [*kernels, *rest, (mixer.out.kernel, "K")]
+
+
+def block_tensors(block: Block) -> list:
+    mlp = [*dense(block.mlp.up), *dense(block.mlp.down)]
+    return [*norm(block.mixer_norm), *mixer_tensors(block.mixer), *norm(block.mlp_norm), *mlp]
+
+
+def model_tensors(model: SS2DModel) -> list:
+    tensors = []
+    for down, blocks in zip(model.down, model.stages, strict=True):
+        for layer, layer_norm in zip(down.convolutions, down.norms, strict=True):
+            tensors += [*dense(layer), *norm(layer_norm)]
+        tensors += [tensor for block in blocks for tensor in block_tensors(block)]
+    return [*tensors, *norm(model.norm), *dense(model.head)]
+
+
+@pytest.mark.parametrize(("case", "gated"), [("T2", True), ("T2 without gate", False)])
+def test_the_mixer_meets_its_golden_values(float64, case, gated):
+    mixer = SS2D(6, 1, gated, dtype=jnp.float64, rngs=nnx.Rngs(0), rank=2)
+    fill(mixer_tensors(mixer))
+    check(case, lambda x: (mixer(x), None), x=waves((2, 3, 4, 6)))
+
+
+def test_the_model_meets_its_golden_values(float64):
+    model = build_model(SS2DConfig(image_size=32, classes=2, dims=[6, 6, 8, 8], depths=[1, 1, 1, 1]), 0)
+    fill(model_tensors(model))
+    check("T3", lambda x: (model(x), None), x=waves((2, 32, 32, 3)))
+
+
+def test_sizes_are_the_released_ones_and_other_images_pass():
+    reduced = SS2DConfig(image_size=48, classes=2, dims=[40, 40, 40], depths=[1, 2, 1])
+    for config, size in ((reduced, 123_882), (SS2DConfig(classes=2, form="as_configured"), 6_588_674)):
+        model = nnx.eval_shape(lambda config=config: build_model(config, 0))
+        assert parameters(model) == size
+    assert nnx.eval_shape(lambda model: model(jnp.zeros((3, 50, 40, 3))), model).shape == (3, 2)
+    model = nnx.eval_shape(lambda: build_model(SS2DConfig(classes=2), 0))
+    assert parameters(model) == 6_687_170
+    assert nnx.eval_shape(lambda model: model(jnp.zeros((1, 384, 96, 3))), model).shape == (1, 2)
+
+
+def test_stochastic_depth_rises_from_nothing():
+    model = nnx.eval_shape(lambda: build_model(SS2DConfig(drop_path=0.1), 0))
+    rates = [block.rate for blocks in model.stages for block in blocks]
+    np.testing.assert_allclose(rates, np.linspace(0, 0.1, 11))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"depths": [1, 1]}, "model.depths=.*each of the 4 stages"),
+        ({"dims": []}, "model.dims="),
+        ({"form": "printed"}, "model.form=printed: choose one of as_run, as_configured"),
+        ({"states": 0}, "model.states=0"),
+        ({"drop_path": 1.0}, "model.drop_path=1.0"),
+        ({"image_size": 48}, "model.image_size=48: must be a multiple of 32"),
+    ],
+)
+def test_what_does_not_fit_is_named(changes, message):
+    with pytest.raises(UserError, match=message) as caught:
+        build_model(SS2DConfig(**changes), 0)
+    assert "\n" not in str(caught.value)
