@@ -20,7 +20,7 @@ import jax
 from plstm.errors import run_script
 from plstm.ops.grid import STRUCTURES
 from plstm.training.environment import keep_freed_memory
-from scripts.benchmarks import models, operators, sequences
+from scripts.benchmarks import languages, models, operators, sequences
 from scripts.common import ROOT, Parser, positive, write_results
 
 SUBJECTS = {  # functions of the repeats and of the subject's options, which yield rows
@@ -28,6 +28,7 @@ SUBJECTS = {  # functions of the repeats and of the subject's options, which yie
     "chunks": operators.measure_chunks,
     "tune": operators.measure_forms,
     "sequences": sequences.measure_sequences,
+    "languages": languages.measure_languages,
     "model": models.measure_sizes,
     "scaling": models.measure_scaling,
     "compile": models.measure_compilation,
@@ -40,7 +41,7 @@ CHOICES = {
     "dtype": ["float32", "bfloat16"],
     "structures": list(STRUCTURES),
     "operators": list(sequences.NAMES),
-    "models": list(models.GRAPH_MODELS),
+    "models": [*models.GRAPH_MODELS, *languages.MODELS],
 }
 
 

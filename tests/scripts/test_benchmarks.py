@@ -139,3 +139,14 @@ def test_exponents_and_the_crossing():
     assert summary["pLSTM_is_faster_from_pixels"] == pytest.approx(16 * 2**0.5)
     assert models.crossing([*rows, row_of_size(128, 2, 1)]) is None  # not to the end
     assert models.crossing(rows[1:]) == 32
+
+
+def test_pr_lstm_is_compared_with_lstm(tmp_path):
+    sizes = ["--lengths", 9, 16, "--dims", 4, "--batch", 2, "--models", "rnn", "pr_rnn"]
+    rows = measured("languages", tmp_path / "languages.json", *sizes)["rows"]
+    assert [row.get("steps") for row in rows] == [9, 16, None, None]
+    assert [row.get("model") for row in rows] == [None, None, "rnn", "pr_rnn"]
+    # The leaves, two in each composition up the tree and down the blocks, the readout; and one a step.
+    assert [row["pr_lstm"]["products_in_sequence"] for row in rows[:2]] == [1 + 2 * (3 + 3) + 1, 1 + 2 * (4 + 4) + 1]
+    assert [row["lstm"]["products_in_sequence"] for row in rows[:2]] == [1 + 9 + 1, 1 + 16 + 1]
+    assert all(row["ratio"] > 0 for row in rows[:2]) and rows[3]["steps_per_second"] > 0
