@@ -92,7 +92,7 @@ table-tokens-reduced: $(READY) ## Run what is missing of the REDUCED table of co
 	$(PY) scripts/run_table.py tokens-reduced $(ARGS)
 
 .PHONY: table-tracking
-table-tracking: $(READY) ## Run what is missing of the REDUCED table of pLSTM's state tracking (80 runs of up to ten minutes)
+table-tracking: $(READY) ## Run what is missing of the REDUCED table of pLSTM's state tracking (100 runs of up to ten minutes)
 	$(PY) scripts/run_table.py tracking $(ARGS)
 
 .PHONY: table-languages

@@ -67,18 +67,20 @@ class LanguageModel(nnx.Module):
         return self.head(h if self.kind == "transformer" else jax.nn.relu(h))
 
 
-def _own(layer: type, *names: str):
-    return lambda tokens, config, rngs: layer(tokens, config.dim, *(getattr(config, name) for name in names), rngs=rngs)
-
-
-KINDS = {
-    "pr_lstm": _own(PRLSTM, "refinements"),
-    "pr_rnn": _own(PRRNN, "refinements"),
-    "rnn": _own(RNN),
-    "lstm": _own(LSTM),
-    "stack_rnn": _own(StackRNN, "memory_width", "memory_cells"),
-    "tape_rnn": _own(TapeRNN, "memory_width", "memory_cells", "write_hidden"),
-    "transformer": _own(Transformer, "depth", "heads", "mlp_ratio", "dropout"),
+KINDS = {  # functions of the tokens, the config and rngs
+    "pr_lstm": lambda tokens, config, rngs: PRLSTM(tokens, config.dim, config.refinements, rngs),
+    "pr_rnn": lambda tokens, config, rngs: PRRNN(tokens, config.dim, config.refinements, rngs),
+    "rnn": lambda tokens, config, rngs: RNN(tokens, config.dim, rngs),
+    "lstm": lambda tokens, config, rngs: LSTM(tokens, config.dim, rngs),
+    "stack_rnn": lambda tokens, config, rngs: StackRNN(
+        tokens, config.dim, config.memory_width, config.memory_cells, rngs
+    ),
+    "tape_rnn": lambda tokens, config, rngs: TapeRNN(
+        tokens, config.dim, config.memory_width, config.memory_cells, config.write_hidden, rngs
+    ),
+    "transformer": lambda tokens, config, rngs: Transformer(
+        tokens, config.dim, config.depth, config.heads, config.mlp_ratio, config.dropout, rngs
+    ),
 }
 
 
