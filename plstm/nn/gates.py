@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from plstm.ops.common import in_place, matmul
 from plstm.ops.grid import GridGates
 
 SOURCE_BIAS, MARK_BIAS, DIRECT_BIAS, TRANSITION_BIAS = -4.0, -4.0, -6.0, 1.0  # Table 2
@@ -21,18 +22,18 @@ class GroupedGates(nnx.Module):
 
     def __init__(self, dim: int, heads: int, biases: list[float], *, bias_only: bool, weight_init, rngs: nnx.Rngs):
         gates = DIRECTIONS * heads
-        self.heads, self.bias_only = heads, bias_only
+        self.bias_only = bias_only
         if not bias_only:
             self.weight = nnx.Param(weight_init(rngs.params(), (len(biases), gates, dim // gates), jnp.float32))
         self.bias = nnx.Param(jnp.broadcast_to(jnp.array(biases, jnp.float32)[:, None], (len(biases), gates)))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x float32 [..., Y, X, dim] -> pre-activations [kinds, ..., heads, 4, Y, X]."""
-        pre = jnp.broadcast_to(self.bias[...], (*x.shape[:-1], *self.bias.shape))
+    def __call__(self, channels: jax.Array) -> list[jax.Array]:
+        """Channels as of `_channels_first` -> pre-activations of each kind [heads, 4, Y, X, ...]."""
+        kinds, gates = self.bias.shape
+        pre = jnp.broadcast_to(self.bias[...].T[..., None], (gates, kinds, channels[0].size))
         if not self.bias_only:
-            groups = x.reshape(*x.shape[:-1], self.bias.shape[-1], -1)
-            pre = pre + jnp.einsum("...nc,knc->...kn", groups, self.weight[...], precision=HIGHEST)
-        return _heads_first(jnp.moveaxis(pre, -2, 0), self.heads)
+            pre = pre + matmul(self.weight[...].swapaxes(0, 1), channels.reshape(gates, -1, channels[0].size), HIGHEST)
+        return [_by_direction(kind, channels) for kind in jnp.split(pre, kinds, axis=1)]
 
 
 class Orientation(nnx.Module):
@@ -40,14 +41,13 @@ class Orientation(nnx.Module):
     bias [N] runs over [-2, 2] with n mod heads, as released: it varies within a head."""
 
     def __init__(self, dim: int, heads: int, *, weight_init, rngs: nnx.Rngs):
-        self.heads = heads
         self.weight = nnx.Param(weight_init(rngs.params(), (dim, DIRECTIONS * heads), jnp.float32))
         self.bias = nnx.Param(jnp.tile(jnp.linspace(*ORIENTATION_BIASES, heads), DIRECTIONS))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x float32 [..., Y, X, dim] -> alpha [..., heads, 4, Y, X]."""
-        pre = self.bias[...] + 0.5 / x.shape[-1] * jnp.matmul(x, self.weight[...], precision=HIGHEST)
-        return _heads_first(jax.nn.sigmoid(pre), self.heads)
+    def __call__(self, channels: jax.Array) -> jax.Array:
+        """Channels as of `_channels_first` -> alpha [heads, 4, Y, X, ...]."""
+        product = matmul(self.weight[...].T, channels.reshape(len(channels), -1), HIGHEST)
+        return _by_direction(jax.nn.sigmoid(self.bias[...][:, None] + 0.5 / len(channels) * product), channels)
 
 
 class PModeGates(nnx.Module):
@@ -67,15 +67,15 @@ class PModeGates(nnx.Module):
 
     def __call__(self, x: jax.Array) -> GridGates:
         """x [..., Y, X, dim] -> gates, each float32 [..., heads, 4, Y, X]."""
-        x = x.astype(jnp.float32)
-        source, transition, mark = self.gates(x)
+        channels = _channels_first(x)
+        source, transition, mark = self.gates(channels)
         source, mark, gamma = jax.nn.sigmoid(source), jax.nn.sigmoid(mark), jnp.tanh(TRANSITION_SCALE * transition)
-        alpha = self.orientation(x)
+        alpha = self.orientation(channels)
         s_r, right = alpha * source, gamma * alpha
         s_d, down = (1 - alpha) * source, gamma * (1 - alpha)
         if self.released:
             s_r, s_d, right, down = 1 - s_r, s_r, 1 - right, right
-        return GridGates(s_r, s_d, right, right, down, down, mark, mark)
+        return _batch_first(GridGates(s_r, s_d, right, right, down, down, mark, mark))
 
 
 class DModeGates(nnx.Module):
@@ -89,13 +89,23 @@ class DModeGates(nnx.Module):
 
     def __call__(self, x: jax.Array) -> GridGates:
         """x [..., Y, X, dim] -> gates, each float32 [..., heads, 4, Y, X]."""
-        pre = self.gates(x.astype(jnp.float32))
-        s_r, s_d, m_l, m_u = jax.nn.sigmoid(pre[jnp.array([0, 1, 5, 6])])
-        t_rl, t_dl, t_du = jnp.tanh(TRANSITION_SCALE * pre[2:5])
-        return GridGates(s_r, s_d, t_rl, jnp.zeros_like(t_rl), t_dl, t_du, m_l, m_u)
+        s_r, s_d, t_rl, t_dl, t_du, m_l, m_u = self.gates(_channels_first(x))
+        s_r, s_d, m_l, m_u = (jax.nn.sigmoid(pre) for pre in (s_r, s_d, m_l, m_u))
+        t_rl, t_dl, t_du = (jnp.tanh(TRANSITION_SCALE * pre) for pre in (t_rl, t_dl, t_du))
+        return _batch_first(GridGates(s_r, s_d, t_rl, jnp.zeros_like(t_rl), t_dl, t_du, m_l, m_u))
 
 
-def _heads_first(gates: jax.Array, heads: int) -> jax.Array:
-    """[..., Y, X, N] -> [..., heads, 4, Y, X]; the direction is the fast index."""
-    gates = gates.reshape(*gates.shape[:-1], heads, DIRECTIONS)
-    return jnp.moveaxis(gates, (-2, -1), (-4, -3))
+# CPUs compute fast along the fastest axis of memory, so it is that of the batch.
+def _channels_first(x: jax.Array) -> jax.Array:
+    """[..., Y, X, dim] -> float32 [dim, Y, X, ...]."""
+    return in_place(jnp.moveaxis(x.astype(jnp.float32), (-1, -3, -2), (0, 1, 2)))
+
+
+def _by_direction(gates: jax.Array, channels: jax.Array) -> jax.Array:
+    """[N, Y X ...] -> [heads, 4, Y, X, ...]; the direction is the fast index of N."""
+    return gates.reshape(-1, DIRECTIONS, *channels.shape[1:])
+
+
+def _batch_first(gates: GridGates) -> GridGates:
+    """Each [heads, 4, Y, X, ...] -> [..., heads, 4, Y, X]."""
+    return jax.tree.map(lambda gate: jnp.moveaxis(gate, (0, 1, 2, 3), (-4, -3, -2, -1)), gates)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 
 # In full precision: the default of GPUs and TPUs would round gates to fewer bits.
@@ -84,6 +85,14 @@ def direct_term(q: Array, k: Array, v: Array, direct: Array, scale: float) -> Ar
 def small_product(left: Array, right: Array) -> Array:
     """Matrix products [I, J, ...] times [J, K, ...] -> [I, K, ...], written out: many tiny ones are slow otherwise."""
     return sum(left[:, j, None] * right[j] for j in range(len(right)))
+
+
+def in_place(tensor: Array) -> Array:
+    """Fixes the layout in memory to the order of the axes, on CPUs: XLA would turn a transposition beside a loop or a
+    product into another layout of what these read or write."""
+    if jax.default_backend() != "cpu":
+        return tensor
+    return with_layout_constraint(tensor, Layout(major_to_minor=tuple(range(tensor.ndim))))
 
 
 def num_chunks(batch_heads: int, matrix_bytes: int) -> int:

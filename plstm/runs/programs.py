@@ -73,7 +73,8 @@ def compile_programs(config_json: str, steps: int, steps_per_epoch: int, warmup_
     optimizer = build_optimizer(config.optim, schedule)
     graphdef = nnx.graphdef(nnx.eval_shape(lambda: task.build_model(0)))
     layout = Layout(make_mesh(config.optim.batch_size, config.mesh.fsdp))
-    step = make_train_step(graphdef, optimizer, schedule, task.loss, layout=layout)
+    parts = task.batch_parts() if jax.default_backend() == "cpu" and layout.mesh.size == 1 else 1
+    step = make_train_step(graphdef, optimizer, schedule, task.loss, layout=layout, parts=parts)
     functions = (task.metrics, task.logits, task.statistics)
     return Programs(graphdef, optimizer, step, *(make_predict(graphdef, function) for function in functions))
 

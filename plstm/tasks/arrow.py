@@ -8,8 +8,11 @@ from omegaconf import MISSING
 from data.arrow_pointing.builder import data_source, load_packed
 from data.arrow_pointing.geometry import LABELS, ArrowVariant
 from data.loading import DeviceBatches, PackedSplit, StreamedBatches
+from plstm.models import VisionConfig
 from plstm.tasks.vision import VisionTask
 from plstm.training.meshes import Layout
+
+AT_ONCE = 600  # patches in a part of a batch, on CPUs: with 48 channels twice and half as many are slower
 
 
 @dataclass
@@ -54,6 +57,15 @@ class ArrowTask(VisionTask):
         source = data_source(self._variant, "train", data.root, data.generate)
         process = jax.process_index(), jax.process_count()
         return StreamedBatches(source, batch_size, seed, data.workers, layout.place_rows, *process)
+
+    def batch_parts(self) -> int:
+        """As few as have at most AT_ONCE patches each; 1 for models of other families, which may have batch norms."""
+        model, batch_size = self.config.model, self.config.optim.batch_size
+        if not isinstance(model, VisionConfig):
+            return 1
+        most = max(AT_ONCE * model.patch_size**2 // model.image_size**2, 1)  # images
+        divisors = (parts for parts in range(1, batch_size + 1) if batch_size % parts == 0)
+        return next(parts for parts in divisors if batch_size <= most * parts)
 
     @property
     def _variant(self) -> ArrowVariant:

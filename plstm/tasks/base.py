@@ -87,6 +87,10 @@ class Task:
         """A training pass: the scalar to minimise, and metrics with "loss" among them. Traced."""
         raise NotImplementedError
 
+    def batch_parts(self) -> int:
+        """In how many parts a CPU takes a batch's gradient; 1 unless the loss is a mean over independent examples."""
+        return 1
+
     def metrics(self, model: nnx.Module, batch: Batch) -> Metrics:
         """A deterministic pass: metrics of the examples where batch["mask"] is True. Traced."""
         return classification_metrics(self.logits(model, batch), batch["label"], batch["mask"])

@@ -60,11 +60,13 @@ def make_train_step(
     loss: Callable[[nnx.Module, Batch, jax.Array], tuple[jax.Array, Metrics]],
     *,
     layout: Layout,
+    parts: int = 1,
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, StepMetrics]]:
     """The jitted training step (state, batch, key) -> (state, StepMetrics).
 
     `loss` is a task's; step n gets fold_in(key, n), and the model may update its running statistics. `state`, placed by
     `layout`, is donated. `key` is an argument, so that runs which differ only in their seed share the compiled program.
+    parts: see `in_parts`.
     """
     constrain = jax.lax.with_sharding_constraint
 
@@ -73,10 +75,12 @@ def make_train_step(
         mean_loss, metrics = loss(model, batch, key)
         return mean_loss, (metrics, statistics and nnx.state(model, nnx.BatchStat))
 
+    gradient = in_parts(jax.value_and_grad(loss_fn, has_aux=True), parts)
+
     def train_step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, StepMetrics]:
         batch = constrain(batch, layout.rows)
         params = constrain(state.params, layout.copies)  # gathered: each device runs the whole model on its rows
-        gradient, key = jax.value_and_grad(loss_fn, has_aux=True), jax.random.fold_in(key, state.step)
+        key = jax.random.fold_in(key, state.step)
         with jax.sharding.use_abstract_mesh(layout.mesh.abstract_mesh):  # operators split their batch over it
             (mean_loss, (averaged, statistics)), grads = gradient(params, state.statistics, batch, key)
         grads = constrain(grads, layout.state(grads))
@@ -96,6 +100,29 @@ def make_train_step(
         return constrain(state, layout.state(state)), metrics
 
     return jax.jit(train_step, donate_argnums=0)
+
+
+def in_parts(gradient: Callable, parts: int) -> Callable:
+    """A `value_and_grad(..., has_aux=True)` of (params, statistics, batch, key) that takes so many equal parts of the
+    batch one after the other, so that their tensors stay in a CPU's cache. It is for losses that are means over
+    independent examples, metrics that are sums, and models without running statistics."""
+    if parts == 1:
+        return gradient
+
+    def whole(params, statistics, batch, key):
+        def add(total, part):
+            n, examples = part
+            found = gradient(params, statistics, examples, jax.random.fold_in(key, n))
+            return jax.tree.map(jnp.add, total, found), None
+
+        split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
+        shapes = jax.eval_shape(gradient, params, statistics, jax.tree.map(lambda x: x[0], split), key)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        ((loss, metrics), grads), _ = jax.lax.scan(add, zeros, (jnp.arange(parts), split))
+        mean_loss, grads = jax.tree.map(lambda total: total / parts, (loss, grads))
+        return (mean_loss, metrics), grads
+
+    return whole
 
 
 def make_predict(graphdef: nnx.GraphDef, function: Callable[[nnx.Module, Batch], Any]) -> Callable[[Any, Batch], Any]:

@@ -33,7 +33,7 @@ METHODS = ("auto", "parallel", "chunkwise", "recurrent", "fused")
 STRUCTURES = ("general", "rank_one", "no_ru")
 # By structure. The first is the one that needs no measurement: backends without an entry in TABLE take it.
 FORMS = {
-    "general": {"row_transfer": forms.row_transfer, "source_scan": oracle.source_scan},
+    "general": {"row_transfer": forms.row_transfer, "source_scan": forms.source_scan},
     "rank_one": {"row_transfer": forms.row_transfer, "batch_minor": forms.rank_one_batch_minor},
     "no_ru": {"single_path": forms.single_path, "batch_minor": forms.single_path_batch_minor},
 }
@@ -112,7 +112,8 @@ def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "
     _check_gates(gates, gates.s_r.shape)
     *lead, _, height, width = gates.s_r.shape
     gates = jax.tree.map(lambda gate: gate.reshape(-1, *gate.shape[-3:]).astype(gate_dtype(gates)), gates)
-    gating = _gating_by_target(gates, structure, form).swapaxes(1, 2)
+    no_direct = jnp.zeros_like(gates.s_r[:, 0])
+    gating = _gating_by_target(gates, no_direct, structure, form).swapaxes(1, 2)
     return gating.reshape(*lead, height, width, height, width)
 
 
@@ -134,26 +135,29 @@ def choose_method(shape: tuple[int, ...], value_size: int, structure: str, items
 def by_matrix(q, k, v, gates: GridGates, direct, structure: str, form: str, chunks: int | None = None) -> Array:
     """`plstm2d` by the gating matrix in one form; chunks of batch x heads: None: by the size of the matrices."""
     *lead, height, width, key_size = q.shape
-    nodes = height * width
+    nodes, turned = height * width, tuple(reversed(range(len(lead))))
 
     def one_chunk(q, k, v, gates, direct):
-        gating = _gating_by_target(gates, structure, form)
-        gating = gating + direct.reshape(-1, nodes, 1) * jnp.eye(nodes, dtype=direct.dtype)
+        gating = _gating_by_target(gates, direct, structure, form)
         flat = (x.reshape(-1, nodes, x.shape[-1]) for x in (q, k, v))
         return attend(*flat, gating, key_size**-0.5).astype(v.dtype).reshape(v.shape)
 
+    def turn(tensor):  # the batch moves fastest, as in `plstm.nn.gates`
+        return tensor.transpose(*turned, *range(len(lead), tensor.ndim))
+
     chunks = chunks or num_chunks(math.prod(lead), nodes**2 * direct.dtype.itemsize)
-    return chunked_map(one_chunk, (q, k, v, gates, direct), chunks, len(lead))
+    return turn(chunked_map(one_chunk, jax.tree.map(turn, (q, k, v, gates, direct)), chunks, len(lead)))
 
 
-def _gating_by_target(gates: GridGates, structure: str, form: str) -> Array:
-    """G [B, N, N] with target rows and source columns: the layout in which it is made, and that attention reads."""
+def _gating_by_target(gates: GridGates, direct: Array, structure: str, form: str) -> Array:
+    """G [B, N, N] with target rows and source columns: the layout in which it is made, and that attention reads.
+    direct [B, Y, X]: its diagonal."""
     known = FORMS[structure]
     if form == "auto":
         form = TABLE.get(jax.default_backend(), {}).get("forms", {}).get(structure, next(iter(known)))
     if form not in known:
         raise ValueError(f'form={form!r} with structure="{structure}": must be one of auto, {", ".join(known)}')
-    return known[form](fill_unread(gates, structure))
+    return known[form](fill_unread(gates, structure), direct)
 
 
 def _check_gates(gates: GridGates, expected: tuple[int, ...]) -> None:

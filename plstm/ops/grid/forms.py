@@ -1,5 +1,5 @@
-"""How the gating matrix is made. All forms take gates [B, 4, Y, X] in image coordinates and return [B, N, N]: target
-rows, source columns, directions summed.
+"""How the gating matrix is made. All forms take gates [B, 4, Y, X] in image coordinates and the weights of nodes on
+themselves [B, Y, X], and return [B, N, N]: target rows, source columns, directions summed.
 
 A row of the grid is a 1-D pLSTM, so the grid is a sequence of rows whose state is the row's X lower edges. So
 `row_transfer` and `single_path` need few and large products, as accelerators want them (Appendix D.3 by rows).
@@ -15,14 +15,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.experimental.layout import Layout, with_layout_constraint
 
-from plstm.ops.common import product
+from plstm.ops.common import in_place, product
+from plstm.ops.grid import oracle
 from plstm.ops.grid.oracle import GridGates, mirror, mirror_gates
 from plstm.ops.sequence import segment_products
 
 
-def row_transfer(gates: GridGates) -> Array:
+def row_transfer(gates: GridGates, direct: Array) -> Array:
     """Any 2x2 transition: carries the weight of every source node of the rows above on the current row's upper edges,
     by one product with an X x 2X matrix a row."""
     gates = mirror_gates(gates)
@@ -45,10 +45,10 @@ def row_transfer(gates: GridGates) -> Array:
         edges = jnp.concatenate([lower, node_to_lower[:, :, y, None]], axis=2)
     matrix = jnp.stack(targets, axis=-2)  # [B, 4, Y, X, Y, X]: source, then target
     matrix = sum(mirror(matrix.swapaxes(0, 1), rows=(1, 3), columns=(2, 4)))
-    return matrix.reshape(batch, height * width, height * width).swapaxes(1, 2)
+    return _add_direct(matrix.reshape(batch, height * width, height * width).swapaxes(1, 2), direct)
 
 
-def single_path(gates: GridGates) -> Array:
+def single_path(gates: GridGates, direct: Array) -> Array:
     """D-mode (t_ru = 0, not read): a path runs along its row, turns once, and runs down its column, so that
     G[y, x, y', x'] = A[y, x, x'] B[y, y', x'] for y' > y."""
     batch, _, height, width = gates.s_r.shape
@@ -64,19 +64,28 @@ def single_path(gates: GridGates) -> Array:
     within_row = sum(mirror(within_row, rows=(1,), columns=(2, 3)))
     same_row = jnp.eye(height, dtype=along.dtype)[:, None, :, None]
     matrix = product("byacn,byznc->byazc", turned, down) + same_row * within_row[..., None, :]
-    return matrix.reshape(batch, height * width, height * width).swapaxes(1, 2)
+    return _add_direct(matrix.reshape(batch, height * width, height * width).swapaxes(1, 2), direct)
 
 
-def rank_one_batch_minor(gates: GridGates) -> Array:
+def source_scan(gates: GridGates, direct: Array) -> Array:
+    """Any 2x2 transition: node by node."""
+    return _add_direct(oracle.source_scan(gates), direct)
+
+
+def _add_direct(matrix: Array, direct: Array) -> Array:
+    return matrix + direct.reshape(*matrix.shape[:-1], 1) * jnp.eye(matrix.shape[-1], dtype=direct.dtype)
+
+
+def rank_one_batch_minor(gates: GridGates, direct: Array) -> Array:
     """P-mode; t_ru, t_du and m_u are not read."""
     (height, width), g = gates.s_r.shape[-2:], _batch_minor(gates)
     leads_out = (jnp.arange(width) == width - 1)[:, None]  # of the grid: a row's last right edge
     s_r, t_r = (jnp.where(leads_out, 0, gate) for gate in (g.s_r, g.t_rl))
     used = (gate.reshape(4, height * width, -1) for gate in (s_r, g.s_d, t_r, g.t_dl, g.m_l))
-    return jnp.moveaxis(_in_place(_rank_one((height, width), *used)), -1, 0)
+    return _batch_first(_rank_one((height, width), *used), direct)
 
 
-def single_path_batch_minor(gates: GridGates) -> Array:
+def single_path_batch_minor(gates: GridGates, direct: Array) -> Array:
     """D-mode (t_ru = 0, not read): a path runs along its row, turns once, and runs down its column."""
     (height, width), g = gates.s_r.shape[-2:], _batch_minor(gates)
     along = g.s_r[:, :, :, None] * _segment_products(g.t_rl)  # [4, y, x, x', B]
@@ -86,8 +95,8 @@ def single_path_batch_minor(gates: GridGates) -> Array:
     turned = jnp.stack(mirror(turned, rows=(0,), columns=(1, 2))).transpose(0, 3, 1, 2, 4)  # [4, x', y, x, B]
     within_row = sum(mirror(within_row, rows=(0,), columns=(1, 2))).transpose(2, 0, 1, 3)  # [x', y, x, B]
     down = jnp.stack(mirror(down, rows=(1, 2), columns=(0,))).transpose(0, 3, 1, 2, 4)  # [4, y', x', y, B]
-    matrix = _in_place(_turn_once(_in_place(down), _in_place(turned), _in_place(within_row)))
-    return jnp.moveaxis(_in_place(matrix.reshape(height * width, height * width, -1)), -1, 0)
+    matrix = in_place(_turn_once(in_place(down), in_place(turned), in_place(within_row)))
+    return _batch_first(matrix.reshape(height * width, height * width, -1), direct)
 
 
 def _segment_products(transition: Array) -> Array:
@@ -115,7 +124,7 @@ def _turn_once(down: Array, turned: Array, within_row: Array) -> Array:
 
 def _turn_once_backward(saved, cotangent):
     down, turned = saved
-    cotangent = _in_place(cotangent)
+    cotangent = in_place(cotangent)
     rows, columns = range(cotangent.shape[0]), range(cotangent.shape[3])
     d_down = [sum(cotangent[..., x, :] * turned[n, ..., x, :] for x in columns) for n in range(4)]
     d_turned = [sum(cotangent[y] * down[n, y, :, :, None] for y in rows) for n in range(4)]
@@ -145,12 +154,12 @@ def _rank_one_forward(grid: tuple[int, int], s_r, s_d, t_r, t_d, m):
     empty = jnp.zeros((nodes + width, 4, nodes, m.shape[-1]), m.dtype)
     h = lax.fori_loop(0, nodes, visit, empty)[width:]
     marked = _mirror_nodes([m[n][:, None] * h[:, n] for n in range(4)], grid)
-    return _in_place(sum(marked)), (h, t_r, t_d, m)
+    return in_place(sum(marked)), (h, t_r, t_d, m)
 
 
 def _rank_one_backward(grid, saved, cotangent):
     h, t_r, t_d, m = saved
-    cotangent = _in_place(cotangent)
+    cotangent = in_place(cotangent)
     nodes, width = grid[0] * grid[1], grid[1]
     targets = _image_numbers(grid)
 
@@ -193,9 +202,22 @@ def _mirror_nodes(parts: list[Array], grid: tuple[int, int]) -> list[Array]:
 
 def _batch_minor(gates: GridGates) -> GridGates:
     """[B, 4, Y, X] -> [4, Y, X, B], mirrored."""
-    return GridGates(*(_in_place(jnp.moveaxis(gate, 0, -1)) for gate in mirror_gates(gates)))
+    return GridGates(*(in_place(jnp.moveaxis(gate, 0, -1)) for gate in mirror_gates(gates)))
 
 
-def _in_place(tensor: Array) -> Array:
-    """Fixes the layout: XLA would turn a transposition next to a loop into another layout of the loop's state."""
-    return with_layout_constraint(tensor, Layout(major_to_minor=tuple(range(tensor.ndim))))
+@jax.custom_vjp
+def _batch_first(matrix: Array, direct: Array) -> Array:
+    """[N, N, B] -> [B, N, N], with `direct` [B, Y, X] added to the diagonal. The barriers keep XLA from fusing the slow
+    walk across the batch with other work."""
+    own = direct.reshape(-1, len(matrix)).T
+    matrix = in_place(matrix + jnp.eye(len(matrix), dtype=own.dtype)[..., None] * own)
+    return lax.optimization_barrier(jnp.moveaxis(matrix, -1, 0))
+
+
+def _batch_first_backward(grid, cotangent):
+    cotangent = in_place(lax.optimization_barrier(jnp.moveaxis(cotangent, 0, -1)))
+    own = jnp.stack([cotangent[n, n] for n in range(len(cotangent))], axis=-1)
+    return cotangent, own.reshape(-1, *grid)
+
+
+_batch_first.defvjp(lambda matrix, direct: (_batch_first(matrix, direct), direct.shape[1:]), _batch_first_backward)

@@ -1,0 +1,27 @@
+"""Arrow pointing as a task."""
+
+import pytest
+
+from plstm.models import EfficientNetConfig
+from plstm.runs.programs import compose_experiment
+from plstm.tasks.arrow import ArrowTask
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        ((), 8),  # 16 images of 36 patches
+        (("optim.batch_size=80",), 5),
+        (("optim.batch_size=7",), 1),
+        (("optim.batch_size=62",), 31),  # 4 parts would do, but do not divide it
+        (("data.size=384",), 128),  # an image of 2,304 patches
+    ],
+)
+def test_parts_of_a_batch_divide_it_and_are_small(overrides, parts):
+    assert ArrowTask(compose_experiment("reduced/plstm", *overrides)).batch_parts() == parts
+
+
+def test_models_with_batch_norms_take_their_batch_whole():
+    config = compose_experiment("reduced/plstm")
+    config.model = EfficientNetConfig()
+    assert ArrowTask(config).batch_parts() == 1
