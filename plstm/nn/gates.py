@@ -28,7 +28,7 @@ class GroupedGates(nnx.Module):
         self.bias = nnx.Param(jnp.broadcast_to(jnp.array(biases, jnp.float32)[:, None], (len(biases), gates)))
 
     def __call__(self, channels: jax.Array) -> list[jax.Array]:
-        """Channels as of `_channels_first` -> pre-activations of each kind [heads, 4, Y, X, ...]."""
+        """Channels as of `_channels_first` -> pre-activations of each kind as of `_by_direction`."""
         kinds, gates = self.bias.shape
         pre = jnp.broadcast_to(self.bias[...].T[..., None], (gates, kinds, channels[0].size))
         if not self.bias_only:
@@ -45,7 +45,7 @@ class Orientation(nnx.Module):
         self.bias = nnx.Param(jnp.tile(jnp.linspace(*ORIENTATION_BIASES, heads), DIRECTIONS))
 
     def __call__(self, channels: jax.Array) -> jax.Array:
-        """Channels as of `_channels_first` -> alpha [heads, 4, Y, X, ...]."""
+        """Channels as of `_channels_first` -> alpha as of `_by_direction`."""
         product = matmul(self.weight[...].T, channels.reshape(len(channels), -1), HIGHEST)
         return _by_direction(jax.nn.sigmoid(self.bias[...][:, None] + 0.5 / len(channels) * product), channels)
 
@@ -95,17 +95,20 @@ class DModeGates(nnx.Module):
         return _batch_first(GridGates(s_r, s_d, t_rl, jnp.zeros_like(t_rl), t_dl, t_du, m_l, m_u))
 
 
-# CPUs compute fast along the fastest axis of memory, so it is that of the batch.
+# CPUs compute fast along the fastest axis of memory; there, between these two functions, it is that of the batch.
 def _channels_first(x: jax.Array) -> jax.Array:
-    """[..., Y, X, dim] -> float32 [dim, Y, X, ...]."""
-    return in_place(jnp.moveaxis(x.astype(jnp.float32), (-1, -3, -2), (0, 1, 2)))
+    """[..., Y, X, dim] -> float32 [dim, ..., Y, X], on CPUs [dim, Y, X, ...]."""
+    x = jnp.moveaxis(x.astype(jnp.float32), -1, 0)
+    return in_place(jnp.moveaxis(x, (-2, -1), (1, 2))) if jax.default_backend() == "cpu" else x
 
 
 def _by_direction(gates: jax.Array, channels: jax.Array) -> jax.Array:
-    """[N, Y X ...] -> [heads, 4, Y, X, ...]; the direction is the fast index of N."""
+    """[N, ...] -> [heads, 4, ...] with the last axes those of `channels`; the direction is the fast index of N."""
     return gates.reshape(-1, DIRECTIONS, *channels.shape[1:])
 
 
 def _batch_first(gates: GridGates) -> GridGates:
-    """Each [heads, 4, Y, X, ...] -> [..., heads, 4, Y, X]."""
-    return jax.tree.map(lambda gate: jnp.moveaxis(gate, (0, 1, 2, 3), (-4, -3, -2, -1)), gates)
+    """Of each, what `_by_direction` returns -> [..., heads, 4, Y, X]."""
+    if jax.default_backend() == "cpu":
+        gates = jax.tree.map(lambda gate: jnp.moveaxis(gate, (2, 3), (-2, -1)), gates)
+    return jax.tree.map(lambda gate: jnp.moveaxis(gate, (0, 1), (-4, -3)), gates)

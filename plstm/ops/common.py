@@ -88,10 +88,8 @@ def small_product(left: Array, right: Array) -> Array:
 
 
 def in_place(tensor: Array) -> Array:
-    """Fixes the layout in memory to the order of the axes, on CPUs: XLA would turn a transposition beside a loop or a
-    product into another layout of what these read or write."""
-    if jax.default_backend() != "cpu":
-        return tensor
+    """Fixes the layout in memory to the order of the axes. XLA would turn a transposition beside a loop or a product
+    into another layout of what these read or write."""
     return with_layout_constraint(tensor, Layout(major_to_minor=tuple(range(tensor.ndim))))
 
 

@@ -61,7 +61,9 @@ def transcribed(gates, mode, x):
 
 @pytest.mark.parametrize("bias_only", [False, True])
 @pytest.mark.parametrize("mode", ["printed", "released", "D"])
-def test_gates_follow_the_transcription(mode, bias_only):
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])  # which lay memory out in another order
+def test_gates_follow_the_transcription(backend, mode, bias_only, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     gates, x = fill(lambda: build(mode, bias_only)), normal(2, 3, 2, DIM)
     assert hasattr(gates.gates, "weight") != bias_only
     actual, expected = jax.jit(gates)(x)._asdict(), transcribed(gates, mode, x)
