@@ -3,13 +3,11 @@
 import os
 import platform
 import signal
-import sys
 from pathlib import Path
 
 import hypothesis
 import jax
 import pytest
-from absl import logging
 from hydra import compose, initialize_config_dir
 
 from plstm.runs.cli import register
@@ -33,8 +31,6 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ[name] = str(value)
             jax.config.update(name.lower(), value)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # When Hydra sets logging up, absl closes any stream but these: pytest's, which it found when it was imported.
-    logging.get_absl_handler().python_handler.stream = sys.__stderr__
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Shells start background jobs so, and the processes that tests interrupt would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -38,6 +38,7 @@ def test_layers_meet_their_golden_values(float64):
     check("M3", lambda x: (attention(x), None), x=waves((2, 2, 3, 8)))
 
 
+@pytest.mark.slow
 def test_the_model_meets_its_golden_values(float64):
     config = Mamba2DConfig(classes=2, dims=[6, 8, 8, 8], depths=[1, 1, 1, 1], dtype="float32")
     model, tensors = build_model(config, 0), []

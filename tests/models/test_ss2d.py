@@ -38,6 +38,7 @@ def test_the_mixer_meets_its_golden_values(float64, case, gated):
     check(case, lambda x: (mixer(x), None), x=waves((2, 3, 4, 6)))
 
 
+@pytest.mark.slow
 def test_the_model_meets_its_golden_values(float64):
     model = build_model(SS2DConfig(image_size=32, classes=2, dims=[6, 6, 8, 8], depths=[1, 1, 1, 1]), 0)
     fill(model_tensors(model))

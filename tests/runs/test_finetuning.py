@@ -98,7 +98,7 @@ def test_a_larger_image_gives_what_the_trained_model_gives(finetuning, pretraini
     config = finetuning("init_checkpoint=best")
     fresh = build_model(config.model, 99)
     params, line = initial_weights(config.init_from, config, nnx.state(fresh, nnx.Param), HERE)
-    assert line.endswith("step 8; position embedding 3 x 3 -> 4 x 4")
+    assert line.endswith("step 8; position embedding 6 x 6 -> 8 x 8")
     trained = build_model(pretraining.model, 0)
     images = jax.random.normal(jax.random.key(0), (2, 64, 64, 3))
     wanted = trained(images)
@@ -108,7 +108,7 @@ def test_a_larger_image_gives_what_the_trained_model_gives(finetuning, pretraini
 
 
 def test_another_model_is_refused(finetuning):
-    for change, theirs in (("model.norm=layernorm", "rmsnorm"), ("model.dim=32", "16"), ("model.patch_size=8", "16")):
+    for change, theirs in (("model.norm=layernorm", "rmsnorm"), ("model.dim=32", "16"), ("model.patch_size=16", "8")):
         config = finetuning(change)
         with pytest.raises(UserError, match=f"{change}: the run .* has {theirs}"):
             initial_weights(config.init_from, config, None, HERE)

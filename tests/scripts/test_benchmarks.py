@@ -55,6 +55,7 @@ def test_bad_input_is_named_in_one_line(arguments, words):
     assert stderr.startswith("error: ") and words in stderr and stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_sequence_operators_are_compared_with_steps_and_attention(tmp_path):
     sizes = ["--operators", "mlstm", "--lengths", 8, 16, 32, "--batch", 1, "--heads", 1, "--dim", 4]
     rows = measured("sequences", tmp_path / "sequences.json", *sizes, "--recurrent_up_to", 16)["rows"]
@@ -141,6 +142,7 @@ def test_exponents_and_the_crossing():
     assert models.crossing(rows[1:]) == 32
 
 
+@pytest.mark.slow
 def test_pr_lstm_is_compared_with_lstm(tmp_path):
     sizes = ["--lengths", 9, 16, "--dims", 4, "--batch", 2, "--models", "rnn", "pr_rnn"]
     rows = measured("languages", tmp_path / "languages.json", *sizes)["rows"]
