@@ -20,7 +20,7 @@ import jax
 from plstm.errors import run_script
 from plstm.ops.grid import STRUCTURES
 from plstm.training.environment import keep_freed_memory
-from scripts.benchmarks import languages, models, operators, sequences
+from scripts.benchmarks import languages, models, operators, sequences, steps
 from scripts.common import ROOT, Parser, positive, write_results
 
 SUBJECTS = {  # functions of the repeats and of the subject's options, which yield rows
@@ -36,6 +36,7 @@ SUBJECTS = {  # functions of the repeats and of the subject's options, which yie
     "graphs": models.measure_epochs,
     "data": models.measure_views,
     "run": models.measure_runs,
+    "steps": steps.measure_steps,
 }
 CHOICES = {
     "dtype": ["float32", "bfloat16"],

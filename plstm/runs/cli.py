@@ -50,7 +50,7 @@ def hydra_task(entry: type) -> Iterator[None]:
     """Around what Hydra runs with schema `entry`: bad input or an unwritable file ends it, one line and status 2."""
     if jax.config.jax_compilation_cache_dir is None:  # so that a resumed or repeated run compiles nothing again
         jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/plstm/jax").expanduser()))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles a hundred small programs
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles many small ones
     keep_freed_memory()
     try:
         yield

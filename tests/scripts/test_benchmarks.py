@@ -83,6 +83,14 @@ def test_chunks_are_compared_with_all_at_once(tmp_path):
 
 
 @pytest.mark.slow
+def test_steps_are_compared_with_those_of_another_checkout(tmp_path):
+    small = ["--experiments", "reduced/vit", "--overrides", "debug=smoke", "model.dim=16"]
+    (row,) = measured("steps", tmp_path / "steps.json", *small, "--against", ROOT)["rows"]
+    assert row["speedup"] == row["before"]["median_seconds"] / row["here"]["median_seconds"]
+    assert len(row["before_commit"]) == 40
+
+
+@pytest.mark.slow
 def test_every_form_is_timed(tmp_path):
     rows = measured("tune", tmp_path / "tune.json", "--grids", 3, "--batches", 1)["rows"]
     assert [(row["structure"], set(row["forms"])) for row in rows] == [

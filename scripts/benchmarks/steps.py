@@ -1,0 +1,80 @@
+"""Training steps of arrow pointing on one thread, by this code and by another checkout of it, each in its own process.
+
+    git worktree add /tmp/before <commit>
+    python scripts/benchmark.py steps --against /tmp/before
+
+The processes run this file, and import the rest from their checkout.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from plstm.config import shared_config
+from plstm.runs.programs import Plan, compile_programs, compose_experiment
+from plstm.tasks import TASKS
+from plstm.training.environment import keep_freed_memory
+from plstm.training.meshes import Layout, make_mesh
+from plstm.training.steps import init_state
+from scripts.benchmarks.operators import Row, alternate, ratio, timing
+from scripts.common import ROOT
+
+ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "NPROC": "1", "OMP_NUM_THREADS": "1"}
+STEPS = 10  # of which the fastest counts
+
+
+def measure_steps(
+    repeats: int, experiments=("reduced/plstm", "reduced/vit"), overrides=(), against=""
+) -> Iterator[Row]:
+    """Steps of arrow pointing on one thread, in processor seconds, also of another checkout if one is given."""
+    folders = {"here": ROOT} | ({"before": Path(against)} if against else {})
+    for experiment in experiments:
+        runs = {name: _start(folder, [experiment, *overrides]) for name, folder in folders.items()}
+        found = {name: timing(seconds) for name, seconds in alternate(runs, repeats, _ask).items()}
+        for run in runs.values():
+            run.communicate()
+        row = {"experiment": experiment, **found}
+        if against:
+            head = subprocess.check_output(["git", "-C", against, "rev-parse", "HEAD"], text=True).strip()
+            row |= {"before_commit": head, **ratio(found, "before", "here", "speedup")}
+        yield row
+
+
+def _start(folder: Path, arguments: list[str]) -> subprocess.Popen:
+    environment = os.environ | ONE_THREAD | {"PYTHONPATH": str(folder)}
+    command, pipes = [sys.executable, __file__, *arguments], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)
+
+
+def _ask(run: subprocess.Popen) -> float:
+    print(file=run.stdin, flush=True)
+    return float(run.stdout.readline())
+
+
+def serve(experiment: str, *overrides: str) -> None:
+    """Takes STEPS steps on random images for each line of standard input, and prints the seconds of the fastest."""
+    keep_freed_memory()
+    config = compose_experiment(experiment, *overrides)
+    task, batch_size = TASKS[config.task](config), config.optim.batch_size
+    plan, layout, rng = Plan.of(config, task), Layout(make_mesh(batch_size)), np.random.default_rng(0)
+    programs = compile_programs(shared_config(config), plan.steps, plan.steps_per_epoch, plan.warmup_steps)
+    state = layout.place_state(init_state(task.build_model(0), programs.optimizer)[1])
+    bits = rng.integers(256, size=(batch_size, config.data.size**2 // 8), dtype=np.uint8)
+    batch = layout.place_rows({"image": bits, "label": rng.integers(2, size=batch_size, dtype=np.int32)})
+    for _ in sys.stdin:
+        seconds = []
+        for _ in range(STEPS):
+            start = time.process_time()
+            state, metrics = jax.block_until_ready(programs.step(state, batch, jax.random.key(0)))
+            seconds.append(time.process_time() - start)
+        print(min(seconds), flush=True)
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])
