@@ -25,7 +25,8 @@ def entry(tmp_path, monkeypatch, capsys):
     def call(script: str, *arguments: str) -> tuple[int, str]:
         module = importlib.import_module(script)
         for name in ("core.utils", "_internal.hydra", "_internal.core_plugins.basic_launcher"):
-            monkeypatch.setattr(f"hydra.{name}.configure_log", lambda *_: None)  # it closes what pytest captures
+            hydra_module = importlib.import_module(f"hydra.{name}")
+            monkeypatch.setattr(hydra_module, "configure_log", lambda *_: None)  # it closes what pytest captures
         monkeypatch.setattr(sys, "argv", [str(ROOT / f"{script}.py"), *arguments])
         GlobalHydra.instance().clear()
         monkeypatch.chdir(tmp_path)
