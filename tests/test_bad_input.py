@@ -96,7 +96,7 @@ def test_a_job_that_fails_does_not_keep_the_others_of_a_sweep_from_starting(entr
 
     monkeypatch.setattr("train.start", start)
     monkeypatch.setattr(JobFailed, "all", [])
-    status, said = entry("train", "-m", *TINY, "seed=43,44,45,46", *paths(tmp_path))
+    status, said = entry("train", *TINY, "-m", "seed=43,44,45,46", *paths(tmp_path))  # wherever the flag stands
     assert (status, started) == (2, [43, 44, 45, 46])
     first, second, last = [line for line in said.splitlines() if line.startswith("error: ")]
     assert "seed=44" in first and first.endswith(": seed 44 is not finite") and "seed 45 is not" in second

@@ -27,8 +27,8 @@ class EfficientNetConfig:
 
     family: str = "efficientnet"  # of plstm.models.MODELS
     image_size: int = 192  # pixels a side in training; others are accepted
-    channels: int = 3
-    classes: int = 1000
+    channels: int = 3  # of an image
+    classes: int = 1000  # logits; the files of configs/model take the data's
     stem: int = 32  # channels of the first convolution, of stride 2
     # A stage: odd kernel size, stride of its first block, blocks, expansion, channels.
     stages: list[list[int]] = field(default_factory=lambda: [list(stage) for stage in B0])

@@ -131,10 +131,10 @@ class GraphConfig:
 
     family: str = "graph"  # of plstm.models.MODELS
     kind: str = "plstm"  # or gat, gcn, gin, mpnn, lstm
-    dim: int = 96
-    depth: int = 4
+    dim: int = 96  # channels of a node
+    depth: int = 4  # layers
     heads: int = 4  # this to `method`: pLSTM only
-    mlp_ratio: int = 4
+    mlp_ratio: int = 4  # units of the MLP over dim
     p_norm: str = "l1"  # "l1": Equation 4, over the edges that leave; "linf": over those that enter, as released
     reverse_p: str = "full"  # on the reversed graph the P-mode uses all line edges, or, as released, the "pruned" ones
     transition_node: str = "shared"  # what a transition reads: the node where two edges meet, or, as released, "tail"

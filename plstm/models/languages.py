@@ -27,14 +27,14 @@ class LanguageConfig:
 
     family: str = "language"  # of plstm.models.MODELS
     kind: str = "pr_lstm"  # or pr_rnn, rnn, lstm, stack_rnn, tape_rnn, transformer
-    dim: int = 256
+    dim: int = 256  # units
     refinements: int = 1  # after each composition; PR models only
     memory_width: int = 8  # numbers of a cell of the stack or tape
     memory_cells: int = 512  # of the stack or tape
     write_hidden: int = 64  # units of both hidden layers of what writes to the tape
     depth: int = 5  # layers; from here on Transformer only
-    heads: int = 8
-    mlp_ratio: int = 4
+    heads: int = 8  # of attention
+    mlp_ratio: int = 4  # units of the MLP over dim
     dropout: float = 0.1  # of the embedding, attention's output and the MLP's
 
     def check(self) -> None:

@@ -25,11 +25,11 @@ class Mamba2DConfig:
 
     family: str = "mamba2d"  # of plstm.models.MODELS
     image_size: int = 192  # pixels a side in training; others are accepted
-    channels: int = 3
-    classes: int = 1000
-    dims: list[int] = field(default_factory=lambda: [96, 192, 192, 192])
+    channels: int = 3  # of an image
+    classes: int = 1000  # logits; the files of configs/model take the data's
+    dims: list[int] = field(default_factory=lambda: [96, 192, 192, 192])  # channels
     depths: list[int] = field(default_factory=lambda: [3, 3, 9, 3])  # blocks
-    mixers: list[str] = field(default_factory=lambda: ["m2d", "m2d", "attention", "attention"])
+    mixers: list[str] = field(default_factory=lambda: ["m2d", "m2d", "attention", "attention"])  # of the blocks
     states: int = 16  # of a channel of the 2-D recurrence
     dtype: str = "bfloat16"  # of the matrix products; the recurrence, parameters, norms and head are float32
     remat: bool = False  # keep only the blocks' inputs for the backward pass, and compute the rest again: less memory

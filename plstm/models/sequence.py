@@ -22,7 +22,7 @@ class SequenceConfig:
 
     family: str = "sequence"  # of plstm.models.MODELS
     blocks: list[str] = field(default_factory=lambda: ["mlstm", "slstm"])  # of LAYERS, in order
-    dim: int = 64
+    dim: int = 64  # channels
     heads: int = 1  # of mlstm, slstm, gdn, gdn_negative and attention
     state_dim: int = 64  # N of mamba2
     track: int = 2  # of plstm: the side J_T of its transitions

@@ -25,10 +25,10 @@ class SS2DConfig:
 
     family: str = "ss2d"  # of plstm.models.MODELS
     image_size: int = 192  # pixels a side in training; others are accepted
-    channels: int = 3
-    classes: int = 1000
+    channels: int = 3  # of an image
+    classes: int = 1000  # logits; the files of configs/model take the data's
     form: str = "as_run"  # or "as_configured": overlapping convolutions and no gate, options that the runs ignored
-    dims: list[int] = field(default_factory=lambda: [192, 192, 192, 192])
+    dims: list[int] = field(default_factory=lambda: [192, 192, 192, 192])  # channels
     depths: list[int] = field(default_factory=lambda: [2, 2, 5, 2])  # blocks
     states: int = 1  # of a channel of the scan
     drop_path: float = 0.1  # of the last block, linear from 0 at the first

@@ -27,27 +27,26 @@ class VisionConfig:
 
     family: str = "vision"  # of plstm.models.MODELS
     image_size: int = 192  # pixels a side in training; others are accepted, the position embedding is then resized
-    channels: int = 3
-    classes: int = 1000
-    patch_size: int = 16
-    dim: int = 192
-    depth: int = 12
-    heads: int = 3
-    mlp_ratio: int = 4
+    channels: int = 3  # of an image
+    classes: int = 1000  # logits; the files of configs/model take the data's
+    patch_size: int = 16  # pixels a side
+    dim: int = 192  # channels
+    depth: int = 12  # blocks
+    heads: int = 3  # of the mixers; must divide dim
+    mlp_ratio: int = 4  # units of the MLP over dim
     modes: list[str] = field(default_factory=lambda: ["P", "D"])  # repeated over the layers: P, D, or attention
     gates: str = "released"  # or "printed": see plstm.nn.gates.PModeGates
     stm_bias_only: bool = False  # source, transition and mark without input weights
     gate_init: str = "zeros"  # or "normal": std sqrt(0.4 / (4 heads))
-    position_embedding: bool = True
+    position_embedding: bool = True  # learned, added to the patches
     pooling: str = "corners"  # or "class_token"
     norm: str = "rmsnorm"  # or "layernorm"
     layer_scale: float | None = None  # its start; none: no LayerScale
     drop_path: float = 0.0  # the same at every depth
     dtype: str = "bfloat16"  # of the matrix products; parameters, norms, gates and head are float32
     method: str = "auto"  # of plstm.ops.grid.plstm2d
-    remat: bool | None = (
-        None  # keep only the blocks' inputs for the backward pass, compute the rest again; null: on GPUs
-    )
+    # Keep only the blocks' inputs for the backward pass and compute the rest again: less memory. null: on GPUs.
+    remat: bool | None = None
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""

@@ -81,7 +81,8 @@ def run_entry(main: Callable[[], Any], entry: type) -> None:
         check_local(CONFIGS / "local" / "default.yaml")
         check = to_config if entry is Config else to_eval_config
         Sweeper.validate_batch_is_legal = lambda sweeper, batch: _check_jobs(sweeper, batch, check)
-        sys.argv[1:] = [quote_ids(word) for word in sys.argv[1:]]
+        words = [quote_ids(word) for word in sys.argv[1:]]
+        sys.argv[1:] = sorted(words, key=lambda word: word not in ("-m", "--multirun"))  # or Hydra would not read on
         check_overrides([word for word in sys.argv[1:] if "=" in word or word.startswith("~")])
         try:
             main()

@@ -22,7 +22,7 @@ class ArrowData:
     size: int = 192  # pixels a side; the extrapolation splits have twice that
     scale: float = 1.0  # of the objects: 1 is the paper's
     law: str = "paper"  # of the geometries; or "balanced": no part of the geometry tells the label
-    train_images: int = 100_000
+    train_images: int = 100_000  # of one epoch
     eval_images: int | None = None  # of each evaluation split; null: the paper's counts
     train_seed: int = MISSING  # of the training images; the run's seed unless set
     root: str | None = None  # folder of all data sets; null: $PLSTM_DATA or ~/.cache/plstm/data

@@ -15,6 +15,7 @@ from plstm.training.steps import StepMetrics
 
 STEPS_IN_FLIGHT = 2  # how far the host may run ahead: enough to keep a device busy, few enough to stop soon
 BAR_WIDTH = 16  # characters
+COMPILING = "compiling the training step"
 EVERY_SECONDS = 30.0  # a plain line comes at most so often, but for the last step
 
 
@@ -34,7 +35,9 @@ class Progress(Bar):
         hidden, whole = not console.is_terminal or console.is_dumb_terminal, math.inf
         options = {"disable": hidden, "get_time": clock, "speed_estimate_period": whole, "expand": True}
         super().__init__(*columns, console=console, **options)
-        self.add_task(name, total=total, completed=start, text="compiling the training step")
+        self.add_task(name, total=total, completed=start, text=COMPILING)
+        if hidden and start < total:
+            print_plain(console, COMPILING)
 
     def show(self, step: int, values: Mapping[str, float]) -> None:
         """Shows that `step` steps are done, and any values, "epoch" and "examples_per_second" among them."""
