@@ -14,6 +14,7 @@ from jax import Array
 from plstm.errors import one_of, positive, require
 from plstm.nn.layers import DTYPES
 from plstm.nn.maps import BatchNorm, Dense, depthwise, over_map, to_maps, windows
+from plstm.ops.common import HIGHEST
 
 MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
 B0 = [[3, 1, 1, 1, 16], [3, 2, 2, 6, 24], [5, 2, 2, 6, 40], [3, 2, 3, 6, 80]]
@@ -95,7 +96,7 @@ class EfficientNet(nnx.Module):
                 self.blocks.append(MBConv(dim, dim_out, kernel, 1 if n else stride, expansion, rngs))
                 dim = dim_out
         self.features, self.features_norm = dense(dim, config.features), BatchNorm(config.features)
-        self.head = Dense(config.features, config.classes, rngs=rngs)
+        self.head = Dense(config.features, config.classes, rngs=rngs, precision=HIGHEST)
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] of any size -> float32 logits

@@ -11,6 +11,7 @@ from jax import Array
 
 from plstm.errors import one_of, positive, require
 from plstm.nn.layers import DTYPES, MLP, dense, exact_gelu, norm, uniform_within
+from plstm.ops.common import HIGHEST
 from plstm.ops.mamba2d import mamba2d
 
 MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
@@ -141,7 +142,7 @@ class Mamba2D(nnx.Module):
             self.stages.append(nnx.List([make() for _ in range(depth)]))
             dim_in = dim
         self.norm = norm("layernorm", dim_in, rngs)
-        self.head = dense(dim_in, config.classes, rngs, dtype=DTYPES["float32"])
+        self.head = dense(dim_in, config.classes, rngs, dtype=DTYPES["float32"], precision=HIGHEST)
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] of any size -> float32 logits [batch, classes]. A training

@@ -12,6 +12,7 @@ from plstm.errors import one_of, positive, require
 from plstm.models.mamba2d import MAX_SIZE, MLP_RATIO, inverse_softplus_steps
 from plstm.nn.layers import DTYPES, MLP, drop_path, exact_gelu, linear, norm, uniform_within
 from plstm.nn.maps import depthwise_of_cells
+from plstm.ops.common import HIGHEST
 from plstm.ops.ss2d import ss2d
 
 FORMS = ("as_run", "as_configured")
@@ -156,7 +157,8 @@ class SS2DModel(nnx.Module):
                 self.down.append(make(pair if n else [pair[0], pair[1] // 2, pair[1]], 3, 2, 1))
             self.stages.append(nnx.List([Block(pair[1], config, next(rates), rngs) for _ in range(depth)]))
         self.norm = norm("layernorm", dims[-1], rngs)
-        self.head = linear(dims[-1], config.classes, kernel_init=NORMAL, dtype=DTYPES["float32"], rngs=rngs)
+        exact = {"dtype": DTYPES["float32"], "precision": HIGHEST}
+        self.head = linear(dims[-1], config.classes, kernel_init=NORMAL, **exact, rngs=rngs)
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] -> float32 logits [batch, classes]. `key` turns stochastic

@@ -14,6 +14,7 @@ from flax import nnx
 from plstm.errors import UserError, one_of, positive, require
 from plstm.nn.gates import DIRECT_BIAS, DModeGates, PModeGates
 from plstm.nn.layers import DTYPES, MLP, NORMS, LayerScale, PatchEmbedding, drop_path, head_norm, linear, norm
+from plstm.ops.common import HIGHEST
 from plstm.ops.grid import METHODS, WIDEST_FUSED, gating_matrix, plstm2d
 
 MODES = ("P", "D", "attention")
@@ -214,7 +215,8 @@ class VisionModel(nnx.Module):
         self.norm = norm(config.norm, config.dim, rngs)
         pooled = config.dim * (4 if config.pooling == "corners" else 1)
         head_init = nnx.initializers.lecun_normal()
-        self.head = linear(pooled, config.classes, dtype=jnp.float32, rngs=rngs, kernel_init=head_init)
+        exact = {"dtype": jnp.float32, "precision": HIGHEST}
+        self.head = linear(pooled, config.classes, **exact, rngs=rngs, kernel_init=head_init)
 
     def __call__(self, images: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
         """Normalised images [batch, height, width, channels] of any size that the patch size divides -> float32 logits

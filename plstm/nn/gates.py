@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from plstm.ops.common import in_place, matmul
+from plstm.ops.common import HIGHEST, in_place, matmul
 from plstm.ops.grid import GridGates
 
 SOURCE_BIAS, MARK_BIAS, DIRECT_BIAS, TRANSITION_BIAS = -4.0, -4.0, -6.0, 1.0  # Table 2
 TRANSITION_SCALE, ORIENTATION_BIASES = 5.0, (-2.0, 2.0)
 DIRECTIONS = 4
-HIGHEST = jax.lax.Precision.HIGHEST  # by default accelerators multiply float32 in fewer bits
 
 
 class GroupedGates(nnx.Module):

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from plstm.nn.gates import HIGHEST
 from plstm.nn.layers import head_norm, linear, uniform_within
+from plstm.ops.common import HIGHEST
 from plstm.ops.dag import DagGates, PackedDags, normalise_transitions, plstm_dag
 
 GATE_BIAS = -5.0  # of source, mark and direct

@@ -93,14 +93,16 @@ class Dense(nnx.Module):
     """A linear map of the channels: [dim_in, ...] -> [dim_out, ...]. Both parameters start uniform within
     1 / sqrt(dim_in), or the kernel as `kernel_init` says and the bias at zero."""
 
-    def __init__(self, dim_in: int, dim_out: int, *, rngs: nnx.Rngs, kernel_init=None, use_bias: bool = True):
-        start = kernel_init or uniform_within(1 / math.sqrt(dim_in))
+    def __init__(
+        self, dim_in: int, dim_out: int, *, rngs: nnx.Rngs, kernel_init=None, use_bias: bool = True, precision=None
+    ):
+        self.precision, start = precision, kernel_init or uniform_within(1 / math.sqrt(dim_in))
         self.kernel = nnx.Param(start(rngs.params(), (dim_in, dim_out), jnp.float32))
         bias_start = nnx.initializers.zeros if kernel_init else start
         self.bias = nnx.Param(bias_start(rngs.params(), (dim_out,), jnp.float32)) if use_bias else None
 
     def __call__(self, x: Array) -> Array:
-        y = jnp.tensordot(self.kernel[...].astype(x.dtype), x, (0, 0))
+        y = jnp.tensordot(self.kernel[...].astype(x.dtype), x, (0, 0), precision=self.precision)
         return y if self.bias is None else y + self.bias[...].reshape(-1, *(1,) * (x.ndim - 1)).astype(x.dtype)
 
 

@@ -13,8 +13,8 @@ from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 
-# In full precision: the default of GPUs and TPUs would round gates to fewer bits.
-product = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+HIGHEST = lax.Precision.HIGHEST  # the default of GPUs and TPUs multiplies float32 in fewer bits
+product = partial(jnp.einsum, precision=HIGHEST)  # of gates
 # Measured on two cores, on grids of 6 x 6 to 48 x 48.
 BYTES_PER_CORE = 2**19  # of a chunk's gating matrices: a quarter of a usual second-level cache holds a few such tensors
 MIN_CHUNKS = 12  # with fewer, computing again costs more than the cache saves
@@ -72,10 +72,25 @@ _turn = partial(jnp.swapaxes, axis1=-2, axis2=-1)
 def attend(q: Array, k: Array, v: Array, gating: Array, scale: float) -> Array:
     """Sums values over source nodes, weighted by gating and scaled similarity (Equation 3):
     q [..., T, d_k], k [..., S, d_k], v [..., S, d_v], gating [..., T, S] -> [..., T, d_v] in the gating's dtype."""
-    similarity = jnp.einsum("...tk,...sk->...ts", q, k, preferred_element_type=gating.dtype)
+    similarity = accumulate("...tk,...sk->...ts", q, k, gating.dtype)
     # Nothing but this product: XLA's CPU backend fuses it with a transposition of the gating in tiles, not more.
     weights = (gating * similarity).astype(v.dtype)
-    return scale * jnp.einsum("...ts,...sv->...tv", weights, v, preferred_element_type=gating.dtype)
+    return scale * accumulate("...ts,...sv->...tv", weights, v, gating.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 3))
+def accumulate(subscripts: str, a: Array, b: Array, dtype) -> Array:
+    """`jnp.einsum` with sums in `dtype`. Its gradients are products in the arguments' dtype, as it is: JAX's own would
+    be products of float32 cotangents even where the arguments are bfloat16."""
+    return jnp.einsum(subscripts, a, b, preferred_element_type=dtype)
+
+
+def _accumulate_backward(subscripts, dtype, saved, cotangent):
+    backward = jax.vjp(partial(jnp.einsum, subscripts), *saved)[1]
+    return backward(cotangent.astype(jnp.result_type(*saved)))
+
+
+accumulate.defvjp(lambda subscripts, a, b, dtype: (accumulate(subscripts, a, b, dtype), (a, b)), _accumulate_backward)
 
 
 def direct_term(q: Array, k: Array, v: Array, direct: Array, scale: float) -> Array:

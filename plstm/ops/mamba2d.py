@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import check_choice, check_shape
+from plstm.ops.common import HIGHEST, check_choice, check_shape
 
 METHODS = ("rows", "recurrent")
 
@@ -41,7 +41,7 @@ def _recurrent(u: Array, delta_t: Array, delta_l: Array, b: Array, c: Array, a_t
     new = b[..., None, :] * u[..., None]  # [B, H, W, e, N]
     decays = [jnp.exp(delta[..., None] * a) for delta, a in ((delta_t, a_t), (delta_l, a_l))]
     h = states_of(*decays, *(delta[..., None] * new for delta in (delta_t, delta_l)))
-    return jnp.einsum("bhwen,bhwn->bhwe", h, c, precision=lax.Precision.HIGHEST)
+    return jnp.einsum("bhwen,bhwn->bhwe", h, c, precision=HIGHEST)
 
 
 def states_of(a_t: Array, a_l: Array, x_t: Array, x_l: Array) -> Array:

@@ -83,6 +83,22 @@ def test_eight_devices_exchange_nothing_but_gradients(method):
 
 @needs_compiler
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "overrides"), [("plstm_t", []), ("plstm_t", ["model.method=parallel"]), ("vit_t", [])]
+)
+def test_only_gates_and_the_head_multiply_float32_and_in_full_precision(name, overrides):
+    shrunk = ["optim.batch_size=128", "model.depth=2", "data.size=64", "model.image_size=64"]
+    compiled = compile_step(compose_experiment(f"imagenet/{name}", *shrunk, *overrides), GPUS["H100"], 1)
+    products = [kernel for kernel in Module(compiled.as_text()).kernels() if kernel.flops]
+    assert {kernel.precision for kernel in products} == {"bf16", "f32"}
+    exact = [kernel for kernel in products if kernel.precision == "f32"]
+    parts = [part_of(kernel) for kernel in exact]
+    assert set(parts) - {"gates", "gating matrix"} == {"mixing and loss"}  # where the model calls its head
+    assert parts.count("mixing and loss") == 3
+
+
+@needs_compiler
+@pytest.mark.slow
 def test_the_program_of_a_full_size_step_costs_at_most_what_docs_say():
     """docs/speed.md, of one H100, 192 pixels, bfloat16, as an experiment's defaults give it."""
     plstm, vit = (

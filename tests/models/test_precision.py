@@ -1,0 +1,58 @@
+"""In which precision the programs of models multiply, from their lowered text: bfloat16, or float32 in full.
+
+GPUs multiply float32 in TF32 where no precision is asked for.
+"""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from plstm.models import EfficientNetConfig, Mamba2DConfig, SS2DConfig, build_model
+from tests.models.vision_models import tiny
+
+CLASSES = 37  # no other size of these models
+SMALL = {"classes": CLASSES, "image_size": 32}
+STAGES = {"dims": [16, 16], "depths": [1, 1]}
+PRODUCT = r"stablehlo\.dot_general [^\n]*?(?:precision = \[(\w+), \w+\])? : \(tensor<([^>]*)>, tensor<([^>]*)>\)"
+
+
+def products(config) -> list[tuple[str, set[str], str]]:
+    """Precision, dtypes and text of each matrix product of a training pass and its gradients."""
+    model = nnx.eval_shape(lambda: build_model(config, 0))
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss(params, rest, images):
+        logits = nnx.merge(graphdef, params, rest, copy=True)(images, key=jax.random.key(0))
+        return (logits**2).sum()
+
+    images = jax.ShapeDtypeStruct((8, config.image_size, config.image_size, 3), jnp.float32)
+    found = re.findall(PRODUCT, jax.jit(jax.grad(loss)).lower(params, rest, images).as_text())
+    assert found
+    return [(precision, {shape.split("x")[-1] for shape in shapes}, " ".join(shapes)) for precision, *shapes in found]
+
+
+@pytest.mark.parametrize("mode", ["P", "D"])
+def test_a_bfloat16_plstm_multiplies_nothing_in_tf32(mode):
+    found = products(tiny(dtype="bfloat16", classes=CLASSES, modes=[mode], method="parallel"))
+    assert {precision for precision, kinds, _ in found if "f32" in kinds} == {"HIGHEST"}
+    assert [kinds for _, kinds, _ in found].count({"bf16"}) >= 3 * 8  # six linear layers and two products of a block
+    assert all(len(kinds) == 1 for _, kinds, _ in found)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        tiny(**SMALL, dtype="bfloat16"),
+        Mamba2DConfig(**SMALL, **STAGES, mixers=["m2d", "attention"]),
+        SS2DConfig(**SMALL, **STAGES, dtype="bfloat16"),
+        EfficientNetConfig(**SMALL, dtype="bfloat16"),
+    ],
+    ids=lambda config: config.family,
+)
+def test_heads_are_float32(config):
+    heads = [product for product in products(config) if f"{CLASSES}x" in product[2]]
+    assert len(heads) == 3  # the logits, and the gradients of the kernel and of what it reads
+    assert all(precision == "HIGHEST" and kinds == {"f32"} for precision, kinds, _ in heads)
