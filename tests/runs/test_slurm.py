@@ -13,12 +13,26 @@ needs_plugin = pytest.mark.skipif(not has_plugin, reason="hydra-submitit-launche
 
 
 @needs_plugin
-def test_the_launcher_composes(composed):
-    overrides = ["hydra/launcher=slurm", "hydra.launcher.partition=gpu", "hydra.launcher.nodes=2"]
+@pytest.mark.parametrize(("name", "gpus", "cores"), [("slurm", 1, 8), ("slurm_node", 8, 64)])
+def test_the_launchers_compose(composed, name, gpus, cores):
+    overrides = [f"hydra/launcher={name}", "hydra.launcher.partition=gpu", "hydra.launcher.nodes=2"]
     launcher = compose("train", overrides=overrides, return_hydra_config=True).hydra.launcher
     assert launcher._target_.endswith(".SlurmLauncher")
-    assert (launcher.partition, launcher.nodes, launcher.tasks_per_node, launcher.gpus_per_node) == ("gpu", 2, 1, 8)
+    assert (launcher.partition, launcher.nodes, launcher.tasks_per_node) == ("gpu", 2, 1)
+    assert (launcher.gpus_per_node, launcher.cpus_per_task) == (gpus, cores)
     assert launcher.signal_delay_s < 60 * launcher.timeout_min and launcher.max_num_timeout > 0
+
+
+@needs_plugin
+def test_a_job_of_several_nodes_ends_where_one_of_its_processes_does(composed):
+    """What sbatch is given, with a step by srun, which reads this variable."""
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    overrides = ["hydra/launcher=slurm_node", "hydra.launcher.nodes=2"]
+    launcher = compose("train", overrides=overrides, return_hydra_config=True).hydra.launcher
+    script = _make_sbatch_string("train", "jobs", nodes=launcher.nodes, setup=list(launcher.setup)).splitlines()
+    step = next(number for number, line in enumerate(script) if line.startswith("srun "))
+    assert script.index("export SLURM_KILL_BAD_EXIT=1") < step
 
 
 @needs_plugin
