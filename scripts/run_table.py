@@ -102,7 +102,7 @@ def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
     records = read_records(arguments.results)
     found = sweeps.match_records(table, records)[0]
     started, superfluous = sweeps.started_runs(table, arguments.runs), superfluous_runs(table, records)
-    hardware = query_hardware() if found else None
+    hardware = query_hardware()
     unfinished, costs, finished, saved = [], [], 0, 0
     for job in planned_jobs(table, arguments.sections):
         left = tuple(run for run in job.runs if run.key not in found)
@@ -129,7 +129,17 @@ def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
     counts = f"{finished} finished, {saved} not needed, {len(costs)} to run"
     hours = f"about {sum(known) / 3600:.2f} h for {len(known)} of them, going by finished runs on this hardware"
     print(f"{finished + saved + len(costs)} runs: {counts}, {hours}", flush=True)
+    if len(unfinished) > 1 and hardware["platform"] != "cpu" and hardware["device_count"] > 1:
+        print(compare_throughput(hardware["device_count"], sweeps.one_each_gain(table, found, hardware)), flush=True)
     return unfinished
+
+
+def compare_throughput(devices: int, gain: float | None) -> str:
+    """A line on runs side by side, one on each device, against one run on all of them."""
+    ways = f"{devices} devices: --processes {devices} trains a run on each, side by side; otherwise a run takes all"
+    if gain is None:
+        return f"{ways}; no finished runs compare the two, and small runs gain most from a device each"
+    return f"{ways}; a run on each has {gain:.1f} times the throughput, going by finished runs on 1 and on {devices}"
 
 
 def execute(

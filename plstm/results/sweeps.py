@@ -5,6 +5,7 @@ should take, and for each row, section and chosen value the means over seeds. Al
 import contextlib
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
@@ -151,6 +152,20 @@ def expected_seconds(
     if key := table.chosen_key:
         own = [record for record in own if value_at(record.config, key) == run.values[key]] or own
     return statistics.fmean(record.wall_seconds for record in own) if own else None
+
+
+def one_each_gain(table: TableDefinition, found: dict[tuple, Record], hardware: Hardware) -> float | None:
+    """How many times the throughput of one run on all devices is that of as many runs side by side, one on each: the
+    mean over experiments and sections with finished runs of both kinds on these devices, None if there are none."""
+    kind, count = hardware["device_kind"], hardware["device_count"]
+    speeds: dict[tuple, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in found.values():
+        if record.hardware["device_kind"] == kind:
+            section = str(value_at(record.config, table.sections)) if table.sections else None
+            speeds[record.experiment, section][record.hardware["device_count"]].append(record.examples_per_second)
+    both = [by_count for by_count in speeds.values() if 1 in by_count and count in by_count]
+    gains = [count * statistics.fmean(by_count[1]) / statistics.fmean(by_count[count]) for by_count in both]
+    return statistics.fmean(gains) if gains else None
 
 
 def started_runs(table: TableDefinition, runs_dir: Path) -> set[tuple]:
