@@ -45,7 +45,7 @@ class Instruction:
 
     @cached_property
     def elements(self) -> int:
-        return sum(_count(sides) for _, sides in ARRAY.findall(self.shape))
+        return sum(count_elements(sides) for _, sides in ARRAY.findall(self.shape))
 
     @property
     def sides(self) -> list[int]:
@@ -207,10 +207,10 @@ def _precision(product: Instruction, table: dict[str, Instruction]) -> str:
 
 
 def _bytes(arrays: list[tuple[str, str]]) -> int:
-    return sum(WIDTHS[kind] * _count(sides) for kind, sides in arrays)
+    return sum(WIDTHS[kind] * count_elements(sides) for kind, sides in arrays)
 
 
-def _count(sides: str) -> int:
+def count_elements(sides: str) -> int:
     return math.prod(int(side) for side in sides.split(",") if side)
 
 

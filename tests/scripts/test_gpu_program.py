@@ -6,14 +6,17 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 
 from plstm.errors import UserError
 from plstm.ops.grid import GridGates, plstm2d
 from plstm.runs.programs import compose_experiment
+from plstm.tasks import TASKS
+from plstm.training.meshes import MIN_SPLIT
 from scripts.benchmarks.gpu_program import GPUS, compile_step, count, part_of
-from scripts.benchmarks.hlo import Module
+from scripts.benchmarks.hlo import ARRAY, Module, count_elements
 
 HAS_COMPILER = importlib.util.find_spec("jax_cuda12_plugin") is not None
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="make setup EXTRA=gpu-report")
@@ -70,15 +73,19 @@ def test_every_form_of_the_operator_and_its_gradients_compile_for_a_gpu(method, 
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["auto", "parallel", "chunkwise"])
-def test_eight_devices_exchange_nothing_but_gradients(method):
-    """With both modes of pLSTM, and mixup on."""
+@pytest.mark.parametrize(("method", "fsdp"), [("auto", 1), ("parallel", 1), ("chunkwise", 1), ("auto", 8)])
+def test_eight_devices_exchange_nothing_but_gradients_and_split_parameters(method, fsdp):
+    """With both modes of pLSTM, and mixup on. Each number of a parameter is exchanged once in each direction."""
     shrunk = ["optim.batch_size=1024", "model.depth=2", "data.size=64", "model.image_size=64", f"model.method={method}"]
-    config = compose_experiment("imagenet/plstm_t", *shrunk)
-    found = count(compile_step(config, GPUS["H100"], 8), GPUS["H100"])["collectives"]
-    assert found and {one["kind"] for one in found} == {"all-reduce"}
-    parameters = 1_000_000
-    assert sum(one["bytes"] for one in found) < 4 * parameters * 1.5
+    config = compose_experiment("imagenet/plstm_t", *shrunk, f"mesh.fsdp={fsdp}")
+    exchanged = dict.fromkeys(("all-reduce", "all-gather", "reduce-scatter"), 0)
+    for one in count(compile_step(config, GPUS["H100"], 8), GPUS["H100"])["collectives"]:
+        exchanged[one["kind"]] += one["times"] * sum(count_elements(sides) for _, sides in ARRAY.findall(one["shape"]))
+    model = nnx.eval_shape(lambda: TASKS["imagenet"](config).build_model(0))
+    sizes = [leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
+    split = sum(size for size in sizes if size >= MIN_SPLIT) if fsdp > 1 else 0
+    assert exchanged["all-gather"] == exchanged["reduce-scatter"] == split * 9 / 8  # the whole and a device's part
+    assert 0 <= exchanged["all-reduce"] - (sum(sizes) - split) < 200  # metrics and norms
 
 
 @needs_compiler
