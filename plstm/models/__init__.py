@@ -19,6 +19,7 @@ from plstm.models.languages import LanguageConfig, build_language_model
 from plstm.models.mamba2d import Mamba2D, Mamba2DConfig
 from plstm.models.sequence import SequenceConfig, build_sequence_model
 from plstm.models.ss2d import SS2DConfig, SS2DModel
+from plstm.models.vil import ViL, ViLConfig
 from plstm.models.vision import VisionConfig, VisionModel
 
 
@@ -36,6 +37,7 @@ MODELS: dict[str, Family] = {
     "efficientnet": Family(EfficientNetConfig, lambda config, _, key: EfficientNet(config, nnx.Rngs(key)), "images"),
     "mamba2d": Family(Mamba2DConfig, lambda config, _, key: Mamba2D(config, nnx.Rngs(key)), "images"),
     "ss2d": Family(SS2DConfig, lambda config, _, key: SS2DModel(config, nnx.Rngs(key)), "images"),
+    "vil": Family(ViLConfig, lambda config, _, key: ViL(config, nnx.Rngs(key)), "images"),
     "graph": Family(GraphConfig, build_graph_model, "graphs"),
     "sequence": Family(SequenceConfig, build_sequence_model, "tokens"),
     "language": Family(LanguageConfig, build_language_model, "languages"),
@@ -61,6 +63,7 @@ __all__ = [
     "GraphConfig",
     "Mamba2DConfig",
     "SS2DConfig",
+    "ViLConfig",
     "VisionConfig",
     "VisionModel",
     "build_model",

@@ -51,9 +51,9 @@ def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, use_bias: bool = True, **op
 class PatchEmbedding(nnx.Module):
     """Cuts an image into squares and maps each linearly to a token; kernel [patch patch channels, dim]."""
 
-    def __init__(self, patch_size: int, channels: int, dim: int, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, patch_size: int, channels: int, dim: int, *, dtype, rngs: nnx.Rngs, kernel_init=None):
         self.patch_size = patch_size
-        start = nnx.initializers.lecun_normal()
+        start = kernel_init or nnx.initializers.lecun_normal()
         self.project = linear(patch_size**2 * channels, dim, dtype=dtype, rngs=rngs, kernel_init=start)
 
     def __call__(self, images: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -34,6 +35,26 @@ def windows(x: Array, kernel: int, stride: int) -> list[Array]:
     cells = (slice(n, n + (count - 1) * stride + 1, stride) for count in (height, width) for n in range(kernel))
     rows, columns = (lambda both: (both[:kernel], both[kernel:]))(list(cells))
     return [x[:, row, column] for row in rows for column in columns]
+
+
+def bicubic(cells: Array, grid: tuple[int, int]) -> Array:
+    """[Y, X, C] -> [*grid, C] as PyTorch resizes: a = -0.75 and border cells repeated; `jax.image.resize` differs."""
+    for axis, count in enumerate(grid):
+        if cells.shape[axis] != count:
+            weights = _bicubic_weights(cells.shape[axis], count).astype(cells.dtype)
+            cells = jnp.moveaxis(jnp.tensordot(weights, cells, (1, axis), precision="highest"), 0, axis)
+    return cells
+
+
+def _bicubic_weights(cells: int, count: int, a: float = -0.75) -> np.ndarray:
+    """[count, cells]: how much of each cell is in each of the `count` places that they are resized to."""
+    places = (np.arange(count) + 0.5) * cells / count - 0.5
+    near = np.floor(places).astype(int)[:, None] + np.arange(-1, 3)
+    t = np.abs(places[:, None] - near)
+    inner, outer = (a + 2) * t**3 - (a + 3) * t**2 + 1, a * (t**3 - 5 * t**2 + 8 * t - 4)
+    weights = np.zeros((count, cells))
+    np.add.at(weights, (np.arange(count)[:, None], near.clip(0, cells - 1)), np.where(t <= 1, inner, outer))
+    return weights
 
 
 # ---------------------------------------------------------------------- depthwise convolution

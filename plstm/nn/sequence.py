@@ -46,15 +46,17 @@ class CausalConv(nnx.Module):
 
 
 class BlockDiagonal(nnx.Module):
-    """A linear map within blocks of channels; weight [blocks, in, out], its variance 2 / (5 fan_in)."""
+    """A linear map within blocks of channels; weight [blocks, in, out], its variance 2 / (5 fan_in), and bias."""
 
-    def __init__(self, blocks: int, size: int, fan_in: int, rngs: nnx.Rngs):
+    def __init__(self, blocks: int, size: int, fan_in: int, rngs: nnx.Rngs, use_bias: bool = False):
         start = nnx.initializers.normal(math.sqrt(0.4 / fan_in))
         self.weight = nnx.Param(start(rngs.params(), (blocks, size, size)))
+        self.bias = nnx.Param(jnp.zeros(blocks * size)) if use_bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         blocks = x.reshape(*x.shape[:-1], *self.weight.shape[:2])
-        return jnp.einsum("...bi,bio->...bo", blocks, self.weight[...]).reshape(x.shape)
+        y = jnp.einsum("...bi,bio->...bo", blocks, self.weight[...].astype(x.dtype)).reshape(x.shape)
+        return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
 
 def split_heads(x: jax.Array, heads: int) -> jax.Array:

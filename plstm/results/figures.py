@@ -24,6 +24,8 @@ MODEL_STYLES = {
     "plstm_printed": ("#0072B2", DASHED),
     "vit": ("#D55E00", "-"),
     "efficientnet": ("#000000", "-"),
+    "vil": ("#8A8D00", "-"),
+    "vil_released": ("#8A8D00", DASHED),
     "mamba2d": ("#7F3C8D", "-"),
     "2dmamba": ("#8B5A2B", "-"),
 }

@@ -26,7 +26,7 @@ LANGUAGES = [name for name in EXPERIMENTS if name.startswith("languages")]
 VISION = [name for name in EXPERIMENTS if name not in (*GRAPHS, *TOKENS, *LANGUAGES)]
 SHARED = {"languages/pr_lstm"}  # rows of two tables
 TABLELESS = {"balanced/plstm_full", "balanced/vit_full"}
-TABLELESS |= {"imagenet/efficientnet_b0", "imagenet/mamba2d", "imagenet/2dmamba"}
+TABLELESS |= {"imagenet/efficientnet_b0", "imagenet/vil_t", "imagenet/mamba2d", "imagenet/2dmamba"}
 IMAGENET = [name for name in EXPERIMENTS if name.startswith(("imagenet/", "ablation/")) and name not in TABLELESS]
 TABLE = {"arrow": 3, "imagenet": 4, "ablation": 5, "graphs": 1}  # of the paper
 TABLES = {path.stem: load_table(path) for path in sorted((CONFIGS / "tables").glob("*.yaml"))}
@@ -57,7 +57,8 @@ VARIANTS = {
     "arrow/plstm_printed": {"gates": "printed"},
     "arrow/vit": {"modes": ["attention"], "pooling": "class_token", "layer_scale": 1.0},
 }
-FIGURE_2 = ("efficientnet", "mamba2d", "2dmamba")  # other models, with the figures of their released runs
+# Other models, with the figures of their released runs.
+FIGURE_2 = ("efficientnet", "vil", "vil_released", "mamba2d", "2dmamba")
 
 # Tables 4 to 7 and the released configurations; docs/deviations.md tells where they differ, and what was taken.
 IMAGENET_DATA = dict(name="imagenet2012", classes=1000, train_images=1_281_167, held_out=0, eval_images=None)
@@ -110,7 +111,7 @@ PARAMETERS = {
     "arrow/plstm": 5_551_610, "arrow/plstm_printed": 5_551_610, "arrow/plstm_no_posemb": 5_523_962,
     "arrow/plstm_p_mode": 5_574_218, "arrow/plstm_d_mode": 5_529_002, "arrow/plstm_stm_bias": 5_540_090,
     "arrow/vit": 5_514_434, "arrow/efficientnet": 4_010_110, "arrow/mamba2d": 8_034_350,
-    "arrow/2dmamba": 6_687_170,
+    "arrow/2dmamba": 6_687_170, "arrow/vil": 5_996_546, "arrow/vil_released": 5_996_546,
     "imagenet/plstm_t": 6_304_420, "imagenet/plstm_s": 23_252_320, "imagenet/plstm_b": 89_081_560,
     "imagenet/plstm_t_finetune": 6_314_404, "imagenet/plstm_s_finetune": 23_272_288,
     "imagenet/plstm_b_finetune": 89_121_496,

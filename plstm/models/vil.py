@@ -1,0 +1,150 @@
+"""Vision-LSTM (Alkin et al., 2024) as the paper's Figure 2 ran it: VisionLSTM2, mLSTMs that read an image's patches
+forwards and backwards in turn.
+
+Tokens are [S, B, dim], so that they become a grid, or change their order, without moving an image's numbers.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from plstm.errors import one_of, positive, require
+from plstm.nn.layers import DTYPES, PatchEmbedding, head_norm, linear, norm, uniform_within
+from plstm.nn.maps import bicubic, depthwise_of_cells
+from plstm.nn.sequence import BLOCK, BlockDiagonal
+from plstm.ops.mlstm import mlstm
+
+MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
+CHUNK = 48  # tokens of the mLSTM at a time
+HEAD_EPSILON = 1e-6  # of the norm before the head
+MAX_UNROLLED = 4  # pairs of blocks
+
+
+@dataclass
+class ViLConfig:
+    """The whole architecture; its defaults are those of the released runs."""
+
+    family: str = "vil"  # of plstm.models.MODELS
+    image_size: int = 192  # pixels a side in training; others are accepted, the position embedding is then resized
+    channels: int = 3
+    classes: int = 1000
+    patch_size: int = 16
+    dim: int = 192
+    depth: int = 24  # blocks, of which every second one reads backwards
+    heads: int = 4
+    conv_grid: bool | str = True  # or "released": convolutions take any image for one with as many rows as in training
+    dtype: str = "bfloat16"  # of the linear maps; the mLSTM, parameters, norms and head are float32
+    remat: bool = False  # keep only the blocks' inputs for the backward pass, and compute the rest again: less memory
+
+    def check(self) -> None:
+        """Raises UserError naming the key where the parts do not fit together."""
+        sizes = ("image_size", "channels", "classes", "patch_size", "dim", "depth", "heads")
+        check = partial(require, self, prefix="model.")
+        check(*one_of(self, dtype=tuple(DTYPES)), *positive(self, *sizes, most=MAX_SIZE))
+        check(
+            ("conv_grid", self.conv_grid in (True, "released"), "choose one of true, released"),
+            ("patch_size", self.image_size % self.patch_size == 0, f"must divide model.image_size={self.image_size}"),
+            ("depth", self.depth % 2 == 0, "must be even, as blocks come in pairs, forwards and backwards"),
+            ("dim", 2 * self.dim % BLOCK == 0, f"must be a multiple of {BLOCK // 2}"),
+            ("heads", 2 * self.dim % self.heads == 0, f"must divide 2 x model.dim={self.dim}"),
+        )
+
+
+class ViLLayer(nnx.Module):
+    """Up-projection, convolution on the grid, mLSTM, LayerNorm a head, learned skip, gate, down-projection; inner width
+    2 dim."""
+
+    def __init__(self, dim: int, heads: int, *, dtype, rngs: nnx.Rngs):
+        self.heads, inner = heads, 2 * dim
+        draw = lambda *shape: nnx.Param(uniform_within(1 / 3)(rngs.params(), shape))  # noqa: E731
+        self.up = linear(dim, 2 * inner, dtype=dtype, rngs=rngs)
+        self.kernel, self.bias = draw(3, 3, 1, inner), draw(inner)
+        self.q, self.k, self.v = (BlockDiagonal(inner // BLOCK, BLOCK, dim, rngs, use_bias=True) for _ in range(3))
+        gate = partial(linear, 3 * inner, heads, kernel_init=nnx.initializers.zeros, dtype=dtype, rngs=rngs)
+        self.input_gate = gate(bias_init=nnx.initializers.normal(0.1))
+        self.forget_gate = gate(bias_init=lambda *_: jnp.linspace(3.0, 6.0, heads))
+        self.norm_scale, self.norm_bias = nnx.Param(jnp.ones(inner)), nnx.Param(jnp.zeros(inner))
+        self.skip = nnx.Param(jnp.ones(inner))
+        self.down = linear(inner, dim, kernel_init=nnx.initializers.normal(2 / math.sqrt(dim)), dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: Array, grid: tuple[int, int]) -> Array:
+        """[S, B, dim] -> the same; the convolution takes the tokens for those of `grid`, row by row."""
+        u, z = jnp.split(self.up(x), 2, axis=-1)
+        c = depthwise_of_cells(u.reshape(*grid, *u.shape[1:]), self.kernel[...]).reshape(u.shape)
+        c = jax.nn.silu(c + self.bias[...].astype(c.dtype))
+        qkv = self.q(c), self.k(c), self.v(u)
+        features = jnp.concatenate(qkv, axis=-1)
+        gates = (gate(features).transpose(1, 2, 0) for gate in (self.input_gate, self.forget_gate))
+        heads = (part.reshape(*part.shape[:2], self.heads, -1).transpose(1, 2, 0, 3) for part in qkv)
+        hidden = head_norm(mlstm(*heads, *gates, chunk=min(CHUNK, len(x))).transpose(2, 0, 1, 3), centred=True)
+        hidden = (hidden * self.norm_scale[...] + self.norm_bias[...]).astype(x.dtype)
+        return self.down((hidden + self.skip[...].astype(x.dtype) * c) * jax.nn.silu(z))
+
+
+class Block(nnx.Module):
+    """A pre-norm residual layer that reads from the first token on, or from the last."""
+
+    def __init__(self, config: ViLConfig, backwards: bool, rngs: nnx.Rngs):
+        self.backwards, self.norm = backwards, norm("layernorm", config.dim, rngs)
+        self.layer = ViLLayer(config.dim, config.heads, dtype=DTYPES[config.dtype], rngs=rngs)
+
+    def __call__(self, x: Array, grid: tuple[int, int]) -> Array:
+        """[S, B, dim] -> the same."""
+        order = slice(None, None, -1 if self.backwards else 1)
+        return x + self.layer(self.norm(x[order]).astype(x.dtype), grid)[order].astype(x.dtype)
+
+
+class Pair(nnx.Module):
+    """A block that reads forwards and one that reads backwards: the unit that repeats over the depth."""
+
+    def __init__(self, config: ViLConfig, rngs: nnx.Rngs):
+        self.blocks = nnx.List([Block(config, backwards, rngs) for backwards in (False, True)])
+        self.remat = config.remat
+
+    def __call__(self, x: Array, grid: tuple[int, int]) -> Array:
+        """[S, B, dim] -> the same."""
+        for block in self.blocks:
+            x = (nnx.remat(Block.__call__, static_argnums=2) if self.remat else Block.__call__)(block, x, grid)
+        return x
+
+
+class ViL(nnx.Module):
+    """Image classifier. The pairs' parameters are stacked and scanned over, so compile time is flat in depth."""
+
+    def __init__(self, config: ViLConfig, rngs: nnx.Rngs):
+        self.pairs_count, self.released = config.depth // 2, config.conv_grid == "released"
+        side, form, normal = config.image_size // config.patch_size, {"rngs": rngs}, nnx.initializers.normal
+        form |= {"dtype": DTYPES[config.dtype], "kernel_init": nnx.initializers.xavier_uniform()}
+        self.embedding = PatchEmbedding(config.patch_size, config.channels, config.dim, **form)
+        self.position = nnx.Param(normal(0.02)(rngs.params(), (side, side, config.dim), jnp.float32))
+        make = nnx.vmap(lambda key: Pair(config, nnx.Rngs(key)), in_axes=0, out_axes=0)
+        self.pairs = make(jax.random.split(rngs.params(), self.pairs_count))
+        self.norm = nnx.LayerNorm(config.dim, epsilon=HEAD_EPSILON, dtype=DTYPES["float32"], rngs=rngs)
+        form = {"kernel_init": normal(2e-5), "dtype": DTYPES["float32"], "rngs": rngs}
+        self.head = linear(2 * config.dim, config.classes, **form)
+
+    def __call__(self, images: Array, *, key: Array | None = None) -> Array:
+        """Normalised images [batch, height, width, channels] of any size that the patch size divides -> float32 logits
+        [batch, classes]. A training pass, which `key` asks for, is no other."""
+        x = self.embedding(images)
+        x = x + bicubic(self.position[...], x.shape[1:3]).astype(x.dtype)
+        grid, x = self.convolved_grid(*x.shape[1:3]), x.transpose(1, 2, 0, 3).reshape(-1, len(x), x.shape[-1])
+        graphdef, stacked = nnx.split(self.pairs)
+        step = lambda x, state: (nnx.merge(graphdef, state)(x, grid), None)  # noqa: E731
+        # A shallow stack compiles fast anyway, and runs faster on CPUs without the loop.
+        x, _ = jax.lax.scan(step, x, stacked, unroll=self.pairs_count <= MAX_UNROLLED)
+        return self.head(jnp.concatenate([self.norm(x[0]), self.norm(x[-1])], axis=-1))
+
+    def convolved_grid(self, height: int, width: int) -> tuple[int, int]:
+        """The grid that convolutions take an image's tokens for."""
+        if not self.released:
+            return height, width
+        rows = self.position.shape[0]
+        if height * width % rows:
+            raise ValueError(f"{height} x {width} tokens are no {rows} rows, as model.conv_grid=released takes them")
+        return rows, height * width // rows

@@ -1,0 +1,100 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from plstm.errors import UserError
+from plstm.models import ViLConfig, build_model
+from plstm.models.vil import ViLLayer
+from plstm.nn.maps import bicubic
+
+from .golden import GOLDEN, check, dense, fill, norm, parameters, waves
+
+REDUCED = ViLConfig(image_size=48, classes=2, patch_size=8, dim=48, depth=6)
+
+
+def layer_tensors(layer: ViLLayer) -> list:
+    """In the golden order."""
+    maps = [tensor for part in (layer.q, layer.k, layer.v) for tensor in ((part.weight, "K"), (part.bias, "b"))]
+    gates = [*dense(layer.input_gate), (layer.forget_gate.kernel, "K"), (layer.forget_gate.bias, "F")]
+    rest = [(layer.norm_scale, "g"), (layer.norm_bias, "b"), (layer.skip, "g"), *dense(layer.down)]
+    return [*dense(layer.up), (layer.kernel, "K"), (layer.bias, "b"), *maps, *gates, *rest]
+
+
+@pytest.mark.parametrize(("case", "step"), [("V2 from top left", 1), ("V2 from bottom right", -1)])
+def test_the_layer_meets_its_golden_values(float64, case, step):
+    layer = ViLLayer(8, 4, dtype=jnp.float64, rngs=nnx.Rngs(0))
+    fill(layer_tensors(layer))
+    check(case, lambda x: (layer(x.swapaxes(0, 1)[::step], (2, 3))[::step].swapaxes(0, 1), None), x=waves((2, 6, 8)))
+
+
+@pytest.mark.parametrize(
+    ("case", "conv_grid", "height", "width"),
+    [
+        ("V3 own size", True, 8, 12),
+        ("V3 twice the size, grid followed", True, 16, 24),
+        ("V3 twice the size, as released", "released", 16, 24),
+    ],
+)
+def test_the_model_meets_its_golden_values(float64, case, conv_grid, height, width):
+    config = ViLConfig(image_size=8, classes=2, patch_size=4, dim=8, depth=2, conv_grid=conv_grid, dtype="float32")
+    model = build_model(config, 0)
+    model.position.set_value(jnp.zeros((2, 3, 8)))  # at home on 2 x 3 tokens
+    blocks = [tensor for block in model.pairs.blocks for tensor in (*norm(block.norm), *layer_tensors(block.layer))]
+    fill([*dense(model.embedding.project), (model.position, "p"), *blocks, *norm(model.norm), *dense(model.head)])
+    check(case, lambda x: (model(x), None), x=waves((2, height, width, 3)))
+
+
+def test_positions_are_resized_as_pytorch_does(x64):
+    cells = jnp.sin(1.0 + jnp.arange(9)).reshape(3, 3, 1)
+    found = bicubic(cells, (6, 6)).ravel()
+    golden = GOLDEN["V4"]
+    expected = [*golden["first"], golden["last"], golden["sum"], golden["abs"]]
+    np.testing.assert_allclose([*found[:3], found[-1], found.sum(), jnp.abs(found).sum()], expected, rtol=1e-12)
+    assert (bicubic(cells, (3, 3)) == cells).all() and bicubic(cells, (2, 5)).shape == (2, 5, 1)
+
+
+def test_sizes_are_the_released_ones_and_other_images_pass():
+    for config, size in ((ViLConfig(classes=2), 5_996_546), (REDUCED, 126_242)):
+        model = nnx.eval_shape(lambda config=config: build_model(config, 0))
+        assert parameters(model) == size
+    for images in ((3, 96, 96, 3), (1, 8, 40, 3)):
+        logits = nnx.eval_shape(lambda model, images=images: model(jnp.zeros(images)), model)
+        assert logits.shape == (images[0], 2) and logits.dtype == jnp.float32
+
+
+def test_recomputed_blocks_are_the_same():
+    found, images = [], waves((2, 8, 8, 3)).astype(jnp.float32)
+    for remat in (False, True):
+        model = build_model(ViLConfig(image_size=8, patch_size=4, dim=8, depth=2, dtype="float32", remat=remat), 0)
+        gradient = nnx.jit(nnx.grad(lambda model, images: jnp.square(model(images)).sum()))
+        found.append(jax.tree.leaves(gradient(model, images)))
+    for kept, recomputed in zip(*found, strict=True):
+        np.testing.assert_allclose(kept, recomputed, rtol=1e-4, atol=1e-4 * float(jnp.abs(kept).max()))
+
+
+def test_images_that_the_released_grid_cannot_take_are_named():
+    model = nnx.eval_shape(lambda: build_model(dataclasses.replace(REDUCED, conv_grid="released"), 0))
+    with pytest.raises(ValueError, match="4 x 5 tokens are no 6 rows, .* model.conv_grid=released"):
+        nnx.eval_shape(lambda model: model(jnp.zeros((1, 32, 40, 3))), model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"conv_grid": "square"}, "model.conv_grid=square: choose one of true, released"),
+        ({"conv_grid": False}, "model.conv_grid=False: choose one of true, released"),
+        ({"image_size": 200}, "model.patch_size=16: must divide model.image_size=200"),
+        ({"depth": 5}, "model.depth=5: must be even"),
+        ({"heads": 5}, "model.heads=5: must divide 2 x model.dim=192"),
+        ({"dim": 7, "heads": 1}, "model.dim=7: must be a multiple of 2"),
+        ({"dtype": "float16"}, "model.dtype=float16"),
+    ],
+)
+def test_what_does_not_fit_is_named(changes, message):
+    with pytest.raises(UserError, match=message) as caught:
+        build_model(ViLConfig(**changes), 0)
+    assert "\n" not in str(caught.value)
