@@ -15,6 +15,7 @@ from plstm.results.records import PRIMARY_METRIC, Strict
 # Keys by which a row's runs may differ from its experiment, beside the swept ones.
 FREE = ("loop.log_every", "loop.save_every", "model.method")
 COSTS = ("parameters", "flops")  # of which the paper's words are shown
+WORDS = (*COSTS, "took_off")
 
 
 class Measure(Strict):
@@ -43,8 +44,8 @@ class Reference(Strict):
     """A model of which the table has published numbers only.
 
     `paper` maps columns (with sections these, for the first column or for columns by name) to a number or [mean, +-],
-    the short name of `select.over` to the paper's best value, and with `costs` "parameters" and "flops" to the paper's
-    words.
+    the short name of `select.over` to the paper's best value, with `took_off` that to such as "4 of 5", and with
+    `costs` "parameters" and "flops" to the paper's words.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Stage(Strict):
 class Figure(Strict):
     dots: bool = False  # the table's columns beside the paper's numbers
     panels: dict[str, str] = {}  # training curves: split -> title
+    paper: str | None = None  # of these, those of the paper's runs: a CSV file below the results folder
     metric: str = PRIMARY_METRIC  # of these
     baseline: str | None = None  # in these, an entry of the baseline file
     lengths: str | None = None  # accuracy against the length in this split, a panel a section
@@ -90,6 +92,7 @@ class TableDefinition(Strict):
     seed_values: bool = False  # also shows the highest of the seeds and each of them
     average_over: list[str] = []  # the swept keys that a seed is averaged over
     select: Select | None = None
+    took_off: float | None = None  # with `select`: counts the seeds above it, and notes them where they are far apart
     choose_once: bool = False  # other seeds run only the chosen value, once one seed has all
     require: dict[str, Any] = {}  # config key -> the value that every run must have
     baselines: str | None = None  # a path below the results folder
@@ -148,6 +151,8 @@ class TableDefinition(Strict):
             if len(set(values)) < len(values):
                 raise ValueError(f"key {where} must not have two of the same {field}")
         self._check_stages()
+        if self.took_off is not None and (self.sections or not self.select):
+            raise ValueError("key took_off is for a table with select and without sections")
         sections = {str(value) for value in self.section_values}
         if self.section_titles.keys() - sections:
             raise ValueError(f"key section_titles must name some of {', '.join(sorted(sections))}")
@@ -156,11 +161,12 @@ class TableDefinition(Strict):
         columns = {column.name for column in self.columns}
         published = sections if self.sections else columns
         published = {*published, *([self.chosen_name] if self.select else []), *(COSTS if self.costs else ())}
+        published |= {"took_off"} if self.took_off is not None else set()
         if self.sections:
             published |= {f"{section}.{column}" for section in sections for column in columns}
         for model, (key, value) in ((m, item) for m in (*self.rows, *self.references) for item in _cells(m.paper)):
             numbers = value if isinstance(value, list) and len(value) == 2 else [value]
-            if key not in published or not all(isinstance(n, str if key in COSTS else int | float) for n in numbers):
+            if key not in published or not all(isinstance(n, str if key in WORDS else int | float) for n in numbers):
                 what = f"a number or [mean, +-] for one of {', '.join(sorted(published))}"
                 raise ValueError(f"key paper.{key} of {model.name} must be {what}")
         for number, row in enumerate(self.rows):

@@ -42,15 +42,19 @@ def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: P
     cells = [group.chosen for group in find_groups(table, records)[0] if group.chosen.runs]
     wanted = {draw_curves: table.figure.panels, draw_dots: table.figure.dots, draw_sizes: table.figure.sizes}
     wanted |= {draw_lengths: table.figure.lengths}
-    return [path for draw, asked in wanted.items() if cells and asked for path in draw(table, cells, results_dir)]
+    wanted = {draw: asked and (cells or draw is draw_curves) for draw, asked in wanted.items()}
+    return [path for draw, asked in wanted.items() if asked for path in draw(table, cells, results_dir)]
 
 
 def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:
     """Draw `figure.metric` over epochs, a panel a split and a line a model, as in Figures 2 and 6 of arXiv 2506.11997.
 
-    A line is the mean over the runs, its band their 90% t interval; chance is dotted, the definition's baseline dashed.
+    A line is the mean over the runs, its band their 90% t interval, and a thin line the mean over the paper's runs;
+    chance is dotted, the definition's baseline dashed.
     """
-    wanted, styles = table.figure, _styles(table)
+    wanted, styles, published = table.figure, _styles(table), _paper_curves(table, results_dir)
+    if not cells and not published:
+        return []
     curves = {cell.row.name: _mean_curves(cell.runs, wanted.metric, results_dir) for cell in cells}
     baseline = next((entry for entry in read_baselines(table, results_dir) if entry["name"] == wanted.baseline), {})
     with style():
@@ -60,6 +64,10 @@ def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path
             for cell in cells:
                 colour, line = styles[cell.row.experiment]
                 _draw_line(axis, curves[cell.row.name][split], f"{cell.row.name} (n={len(cell.runs)})", colour, line)
+            for row in table.rows:
+                if (curve := published.get((row.experiment, split))) is not None:
+                    colour, line = styles[row.experiment]
+                    axis.plot(curve["epoch"], curve["mean"], color=colour, ls=line, lw=0.8, label=f"{row.name} (paper)")
             if table.chance is not None:
                 axis.axhline(table.chance, color="0.45", lw=1, ls=":", label="chance", zorder=0)
             if split in baseline:
@@ -70,6 +78,12 @@ def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path
         axes[0].set_ylabel(wanted.metric.capitalize())
         legend_below(figure, axes)
         return save(figure, results_dir / "figures" / f"{table.name}-curves")
+
+
+def _paper_curves(table: TableDefinition, results_dir: Path) -> dict[tuple[str, str], pd.DataFrame]:
+    """(Experiment, split) -> epoch and mean of the paper's runs; nothing where there is no file."""
+    path = results_dir / (table.figure.paper or "")
+    return dict(iter(pd.read_csv(path).groupby(["experiment", "split"]))) if path.is_file() else {}
 
 
 def _styles(table: TableDefinition) -> dict[str, tuple]:

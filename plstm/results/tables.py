@@ -18,6 +18,7 @@ from plstm.results.records import Record, commits_of, record_path
 from plstm.results.sweeps import Cell, Group, find_groups
 
 DASH = "–"
+FAR_APART = 0.1  # two seeds of a column
 CostOf = Callable[[str], Any]  # experiment -> its pixels, epochs, steps, parameters, flops (two a multiply-add)
 Line = dict[str, Any]  # of the CSV file; None where nothing is known
 ONLY_SHOWN = ["shown", "link", "giga", "hours"]  # parts of a line that the CSV file does not have
@@ -45,22 +46,33 @@ def render_table(
 
 
 def _notes(table: TableDefinition, groups: list[Group], left_out: list[str]) -> list[str]:
-    fewer, partial = [], []
+    fewer, partial, apart = [], [], []
     for group, cell in ((own, cell) for own in groups for cell in own.cells):
         choice = f"{table.chosen_name} {cell.choice}" if table.select else ""
         place = ", ".join(filter(None, [cell.row.name, table.section_title(cell.section), choice]))
         if cell is group.chosen and len(group.shared_seeds) < len(cell.means):
             fewer.append(f"{place}: {len(group.shared_seeds)} of {len(cell.means)}")
+        if cell is group.chosen and table.took_off is not None and _are_far_apart(table, cell):
+            values = cell.means[[column.name for column in table.columns]].map(f"{{:.{table.digits}f}}".format)
+            seeds = (f"{' / '.join(own)} (seed {seed})" for seed, *own in values.itertuples())
+            apart.append(f"{place}: {', '.join(seeds)}")
         if left := cell.finished - len(cell.runs):
             partial.append(f"{place}: {left}")
     stars = [commit for own in groups for commit in commits_of(own.chosen.runs) if "*" in commit]
+    titles = " / ".join(column.title.lower().rstrip(".") for column in table.columns)
     notes = {
+        f"Seeds that are far apart, {titles} of each. {'; '.join(apart)}.": apart,
         f"Chosen on fewer seeds than shown, those that all values have: {'; '.join(fewer)}.": fewer,
         f"Finished runs of seeds that are not whole, not counted: {'; '.join(partial)}.": partial,
         "* The code of a run may differ from the commit: changed files in its working tree, or no git.": stars,
         f"Not counted: {len(left_out)} finished runs that do not fit the table: {', '.join(left_out)}.": left_out,
     }
     return [*table.notes, *(note for note, about in notes.items() if about)]
+
+
+def _are_far_apart(table: TableDefinition, cell: Cell) -> bool:
+    values = cell.means[[column.name for column in table.columns]]
+    return bool((values.max() - values.min() > FAR_APART * table.scale).any())
 
 
 # ---------------------------------------------------------------------- lines
@@ -88,10 +100,14 @@ def _cell_line(table: TableDefinition, group: Group, cell: Cell, cost: CostOf | 
         mean, half_width, _ = cell.interval(measure)
         deviation = float(cell.deviations[name].mean()) if table.average_over and cell.runs else None
         line |= {name: mean, f"{name}_interval": half_width, f"{name}_deviation": deviation}
+    if table.took_off is not None:
+        far = (cell.means[table.select.name] > table.took_off).sum()
+        line["took_off"] = f"{far} of {len(cell.means)}" if cell.runs else None
+        line["took_off_paper"] = cell.row.paper.get("took_off")
     if table.seed_values:
-        name, values = table.columns[0].name, cell.means[table.columns[0].name]
-        line |= {f"{name}_max": values.max() if cell.runs else None}
-        line |= {f"{name}_each": ", ".join(f"{value:.{table.digits}f}" for value in values) or None}
+        line[f"{table.columns[0].name}_max"] = cell.means[table.columns[0].name].max() if cell.runs else None
+    for name in [column.name for column in table.columns if table.seed_values or table.took_off is not None]:
+        line[f"{name}_each"] = ", ".join(f"{value:.{table.digits}f}" for value in cell.means[name]) or None
     line |= _paper_line(table, cell.row, cell.section)
     for name in (column.name for column in table.columns):
         ours, paper = line.get(f"{name}_max", line[name]), line[f"{name}_paper"]
@@ -146,6 +162,8 @@ def _columns(table: TableDefinition, lines: list[Line]) -> dict[str, tuple[str, 
     own = {}
     if name := table.chosen_name:
         own = {name: (name, ""), f"{name}_paper": (f"{name} (paper)", "")}
+    if table.took_off is not None:
+        own |= {"took_off": ("Took off", ""), "took_off_paper": ("Took off (paper)", "")}
     for column in table.columns:
         own[column.name] = column.title, digits
         if table.average_over:
