@@ -59,9 +59,9 @@ def _notes(table: TableDefinition, groups: list[Group], left_out: list[str]) -> 
         if left := cell.finished - len(cell.runs):
             partial.append(f"{place}: {left}")
     stars = [commit for own in groups for commit in commits_of(own.chosen.runs) if "*" in commit]
-    titles = " / ".join(column.title.lower().rstrip(".") for column in table.columns)
+    titles = " / ".join(column.title.lower() for column in table.columns)
     notes = {
-        f"Seeds that are far apart, {titles} of each. {'; '.join(apart)}.": apart,
+        f"Seeds that are far apart, {titles}: {'; '.join(apart)}.": apart,
         f"Chosen on fewer seeds than shown, those that all values have: {'; '.join(fewer)}.": fewer,
         f"Finished runs of seeds that are not whole, not counted: {'; '.join(partial)}.": partial,
         "* The code of a run may differ from the commit: changed files in its working tree, or no git.": stars,

@@ -11,7 +11,7 @@ from plstm.results.probes import points_by_distance, points_by_size
 from plstm.results.records import read_records, record_path
 from plstm.results.tables import render_table
 
-from .conftest import run_script, svg_texts
+from .conftest import ROOT, run_script, svg_texts
 
 
 def drawn(table, folder):
@@ -44,6 +44,21 @@ def test_curves_show_a_line_a_model_with_band_chance_and_baseline(arrow, add, tm
     first = [png.read_bytes(), svg.read_bytes()]
     add(lr=1e-3, val=0.9)  # a learning rate that is not chosen changes nothing
     assert [path.read_bytes() for path in drawn(arrow, tmp_path)] == first
+
+
+def test_curves_of_the_papers_runs_stand_beside_ours_or_alone(arrow, add, tmp_path):
+    (tmp_path / "baselines").mkdir()
+    (tmp_path / arrow.figure.paper).write_bytes((ROOT / "results" / arrow.figure.paper).read_bytes())
+    models = ["pLSTM", "ViT", "EfficientNet", "ViL (released grid)", "Mamba2D", "2DMamba"]
+    for own in ([], ["pLSTM (n=1)"]):
+        texts = svg_texts(drawn(arrow, tmp_path)[1])
+        legend = texts[texts.index("chance") - len(models) - len(own) : texts.index("chance")]
+        assert legend == [*own, *(f"{name} (paper)" for name in models)]
+        add()
+    curves = figures._paper_curves(arrow, tmp_path)
+    assert len(curves) == 3 * len(models) and {len(curve) for curve in curves.values()} == {20}
+    last = curves["arrow/2dmamba", "val_ext"].iloc[-1]
+    assert last["epoch"] == 50 and last["mean"] == pytest.approx(0.589, abs=5e-4)
 
 
 def test_curves_of_another_metric(arrow, add, tmp_path):

@@ -33,7 +33,7 @@ def test_cells(arrow, add, tmp_path):
     text = rendered(arrow, tmp_path)
     assert cells_of(text["md"], "pLSTM") == [
         ("Model", "[pLSTM](../../configs/experiment/arrow/plstm.yaml) (5 of 15 runs)"),
-        *[("peak_lr", "0.0001"), ("peak_lr (paper)", "0.0001")],
+        *[("peak_lr", "0.0001"), ("peak_lr (paper)", "0.0001"), ("Took off", "5 of 5"), ("Took off (paper)", "5 of 5")],
         ("Test acc.", "0.974 ± 0.003 ([n=5](../runs/arrow-plstm.jsonl))"),
         *[("Paper", "0.972 ± 0.003"), ("Difference", "+0.002")],
         ("Test acc. (ext.)", "0.750 ± 0.000 ([n=5](../runs/arrow-plstm.jsonl))"),
@@ -47,6 +47,20 @@ def test_cells(arrow, add, tmp_path):
     assert float(line["test"]) == pytest.approx(0.974, abs=1e-12) and (line["chosen"], line["n"]) == ("1", "5")
     assert float(line["test_interval"]) == pytest.approx(t_interval([0.970, 0.972, 0.974, 0.976, 0.978])[1])
     assert line["runs"].split() == [run.id for run in runs] and line["seeds"] == "43 44 45 46 47"
+
+
+def test_seeds_that_took_off_are_counted_and_listed_where_they_are_far_apart(arrow, add, tmp_path):
+    for seed, val, test, test_ext in ((43, 0.99, 0.98, 0.75), (44, 0.97, 0.95, 0.75), (45, 0.6, 0.52, 0.5)):
+        add(seed=seed, val=val, test=test, test_ext=test_ext)
+        add(experiment="arrow/vit", seed=seed, lr=3e-4, val=0.9, test=0.91, test_ext=0.7 + 0.05 * (seed - 43))
+    text = rendered(arrow, tmp_path)
+    assert dict(cells_of(text["md"], "pLSTM"))["Took off"] == "2 of 3"
+    assert dict(cells_of(text["md"], "ViT"))["Took off"] == "3 of 3"
+    assert dict(cells_of(text["md"], "EfficientNet"))["Took off"] == DASH
+    listed = "pLSTM, peak_lr 0.0001: 0.980 / 0.750 (seed 43), 0.950 / 0.750 (seed 44), 0.520 / 0.500 (seed 45)."
+    assert f"- Seeds that are far apart, test acc. / test acc. (ext.): {listed}\n" in text["md"]
+    line = csv_lines(text["csv"])["ViT", "0.0003"]
+    assert (line["took_off"], line["test_ext_each"]) == ("3 of 3", "0.700, 0.750, 0.800")
 
 
 def test_baselines_stand_below_chance(arrow, tmp_path):
