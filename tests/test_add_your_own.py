@@ -41,6 +41,7 @@ def project(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_toy_model_and_task_train_resume_evaluate_and_stand_in_a_table(project):
     command = ["train.py", "experiment=majority/running", "seed=43", "logger.mode=disabled"]
     started, call = begin(*command, cwd=project), partial(commands.call, cwd=project)

@@ -1,6 +1,6 @@
 """A run ended at any moment and started again by the same command ends as one that nobody disturbed.
 
-Three moments in the default tests; at least sixty, most of them at random, in the slow one, which prints its count.
+One moment in the default tests; at least sixty, most of them at random, in the slow one, which prints its count.
 """
 
 import random
@@ -41,8 +41,8 @@ def test_the_checks_of_this_file_see_a_difference(undisturbed, start, tmp_path):
     "plan",
     [
         {"event": "checksums", "count": 2},  # in the midst of writing the second checkpoint
-        {"event": "evaluate", "count": 3, "delay": 0.003},
-        {"event": "half"},  # the record is written, but not renamed
+        pytest.param({"event": "evaluate", "count": 3, "delay": 0.003}, marks=pytest.mark.slow),
+        pytest.param({"event": "half"}, marks=pytest.mark.slow),  # the record is written, but not renamed
     ],
     ids=lambda plan: plan["event"],
 )

@@ -87,6 +87,7 @@ def test_the_same_command_again_says_that_the_run_has_finished_and_changes_nothi
     assert [path.stat().st_mtime_ns for path in written] == before
 
 
+@pytest.mark.slow
 def test_a_number_that_is_not_finite_stops_the_run_at_its_last_good_checkpoint(tmp_path):
     wild = ["experiment=arrow/vit", "optim.peak_lr=1e30", "optim.warmup_epochs=1", "loop.eval_every=1"]  # from 0 on
     for _ in range(2):
@@ -96,6 +97,7 @@ def test_a_number_that_is_not_finite_stops_the_run_at_its_last_good_checkpoint(t
         assert line.startswith(told) and steps_of(checkpoints) == [1] and not (tmp_path / "results").exists()
 
 
+@pytest.mark.slow
 def test_streaming_trains_to_the_same_numbers_as_the_device(finished, train, tmp_path):
     train(tmp_path, *PLSTM, "data.placement=stream")
     assert run_folder(tmp_path).name == run_folder(finished).name

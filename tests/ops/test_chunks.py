@@ -21,12 +21,13 @@ def in_chunks(structure, form, number):
     return functools.partial(by_matrix, structure=structure, form=form, chunks=number)
 
 
+SLOW = [("rank_one", "batch_minor", 2), ("rank_one", "batch_minor", 7), ("general", "row_transfer", 4)]
+
+
 # Of seven entries: four and three, with one of padding; two each, with one; one each.
 @pytest.mark.parametrize(
-    "number", [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(7, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize(
-    ("structure", "form"), [("rank_one", "batch_minor"), ("no_ru", "batch_minor"), ("general", "row_transfer")]
+    ("structure", "form", "number"),
+    [("no_ru", "batch_minor", 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
 def test_the_numbers_of_the_recurrence(x64, structure, form, number):
     inputs = draw_operator_inputs(structure, grid=4, batch=1, heads=7, dim=5)

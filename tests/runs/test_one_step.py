@@ -14,8 +14,8 @@ from tests.config.test_experiments import EXPERIMENTS, start_of
 # Without weight decay, which moves parameters that have no gradient.
 SMALL = ["debug=smoke", "optim.batch_size=8", "optim.weight_decay=0"]
 OWN = {"vision": ["model.dim=16", "model.heads=2"], "graph": ["model.dim=16"], "vil": ["model.dim=16"]}  # by family
-# LAMB, binary cross entropy, mixing, stochastic depth, LayerScale; batch norm; other tests train pLSTM.
-QUICK = ["imagenet/vit_s", "graphs/gin"]
+# LAMB, binary cross entropy, mixing, stochastic depth, LayerScale; other tests train pLSTM and GIN.
+QUICK = ["imagenet/vit_s"]
 
 
 @pytest.mark.parametrize(

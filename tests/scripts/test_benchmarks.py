@@ -76,6 +76,7 @@ def test_the_operator_is_compared_with_the_scan(tmp_path):
         assert row["speedup_over_scan"] == row["scan"]["median_seconds"] / row["ours"]["median_seconds"]
 
 
+@pytest.mark.slow
 def test_chunks_are_compared_with_all_at_once(tmp_path):
     (row,) = measured("chunks", tmp_path / "x.json", "--structures", "rank_one", "--cases", "3x2")["rows"]
     assert (row["structure"], row["grid"], row["images"], row["chunks"]) == ("rank_one", 3, 2, 1)

@@ -77,6 +77,7 @@ def test_each_fold_leaves_a_record_and_three_curves(finished, records):
         np.testing.assert_allclose(rates, cosine, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_killed_fold_resumes_to_the_same_numbers(records, run, start, tmp_path):
     status, output = start(tmp_path, {"event": "save", "count": 3}, "data.fold=0")
     assert status == -signal.SIGKILL, output
