@@ -83,6 +83,7 @@ CASES: list[tuple[str, int, list[str]]] = [  # experiment, devices, overrides
     ("imagenet/vit_b", 16, []),
     ("arrow/plstm", 1, []),
     ("arrow/vit", 1, []),
+    ("arrow/plstm", 8, []),
 ]
 # The part of a model or step that a kernel belongs to: the first function here that it was written in.
 PARTS = {
