@@ -1,11 +1,13 @@
-"""Files on this machine: where data sets live, and writing a file whole or not at all."""
+"""Files on this machine: where data sets live, locks, and writing a file whole or not at all."""
 
 import contextlib
+import fcntl
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from plstm.errors import UserError
 
@@ -34,6 +36,18 @@ def write_errors(path: Path, remedy: str = "correct that, or set another data.ro
         raise UserError(f"{error.filename or path}: {error.strerror or error}; {remedy}") from error
     except RuntimeError as error:  # array_record raises it on a full disk
         raise UserError(f"{path}: cannot be written ({error}); {remedy}") from error
+
+
+def lock(file: IO | int, path: Path, wait: bool = True) -> None:
+    """Locks the open file or folder `path` until it is closed. BlockingIOError: another process has it, and not `wait`.
+    A file system without locks (Lustre without -o flock, NFS without lockd) gets a line on standard error instead."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        why = f"cannot be locked ({error.strerror}); do not start two processes that write there"
+        print(f"{path}: {why}", file=sys.stderr, flush=True)
 
 
 def write_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:

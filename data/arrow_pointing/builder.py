@@ -1,7 +1,6 @@
 """Arrow pointing on disk: its TFDS builder, its preparation, random access, and whole splits at one bit a pixel."""
 
 import dataclasses
-import fcntl
 import shlex
 import sys
 import warnings
@@ -15,7 +14,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from data.arrow_pointing.geometry import LABELS, LAWS, SPLITS, ArrowVariant, render
-from data.files import data_root, write_errors, write_file
+from data.files import data_root, lock, write_errors, write_file
 from data.loading import PackedSplit, pack, packed_bytes
 from data.tfds import TfdsSource, damage_named, quiet_tfds
 from plstm.errors import UserError
@@ -91,8 +90,8 @@ def prepare(variant: ArrowVariant, root: str | None = None, generate: bool = Tru
             command += f" --law {variant.law}" if variant.law != "paper" else ""
             command += f" --root {shlex.quote(root)}" if root else ""
             raise UserError(f"{builder.data_path}: no data there; build it with: {command}")
-        with write_errors(folder), open(folder / f".arrow_pointing_{variant.name}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with write_errors(folder), open(folder / f".arrow_pointing_{variant.name}.lock", "w") as file:
+            lock(file, Path(file.name))
             builder = _builder(variant, folder)  # another process may have prepared it meanwhile
             if not builder.is_prepared():
                 images = sum(variant.images(split) for split in SPLITS)

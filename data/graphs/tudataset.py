@@ -5,7 +5,6 @@ NAME_graph_indicator.txt (a node's graph), NAME_graph_labels.txt, and where the 
 NAME_node_attributes.txt. Labels and attributes of edges are not read.
 """
 
-import fcntl
 import hashlib
 import io
 import os
@@ -21,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.files import data_root
+from data.files import data_root, lock
 from plstm.errors import UserError
 
 URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
@@ -174,8 +173,8 @@ def _download(name: str, folder: Path) -> Path:
     url = URL.format(name=name)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with open(folder.parent / f".{name}.lock", "w") as lock, tempfile.TemporaryDirectory(dir=folder.parent) as new:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with open(folder.parent / f".{name}.lock", "w") as file, tempfile.TemporaryDirectory(dir=folder.parent) as new:
+            lock(file, Path(file.name))
             if not (folder / f"{name}_A.txt").is_file():
                 print(f"TUDataset: fetching {url}", file=sys.stderr)
                 _unpack(name, url, _fetch(url), Path(new, name))

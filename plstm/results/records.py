@@ -3,7 +3,6 @@
 A line is {"record": {...}, "curve": {"step": [...], "val.accuracy": [...], ...}}, with null where a curve has no value.
 """
 
-import fcntl
 import functools
 import json
 import os
@@ -15,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, WrapValidator
 from typing_extensions import TypedDict
 
-from data.files import write_file
+from data.files import lock, write_file
 from plstm.errors import UserError, first_problem
 
 CURVE_DIGITS = 6  # significant ones
@@ -154,7 +153,7 @@ def write_record(record: Record, points: Iterable[CurvePoint], results_dir: str 
     new = json.dumps(line, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # processes that write at the same time take turns
+        lock(folder, path.parent)  # processes that write at the same time take turns
         for left in path.parent.glob(f".{path.name}.*.tmp"):  # by a process that was killed while it wrote
             left.unlink()
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []

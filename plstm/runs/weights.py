@@ -11,7 +11,6 @@ deviation of pixels in [0, 1]; null for a model that takes no pictures). Reading
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -33,7 +32,7 @@ from pydantic import BaseModel, Field, Json, NonNegativeInt, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from data.files import write_errors, write_file
+from data.files import lock, write_errors, write_file
 from plstm.config import Config, from_file, plain_config, portable_config, run_id
 from plstm.errors import UserError, first_line, first_problem
 from plstm.models import build_model, named_variables
@@ -62,8 +61,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
         file = open(folder / ".lock", "w")  # noqa: SIM115 (held until the end of the with block below)
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            lock(file, folder, wait=False)
+        except BlockingIOError:
             told = f"{folder}: this run is being trained by another process; wait for it or stop it"
             raise UserError(told) from None
         yield

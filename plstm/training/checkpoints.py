@@ -12,7 +12,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ CHECKSUMS = "SHA256SUMS"
 WITHOUT_CHECKSUM = (CHECKSUMS, "_CHECKPOINT_METADATA", "commit_success.txt")  # Orbax writes the last two at the rename
 DAMAGED, DELETED = "damaged", "deleted"  # folders beside the steps
 NEWEST = 2  # checkpoints that are kept, beside the best
+SECONDS_TO_LIST = 120  # NFS may keep a listing for one minute
 NO_SCORE = -1e30  # of a checkpoint that was not evaluated
 _score = itemgetter("score")
 
@@ -62,6 +64,7 @@ class Checkpoints:
                 self._set_damaged_aside(say)
             from_main(0)  # the other processes look at the folder after that
             self._manager = ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
+            self._wait_for_listing()
         except OSError as error:
             raise UserError(f"cannot write checkpoints to {self.folder}: {first_line(error)}") from error
         except ValueError as error:  # a score that cannot be read
@@ -71,6 +74,20 @@ class Checkpoints:
         for step in sorted(self._manager.all_steps())[: 0 if read_only else -NEWEST]:
             if step != self._manager.best_step():
                 self._manager.delete(step)
+
+    def _wait_for_listing(self) -> None:
+        """Returns when this process sees the checkpoints that process 0 sees, on network disks perhaps later: which of
+        them to restore and to remove, each process then decides alike."""
+        own = sorted(self._manager.all_steps())
+        count = from_main(len(own))
+        wanted = [from_main(own[n] if n < len(own) else 0) for n in range(count)]
+        end = time.monotonic() + SECONDS_TO_LIST
+        while (own := sorted(self._manager.all_steps())) != wanted:
+            if time.monotonic() > end:
+                seen = f"process 0 sees the checkpoints {wanted}, process {jax.process_index()} {own}"
+                raise UserError(f"{self.folder}: {seen}; all processes need the same paths.runs, on a shared disk")
+            time.sleep(1)
+            self._manager.reload()
 
     def _set_damaged_aside(self, say: Callable[[str], None]) -> None:
         for path in _steps(self.folder):
@@ -189,12 +206,13 @@ def _write_checksums(folder: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    """SHA256 by name of all files that have a checksum; hidden ones are a file system's or a viewer's."""
-    digests = {}
-    for path in sorted(folder.rglob("[!.]*")):
-        if path.is_file() and (name := str(path.relative_to(folder))) not in WITHOUT_CHECKSUM:
-            with open(path, "rb") as file:
+def _digests(folder: Path, names: Iterable[str] = ()) -> dict[str, str]:
+    """SHA256 by name of all files that have a checksum; hidden ones are a file system's or a viewer's. `names`: files
+    that a listing, on a network disk, may not show yet."""
+    digests, listed = {}, (str(path.relative_to(folder)) for path in folder.rglob("[!.]*"))
+    for name in sorted({*listed, *names} - {*WITHOUT_CHECKSUM}):
+        if (folder / name).is_file():
+            with open(folder / name, "rb") as file:
                 digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return digests
 
@@ -204,7 +222,7 @@ def _damage(folder: Path) -> str | None:
     try:
         lines = (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()
         wanted = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
-        found = _digests(folder)
+        found = _digests(folder, wanted)
     except (OSError, ValueError) as error:
         return f"{getattr(error, 'filename', None) or CHECKSUMS} cannot be read ({first_line(error)})"
     for name in wanted | found:

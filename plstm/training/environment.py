@@ -33,6 +33,7 @@ MAPPINGS, MOST_MAPPINGS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_co
 # Settings of JAX that change numbers, with their defaults; others enter the record.
 NUMERIC = {"jax_threefry_partitionable": True, "jax_default_prng_impl": "threefry2x32", "jax_enable_x64": False}
 NUMERIC |= {"jax_default_matmul_precision": None}
+CACHE, SHARED_CACHE = Path("~/.cache/plstm/jax"), ".compiled"
 FULL = 0.8  # of the mappings that Linux allows; what is compiled until the next check must fit into the rest
 
 
@@ -117,6 +118,23 @@ def memory_errors(batch_size: int) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------- compiled programs
+def keep_programs() -> None:
+    """Keeps compiled programs on this machine, unless the user chose a place, so that a repeated run compiles none."""
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(CACHE.expanduser()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles many small ones
+
+
+def share_programs(runs: str | Path) -> None:
+    """Keeps those of a run of several processes in the folder of runs instead, which all of them see.
+
+    JAX lets process 0 alone write. Where the others did not find its programs, they would compile them again, and on
+    GPUs wait for it to do its share of XLA's tuning, which it does not do as it has found its own.
+    """
+    if jax.process_count() > 1 and jax.config.jax_compilation_cache_dir == str(CACHE.expanduser()):
+        jax.config.update("jax_compilation_cache_dir", str(Path(runs, SHARED_CACHE).absolute()))
+
+
 @contextlib.contextmanager
 def whole_cache() -> Iterator[None]:
     """Within it a damaged entry of the compilation cache is deleted, with one line; JAX would keep it, and warn."""

@@ -66,15 +66,17 @@ def _from_variables(environment: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _from_slurm(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """JAX finds the address; but it would give each process one GPU even if a process has a node for itself."""
+    """JAX finds the address. It would give each process the GPU of its number on the node, which is right only if all
+    processes of the node see the same GPUs: not if each has a node, or was bound to GPUs of its own."""
     tasks = int(environment.get("SLURM_NTASKS", 1))
     if "SLURM_STEP_NODELIST" not in environment or tasks == 1:
         return None
     arguments = dict(num_processes=tasks, process_id=int(environment["SLURM_PROCID"]))
     is_alone = environment.get("SLURM_STEP_NUM_NODES") == str(tasks)
-    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
-    if visible and (is_alone or "SLURM_GPUS_PER_TASK" in environment):
-        arguments["local_device_ids"] = list(range(len(visible.split(","))))
+    visible = len([number for number in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if number])
+    on_node = int(environment.get("SLURM_GPUS_ON_NODE", visible))
+    if is_alone or visible == 1 or visible and ("SLURM_GPUS_PER_TASK" in environment or visible < on_node):
+        arguments["local_device_ids"] = []  # no choice: all that the process sees
     return arguments
 
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 from functools import partial
+from pathlib import Path
 from unittest.mock import Mock
 
 import jax
@@ -13,6 +14,7 @@ from flax import nnx
 
 from plstm.errors import UserError
 from plstm.models import build_model
+from plstm.training import checkpoints
 from plstm.training.checkpoints import NO_SCORE, WITHOUT_CHECKSUM, Checkpoints, _damage
 from plstm.training.optimizers import OptimConfig, build_optimizer
 from plstm.training.steps import TrainState, init_state
@@ -195,6 +197,27 @@ def test_a_checkpoint_of_another_run_or_step_is_not_taken(folder, tmp_path, name
             Checkpoints(copy, run, read_only=True).info(int(name))
     assert Checkpoints(copy, run, say=said.append).last_step() is None
     assert len(said) == 1 and f": {words}; set aside as {copy}/damaged/{name}" in said[0]
+
+
+def test_a_process_waits_until_it_sees_the_checkpoints_of_process_0(folder, tmp_path, monkeypatch):
+    """As the second of two processes, whose listing of a network disk is old."""
+    copy = shutil.copytree(folder, tmp_path / "checkpoints")
+    (copy / "40").rename(tmp_path / "hidden")
+    said_by_main = lambda: Mock(side_effect=[0, 3, 10, 30, 40])  # noqa: E731
+    monkeypatch.setattr(checkpoints, "from_main", said_by_main())
+    monkeypatch.setattr(checkpoints.time, "sleep", lambda _: (tmp_path / "hidden").rename(copy / "40"))
+    assert Checkpoints(copy, RUN).last_step() == 40
+    (copy / "40").rename(tmp_path / "hidden")
+    monkeypatch.setattr(checkpoints, "from_main", said_by_main())
+    monkeypatch.setattr(checkpoints, "SECONDS_TO_LIST", -1)
+    with pytest.raises(UserError, match=r"process 0 sees the checkpoints \[10, 30, 40\], .*\[10, 30\]; .*shared disk"):
+        Checkpoints(copy, RUN)
+
+
+def test_a_file_that_a_listing_does_not_show_yet_is_not_missing(folder, tmp_path, monkeypatch):
+    copy, rglob = shutil.copytree(folder, tmp_path / "checkpoints"), Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda path, glob: [p for p in rglob(path, glob) if p.name != "_METADATA"])
+    assert Checkpoints(copy, RUN, say=pytest.fail).last_step() == 40
 
 
 def test_a_clock_that_jumps_is_not_taken_for_a_full_disk(folder, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 import plstm
-from plstm.training.environment import describe_environment, whole_cache
+from plstm.training.environment import describe_environment, keep_programs, share_programs, whole_cache
 
 CACHE = {"jax_compilation_cache_dir": None, "jax_persistent_cache_min_compile_time_secs": 0.0}
 CACHE |= {"jax_persistent_cache_min_entry_size_bytes": -1}
@@ -80,6 +80,22 @@ def test_versions_and_hardware_are_json(tmp_path, monkeypatch):
     hardware = described["hardware"]
     assert hardware["platform"] == "cpu" and hardware["device_count"] >= 1 and hardware["device_kind"]
     assert hardware["cpu_cores"] >= 1 and hardware["cpu_model"]
+
+
+@pytest.mark.parametrize(("chosen", "processes"), [(None, 1), (None, 2), ("/chosen", 2)])
+def test_programs_of_several_processes_are_kept_where_all_see_them(tmp_path, monkeypatch, chosen, processes):
+    before = {name: getattr(jax.config, name) for name in CACHE}
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    try:
+        jax.config.update("jax_compilation_cache_dir", chosen)
+        keep_programs()
+        share_programs(tmp_path / "runs")
+        kept = jax.config.jax_compilation_cache_dir
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+    assert kept == (chosen or str(tmp_path / ("runs/.compiled" if processes > 1 else "home/.cache/plstm/jax")))
 
 
 def test_a_damaged_entry_of_the_compilation_cache_is_replaced_with_one_line(tmp_path, capsys):

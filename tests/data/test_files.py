@@ -1,0 +1,41 @@
+"""Locks, also on file systems that have none."""
+
+import errno
+import fcntl
+
+import pytest
+
+from data.files import lock
+from plstm.errors import UserError
+from plstm.runs.weights import lock_folder
+
+
+def test_a_lock_is_held_by_one(tmp_path):
+    with open(tmp_path / "a", "w") as first, open(tmp_path / "a", "w") as second:
+        lock(first, tmp_path)
+        with pytest.raises(BlockingIOError):
+            lock(second, tmp_path, wait=False)
+        first.close()
+        lock(second, tmp_path, wait=False)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+def test_without_locks_a_run_starts_and_a_line_warns(tmp_path, monkeypatch, capsys, code):
+    def refuse(*_):
+        raise OSError(code, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with lock_folder(tmp_path / "run"):
+        pass
+    words = f"{tmp_path}/run: cannot be locked (no locks); do not start two processes that write there\n"
+    assert capsys.readouterr().err == words
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EWOULDBLOCK])
+def test_only_a_lock_that_is_held_refuses_a_run(tmp_path, monkeypatch, code):
+    def refuse(*_):
+        raise OSError(code, "held")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UserError, match="being trained by another process"), lock_folder(tmp_path / "run"):
+        pass
