@@ -22,12 +22,12 @@ from plstm.config import Config, plain_config, portable_overrides, run_id, run_n
 from plstm.errors import ReadError
 from plstm.results.finished import finished_record
 from plstm.results.records import Record, curve_points, find_record, record_path, write_record
-from plstm.runs.cli import hydra_task, run_entry
+from plstm.runs.cli import check_workers, hydra_task, run_entry
 from plstm.runs.programs import Plan, check_finite, compile_programs, describe_run, is_best, last_step
 from plstm.runs.weights import check_places, initial_id, initial_weights, lock_folder, write_config
 from plstm.tasks import TASKS
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
-from plstm.training.environment import describe_environment, forget_programs_near_limit, memory_errors
+from plstm.training.environment import describe_environment, forget_programs_near_limit, memory_errors, share_programs
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.processes import Interrupt, Votes, check_agreement, from_main, is_main, say, start_processes
 from plstm.training.progress import MetricAverager, Progress, banner, print_plain
@@ -48,9 +48,10 @@ def main(node: DictConfig) -> Record | None:
     logging.set_verbosity(logging.ERROR)
     try:
         with hydra_task(Config):
-            config = to_config(node)
+            config, overrides = to_config(node), list(HydraConfig.get().overrides.task)
+            check_workers(overrides, config)
             with Interrupt() as interrupt, memory_errors(config.optim.batch_size):
-                return start(config, list(HydraConfig.get().overrides.task), interrupt)
+                return start(config, overrides, interrupt)
     except Stopped as stopped:
         (number,) = stopped.args
         if number == signal.SIGUSR2:
@@ -61,6 +62,7 @@ def main(node: DictConfig) -> Record | None:
 def start(config: Config, overrides: list[str], interrupt: Interrupt) -> Record | None:
     """Trains the run of a config unless it has finished before."""
     start_processes(config.mesh.timeout)
+    share_programs(config.paths.runs)
     base = config.init_from
     if base is not None:
         config.init_from = initial_id(base, Path(config.paths.runs))
@@ -102,7 +104,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     # ------------------------------------------------------------ restore: the first of these that is there
     # 1. the last undamaged checkpoint of this run, 2. the weights of the run to fine-tune, 3. the state just drawn
     checkpoints = Checkpoints(folder / "checkpoints", folder.name, say=say)
-    last = from_main(checkpoints.last_step() or 0)  # on network disks some processes may see it later
+    last = checkpoints.last_step()
     info = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "wall_seconds": 0.0}
     info |= {"evaluated": 0, "best": None, "final": None}  # evaluated: the last step that was
     info |= {"averager": None, "metrics": [], "environment": environment, "earlier": []}  # of sessions before this one
@@ -155,6 +157,8 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         write("train", values)
         shown = {name: value for name, value in values.items() if name not in step_metrics.latest}
         progress.show(step, {"epoch": step / plan.steps_per_epoch, **shown})
+        if share := averager.waited():
+            say(f"{share:.0%} of the training time is waiting for data; see data.workers, and whether cores are idle")
 
     def evaluate_splits(names: list[str], shown: bool = True) -> dict[str, dict[str, float]]:
         """Evaluates whole splits, logs the metrics and remembers the best step."""
@@ -199,7 +203,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
                         if step % plan.save_every == 0 and step < info["steps"]:
                             save()
                         continue  # for this may be the last step
-                    state, step_metrics = programs.step(state, next(batches), step_key)
+                    state, step_metrics = programs.step(state, averager.fetch(batches), step_key)
                     step += 1
                     averager.add(step_metrics)
                     interrupt.wait_for_saving()

@@ -31,6 +31,14 @@ TRIES = 100  # images in a row, before the whole set is given up
 SHARED = "/dev/shm"
 
 
+def default_workers(batch_bytes: int) -> int:
+    """One reading process a core of this process, as far as its batches take half of the free shared memory."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not os.path.isdir(SHARED):
+        return cores
+    return max(min(cores, (shutil.disk_usage(SHARED).free // 2 // batch_bytes - 3) // 4), 1)
+
+
 @dataclass(eq=False, repr=False)
 class _Reader:
     """Reads batches and reports undecodable images, each once; ends the run when they are too many."""

@@ -27,7 +27,7 @@ from plstm.config import Config, EvalConfig, schema, to_config, to_eval_config
 from plstm.errors import UserError, first_line, lasting_output, printable
 from plstm.models import MODELS
 from plstm.tasks import TASKS
-from plstm.training.environment import keep_freed_memory, whole_cache
+from plstm.training.environment import keep_freed_memory, keep_programs, whole_cache
 
 EXIT_BAD_INPUT = 2
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -48,9 +48,7 @@ def register() -> None:
 @contextlib.contextmanager
 def hydra_task(entry: type) -> Iterator[None]:
     """Around what Hydra runs with schema `entry`: bad input or an unwritable file ends it, one line and status 2."""
-    if jax.config.jax_compilation_cache_dir is None:  # so that a resumed or repeated run compiles nothing again
-        jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/plstm/jax").expanduser()))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles many small ones
+    keep_programs()
     keep_freed_memory()
     try:
         yield
@@ -131,6 +129,13 @@ def check_overrides(overrides: list[str]) -> None:
         good = all(isinstance(name, str | Sweep) for name in names)
         if key and (CONFIGS / key).is_dir() and ("${" in word or not good):
             raise UserError(f"{printable(word)[:200]}: there is no such choice{_listed(key)}")
+
+
+def check_workers(overrides: list[str], config: Config) -> None:
+    """Raises UserError where the command line sets reading processes that nothing uses; a machine's settings may."""
+    typed = {override.lstrip("+").partition("=")[0] for override in overrides}
+    if "data.workers" in typed and getattr(config.data, "placement", None) == "device":
+        raise UserError("data.workers: no effect while the images lie on the device; add data.placement=stream")
 
 
 def _choices(group: str) -> list[str]:

@@ -138,7 +138,7 @@ class ImageNetData:
     eval_images: int | None = None  # evaluate on the first so many of a split; null: on all
     crop_ratio: float = 1.0  # evaluation: the centre crop's side over the resized image's shorter side
     root: str | None = None  # folder of all data sets; null: $PLSTM_DATA or ~/.cache/plstm/data
-    workers: int = 0  # reading processes; 0: threads of this process
+    workers: int | None = None  # reading processes; null: one a core; 0: threads of this process
     max_corrupt: float = 0.001  # share of images that may be undecodable before the run ends with an error
 
 
@@ -200,7 +200,8 @@ class ImageNetTask(VisionTask):
     @property
     def _reading(self) -> dict[str, Any]:
         data, process = self.config.data, {"process_index": jax.process_index(), "process_count": jax.process_count()}
-        return process | {"workers": data.workers, "max_corrupt": data.max_corrupt}
+        workers = self.workers(data.size**2 * 3 * self.config.optim.batch_size // jax.process_count())
+        return process | {"workers": workers, "max_corrupt": data.max_corrupt}
 
     def loss(self, model: VisionModel, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean loss of erased and mixed images; the accuracy is against the labels before mixing."""

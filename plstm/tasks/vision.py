@@ -15,7 +15,7 @@ from PIL import Image
 from pydantic import Field, FiniteFloat, PositiveFloat
 
 from data.augment.views import evaluation_crop
-from data.imagenet.batches import MAX_CORRUPT, ImageSplit
+from data.imagenet.batches import MAX_CORRUPT, ImageSplit, default_workers
 from data.imagenet.source import folder_source
 from data.loading import unpack
 from plstm.drawing import new_figure, save, style
@@ -88,7 +88,13 @@ class VisionTask(Task):
         """The images of path/<class>/, see `folder_source`; `max_corrupt` as the run's data have it, unless given."""
         how, data, source = self.preprocessing, self.config.data, folder_source(path, self.class_names)
         most = getattr(data, "max_corrupt", MAX_CORRUPT) if max_corrupt is None else max_corrupt
-        return ImageSplit(source, how.size, how.crop_ratio, workers=data.workers, max_corrupt=most)
+        workers = self.workers(how.size**2 * 3 * self.config.optim.batch_size)
+        return ImageSplit(source, how.size, how.crop_ratio, workers=workers, max_corrupt=most)
+
+    def workers(self, batch_bytes: int) -> int:
+        """Reading processes of this process, as `data.workers` says."""
+        given = self.config.data.workers
+        return default_workers(batch_bytes) if given is None else given
 
     def logits(self, model: nnx.Module, batch: Batch) -> jax.Array:
         return model(normalise(batch["image"]))

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from plstm.training.steps import StepMetrics
 STEPS_IN_FLIGHT = 2  # how far the host may run ahead: enough to keep a device busy, few enough to stop soon
 BAR_WIDTH = 16  # characters
 COMPILING = "compiling the training step"
+MOST_WAITING, LONG_ENOUGH = 0.2, 60.0  # of the training time, told once after so many seconds of it
 EVERY_SECONDS = 30.0  # a plain line comes at most so often, but for the last step
 
 
@@ -71,6 +72,22 @@ class MetricAverager:
         self._pending: list[StepMetrics] = []
         self._clock: float | None = None  # starts when the first step has finished, so it leaves out compilation
         self._timed_steps = 0
+        self._waiting, self._training, self._told = 0.0, 0.0, False  # seconds since the first step
+
+    def fetch(self, batches: Iterator[Any]) -> Any:
+        """The next batch. Counts the time as waiting where the device has finished all steps before it is there."""
+        start = time.monotonic()
+        batch = next(batches)
+        if self._clock is not None and all(leaf.is_ready() for leaf in jax.tree.leaves(self._pending[-1:])):
+            self._waiting += time.monotonic() - start
+        return batch
+
+    def waited(self) -> float | None:
+        """The share of the training time that was waiting for batches, as of the last `close`: once, if too high."""
+        if self._told or self._training < LONG_ENOUGH or self._waiting <= MOST_WAITING * self._training:
+            return None
+        self._told = True
+        return self._waiting / self._training
 
     def add(self, metrics: StepMetrics) -> None:
         """Adds one step, whose metrics may still be being computed; waits until at most STEPS_IN_FLIGHT are."""
@@ -103,7 +120,9 @@ class MetricAverager:
         values = {name: total / count if count else math.nan for name, (total, count) in self._sums.items()} | latest
         self._sums = {}
         if self._timed_steps:
-            values["examples_per_second"] = self._timed_steps * examples_per_step / (time.monotonic() - self._clock)
+            seconds = time.monotonic() - self._clock
+            values["examples_per_second"] = self._timed_steps * examples_per_step / seconds
+            self._training += seconds
         self.restart_clock()
         return values
 

@@ -6,6 +6,7 @@ from hydra import compose
 from eval import check_typed, choose_source, choose_splits, choose_task
 from plstm.config import to_config, to_eval_config
 from plstm.errors import UserError
+from plstm.runs.cli import check_workers
 
 
 @pytest.fixture
@@ -61,3 +62,15 @@ def test_bad_input_is_named(composed, arguments, line):
     with pytest.raises(UserError, match=line):
         choose_source(options)
         choose_splits(choose_task(config, options), options)
+
+
+def test_reading_processes_that_nothing_uses_are_refused_where_they_were_typed(composed):
+    """And not where a machine has them for all its runs."""
+    typed, config = ["data.workers=4"], to_config(composed("data.workers=4"))
+    with pytest.raises(UserError, match=r"data\.workers: no effect .*; add data\.placement=stream"):
+        check_workers(typed, config)
+    check_workers([], config)
+    check_workers(typed, to_config(composed("data.workers=4", "data.placement=stream")))
+    with pytest.raises(UserError, match=r"data\.workers: no effect .*; leave it out"):
+        check_typed({"data.workers"}, config, to_eval_config(compose("eval", [])))
+    check_typed({"data.workers"}, config, to_eval_config(compose("eval", ["data.folder=x"])))

@@ -1,6 +1,7 @@
 """ImageNet as a task: what its config may say, its loss, and its data from end to end where nothing is prepared."""
 
 import io
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from PIL import Image
 
 from data.augment.recipes import AugmentConfig
 from data.imagenet.source import MosaicSource
-from plstm.config import Config, LoopConfig, OptimConfig, check
+from plstm.config import Config, LoopConfig, OptimConfig, check, run_id
 from plstm.errors import UserError
 from plstm.models import VisionConfig
 from plstm.tasks.imagenet import LOSSES, ImageNetData, ImageNetTask, mix
@@ -22,7 +23,7 @@ LAYOUT = Layout(make_mesh(1))
 
 
 def config_of(augment=None, loss="cross_entropy", smoothing=0.0, **data) -> Config:
-    data = {"name": "mosaics", "size": 32, "train_images": 100, "held_out": 10, "eval_images": 7} | data
+    data = {"name": "mosaics", "size": 32, "train_images": 100, "held_out": 10, "eval_images": 7, "workers": 0} | data
     return Config(
         task="imagenet",
         model=VisionConfig(classes=1000, image_size=data["size"]),
@@ -41,6 +42,21 @@ def test_what_does_not_go_together_is_named():
     for wrong, words in ((config, "augment=deit3"), (smoothed, "optim.label_smoothing=0.1")):
         with pytest.raises(UserError, match=words):
             check(wrong)
+
+
+def test_there_is_a_reading_process_a_core_unless_given_or_shared_memory_is_small(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(6))
+
+    def free(batches: int) -> None:
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=batches * 8 * 32 * 32 * 3))
+
+    free(1000)
+    assert [ImageNetTask(config_of(workers=given)).batches(LAYOUT).workers for given in (None, 0, 3)] == [6, 0, 3]
+    assert ImageNetTask(config_of(workers=None)).split("val").workers == 6
+    for batches, expected in ((54, 6), (53, 5), (0, 1)):  # 4 x 6 + 3 of them in half of it
+        free(batches)
+        assert ImageNetTask(config_of(workers=None)).batches(LAYOUT).workers == expected
+    assert run_id(config_of(workers=None)) == run_id(config_of(workers=16))
 
 
 @pytest.fixture

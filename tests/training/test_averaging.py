@@ -71,6 +71,42 @@ def test_speed_starts_with_the_second_step_and_leaves_evaluations_out(monkeypatc
     assert averager.close(BATCH)["examples_per_second"] == pytest.approx(BATCH / 0.5)
 
 
+class Leaf(SimpleNamespace):
+    """A number that is still being computed, or not."""
+
+    def is_ready(self):
+        return self.ready
+
+    def __array__(self, *_, **__):
+        return np.float32(0)
+
+
+@pytest.mark.parametrize(("seconds", "ready", "told"), [(0.5, True, "25%"), (0.3, True, None), (0.5, False, None)])
+def test_waiting_for_data_is_told_once(monkeypatch, seconds, ready, told):
+    """Steps of 2 s; the time for a batch counts if the device runs out of work, and after a minute."""
+    clock, averager, said = SimpleNamespace(now=0.0), MetricAverager(), []
+    monkeypatch.setattr(averaging, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(averaging.jax, "block_until_ready", lambda metrics: None)
+
+    def batches():
+        clock.now += 1000  # reading processes start
+        yield 0
+        for number in range(1, 101):
+            clock.now += seconds
+            yield number
+
+    iterator = batches()
+    for step in range(101):
+        assert averager.fetch(iterator) == step
+        clock.now += 2 - seconds
+        averager.add(StepMetrics({}, {"loss": Leaf(ready=ready)}))
+        if step % 10 == 0:
+            averager.close(BATCH)
+            said.append(averager.waited())
+    assert [f"{share:.0%}" for share in said if share] == ([told] if told else [])
+    assert not any(said[:3])
+
+
 def test_the_first_metric_that_is_not_finite_is_named():
     averager = MetricAverager()
     for step, bad in enumerate([None, "gradient_norm", "loss"]):
