@@ -30,7 +30,7 @@ $(READY): requirements.lock pyproject.toml
 	  "$$python" -m venv --clear $(VENV); \
 	fi
 	@echo "Installing the pinned dependencies into $(VENV): a minute or two, the first time"
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	@$(VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
 	  --constraint requirements.lock --editable ".[test$(if $(EXTRA),$(comma)$(EXTRA))]"
 	@touch $(VENV)/.ready-- $@
 
