@@ -20,7 +20,7 @@ import jax
 from plstm.errors import run_script
 from plstm.ops.grid import STRUCTURES
 from plstm.training.environment import keep_freed_memory
-from scripts.benchmarks import languages, models, operators, sequences, steps
+from scripts.benchmarks import baselines, languages, models, operators, sequences, steps
 from scripts.common import ROOT, Parser, positive, write_results
 
 SUBJECTS = {  # functions of the repeats and of the subject's options, which yield rows
@@ -37,12 +37,14 @@ SUBJECTS = {  # functions of the repeats and of the subject's options, which yie
     "data": models.measure_views,
     "run": models.measure_runs,
     "steps": steps.measure_steps,
+    "baselines": baselines.measure_baselines,
 }
 CHOICES = {
     "dtype": ["float32", "bfloat16"],
     "structures": list(STRUCTURES),
     "operators": list(sequences.NAMES),
-    "models": [*models.GRAPH_MODELS, *languages.MODELS],
+    "models": [*models.GRAPH_MODELS, *languages.MODELS, *baselines.MODELS],
+    "groups": ["arrow", "reduced"],
 }
 
 

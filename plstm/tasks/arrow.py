@@ -8,11 +8,13 @@ from omegaconf import MISSING
 from data.arrow_pointing.builder import data_source, load_packed
 from data.arrow_pointing.geometry import LABELS, ArrowVariant
 from data.loading import DeviceBatches, PackedSplit, StreamedBatches
-from plstm.models import VisionConfig
+from plstm.models import SS2DConfig, ViLConfig, VisionConfig
 from plstm.tasks.vision import VisionTask
 from plstm.training.meshes import Layout
 
-AT_ONCE = 600  # patches in a part of a batch, on CPUs: with 48 channels twice and half as many are slower
+# In a part of a batch, on CPUs.
+AT_ONCE = 600  # patches of pLSTM and ViT: with 48 channels twice and half as many are slower
+PIXELS = 32 * 48**2  # of ViL and 2DMamba: 1.25 and 1.4 times faster than 128 images at once; Mamba2D is slower in parts
 
 
 @dataclass
@@ -59,11 +61,12 @@ class ArrowTask(VisionTask):
         return StreamedBatches(source, batch_size, seed, data.workers, layout.place_rows, *process)
 
     def batch_parts(self) -> int:
-        """As few as have at most AT_ONCE patches each; 1 for models of other families, which may have batch norms."""
+        """As few as have at most AT_ONCE patches or PIXELS each; 1 for other families, which may have batch norms."""
         model, batch_size = self.config.model, self.config.optim.batch_size
-        if not isinstance(model, VisionConfig):
+        if not isinstance(model, VisionConfig | ViLConfig | SS2DConfig):
             return 1
-        most = max(AT_ONCE * model.patch_size**2 // model.image_size**2, 1)  # images
+        pixels = AT_ONCE * model.patch_size**2 if isinstance(model, VisionConfig) else PIXELS
+        most = max(pixels // model.image_size**2, 1)  # images
         divisors = (parts for parts in range(1, batch_size + 1) if batch_size % parts == 0)
         return next(parts for parts in divisors if batch_size <= most * parts)
 

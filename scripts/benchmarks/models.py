@@ -60,8 +60,9 @@ class Training:
         return metrics
 
 
-def compiled_step(config: VisionConfig, batch: int) -> tuple[Callable, Row]:
-    """A compiled training step on random images and its report; a backward pass costs two forward passes."""
+def compiled_step(config: Any, batch: int) -> tuple[Callable, Row]:
+    """A compiled training step of an image model on random images and its report; a backward pass costs two forward
+    passes."""
 
     def loss(model: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, dict]:
         logits = model(batch["image"].astype(jnp.float32) / 127.5 - 1, key=key)
@@ -72,10 +73,11 @@ def compiled_step(config: VisionConfig, batch: int) -> tuple[Callable, Row]:
     labels = rng.integers(config.classes, size=batch, dtype=np.int32)
     inputs = training.layout.place_rows({"image": images, "label": labels})
     training.run, report = compile_step(training.run, (training.state, inputs, training.key))
-    return partial(training.step, inputs), report | {"flops": 3 * batch * forward_flops(config)}
+    flops = {"flops": 3 * batch * forward_flops(config)} if isinstance(config, VisionConfig) else {}
+    return partial(training.step, inputs), report | flops
 
 
-def compare_models(configs: dict[str, VisionConfig], batch: int, repeats: int) -> dict[str, Row]:
+def compare_models(configs: dict[str, Any], batch: int, repeats: int) -> dict[str, Row]:
     """Compilation, planned memory, times and operations of each config's training step."""
     return ops.compare({name: compiled_step(config, batch) for name, config in configs.items()}, repeats)
 

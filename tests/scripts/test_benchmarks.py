@@ -92,6 +92,17 @@ def test_steps_are_compared_with_those_of_another_checkout(tmp_path):
 
 
 @pytest.mark.slow
+def test_other_models_are_timed_beside_plstm_and_vit(tmp_path):
+    options = ["--groups", "reduced", "--models", "efficientnet", "--batch", 1, "--grid", 4]
+    row, *operators = measured("baselines", tmp_path / "baselines.json", *options)["rows"]
+    assert (row["group"], row["images"]) == ("reduced", 16) and "efficientnet_over_plstm" in row
+    expected = row["efficientnet"]["median_seconds"] / row["vit"]["median_seconds"]
+    assert row["efficientnet_over_vit"] == expected
+    assert [(found["operator"], found["grid"]) for found in operators] == [("mamba2d", 4), ("ss2d", 4), ("mlstm", 4)]
+    assert all(found["bytes_an_image"] == found["memory_bytes"] > 0 for found in operators)
+
+
+@pytest.mark.slow
 def test_every_form_is_timed(tmp_path):
     rows = measured("tune", tmp_path / "tune.json", "--grids", 3, "--batches", 1)["rows"]
     assert [(row["structure"], set(row["forms"])) for row in rows] == [
