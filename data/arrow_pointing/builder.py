@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from plstm.errors import UserError
 
 VERSION = "1.0.0"
 IMAGES_A_MINUTE = 100_000
+READ_AT_ONCE = 1000  # images
 REBUILD = "delete that folder to have it built again"
 
 
@@ -145,10 +146,14 @@ def _read(path: Path, count: int, size: int) -> tuple[np.ndarray, np.ndarray] | 
     return (bits, labels) if fits and bits.dtype == labels.dtype == np.uint8 else None
 
 
-def _pack(source: Sequence[dict[str, Any]], size: int, split: str) -> tuple[np.ndarray, np.ndarray]:
-    print(f"arrow pointing: packing {len(source):,} images of {split}", file=sys.stderr)
-    bits, labels = np.empty((len(source), packed_bytes(size)), np.uint8), np.empty(len(source), np.uint8)
+def _pack(source: TfdsSource, size: int, split: str) -> tuple[np.ndarray, np.ndarray]:
+    count = len(source)
+    print(f"arrow pointing: packing {count:,} images of {split}", file=sys.stderr)
+    bits, labels = np.empty((count, packed_bytes(size)), np.uint8), np.empty(count, np.uint8)
     with quiet_tfds():
-        for index, example in enumerate(tqdm(source, f"packing {split}", leave=False, disable=None)):
-            bits[index], labels[index] = pack(example["image"][..., 0]), example["label"]
+        for start in tqdm(range(0, count, READ_AT_ONCE), f"packing {split}", leave=False, disable=None):
+            rows = slice(start, min(start + READ_AT_ONCE, count))
+            examples = source.part(rows.start, rows.stop)
+            bits[rows] = pack(np.stack([example["image"][..., 0] for example in examples]))
+            labels[rows] = [example["label"] for example in examples]
     return bits, labels
