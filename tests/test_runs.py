@@ -73,6 +73,7 @@ def test_probes_of_the_run_start_from_its_test_accuracy(finished):
         assert sum(part["images"] for part in row["by_distance"]) == row["images"] == 64
 
 
+@pytest.mark.slow
 def test_what_the_layers_carry_is_drawn_for_both_sizes(finished):
     run, out = run_folder(finished).name, finished / "flow"
     call("scripts/draw_flow.py", run, f"--runs={finished}/runs", "--count=1", f"--out={out}")
@@ -104,6 +105,7 @@ def test_streaming_trains_to_the_same_numbers_as_the_device(finished, train, tmp
     assert record_of(tmp_path).metrics == record_of(finished).metrics
 
 
+@pytest.mark.slow
 def test_wandb_gets_the_run_offline_and_nothing_gets_a_secret(tmp_path):
     names = ["WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "GITHUB_TOKEN", "PLSTM_PLANTED"]
     names += ["SLURM_PLANTED", "JAX_PLANTED", "XLA_PLANTED", "HYDRA_PLANTED", "DATABASE_URL", "my_password"]

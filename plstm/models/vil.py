@@ -31,12 +31,12 @@ class ViLConfig:
 
     family: str = "vil"  # of plstm.models.MODELS
     image_size: int = 192  # pixels a side in training; others are accepted, the position embedding is then resized
-    channels: int = 3
-    classes: int = 1000
-    patch_size: int = 16
-    dim: int = 192
+    channels: int = 3  # of an image
+    classes: int = 1000  # logits; the files of configs/model take the data's
+    patch_size: int = 16  # pixels a side
+    dim: int = 192  # channels
     depth: int = 24  # blocks, of which every second one reads backwards
-    heads: int = 4
+    heads: int = 4  # of the mLSTM
     conv_grid: bool | str = True  # or "released": convolutions take any image for one with as many rows as in training
     dtype: str = "bfloat16"  # of the linear maps; the mLSTM, parameters, norms and head are float32
     remat: bool = False  # keep only the blocks' inputs for the backward pass, and compute the rest again: less memory

@@ -33,7 +33,7 @@ def test_the_layer_meets_its_golden_values(float64, case, step):
 @pytest.mark.parametrize(
     ("case", "conv_grid", "height", "width"),
     [
-        ("V3 own size", True, 8, 12),
+        pytest.param("V3 own size", True, 8, 12, marks=pytest.mark.slow),
         ("V3 twice the size, grid followed", True, 16, 24),
         ("V3 twice the size, as released", "released", 16, 24),
     ],

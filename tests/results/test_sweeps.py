@@ -183,6 +183,7 @@ def test_runs_what_is_missing_and_goes_on_after_a_failure(project, tmp_path):
     assert "training experiment=demo/plstm" in done.stdout and "training experiment=demo/vit" not in done.stdout
 
 
+@pytest.mark.slow
 def test_fine_tuning_starts_from_the_table_s_pretraining(project, tmp_path):
     command = project("imagenet-reduced", TRAIN.format(root=str(ROOT), table="imagenet-reduced"))
     (tmp_path / "fails").write_text("reduced/imagenet_vit")
