@@ -17,6 +17,7 @@ from plstm.errors import one_of, positive, require
 from plstm.nn.layers import DTYPES, PatchEmbedding, head_norm, linear, norm, uniform_within
 from plstm.nn.maps import bicubic, depthwise_of_cells
 from plstm.nn.sequence import BLOCK, BlockDiagonal
+from plstm.ops.common import HIGHEST
 from plstm.ops.mlstm import mlstm
 
 MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
@@ -125,7 +126,7 @@ class ViL(nnx.Module):
         make = nnx.vmap(lambda key: Pair(config, nnx.Rngs(key)), in_axes=0, out_axes=0)
         self.pairs = make(jax.random.split(rngs.params(), self.pairs_count))
         self.norm = nnx.LayerNorm(config.dim, epsilon=HEAD_EPSILON, dtype=DTYPES["float32"], rngs=rngs)
-        form = {"kernel_init": normal(2e-5), "dtype": DTYPES["float32"], "rngs": rngs}
+        form = {"kernel_init": normal(2e-5), "dtype": DTYPES["float32"], "precision": HIGHEST, "rngs": rngs}
         self.head = linear(2 * config.dim, config.classes, **form)
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from plstm.models import EfficientNetConfig, Mamba2DConfig, SS2DConfig, build_model
+from plstm.models import EfficientNetConfig, Mamba2DConfig, SS2DConfig, ViLConfig, build_model
 from tests.models.vision_models import tiny
 
 CLASSES = 37  # no other size of these models
@@ -49,6 +49,7 @@ def test_a_bfloat16_plstm_multiplies_nothing_in_tf32(mode):
         Mamba2DConfig(**SMALL, **STAGES, mixers=["m2d", "attention"]),
         SS2DConfig(**SMALL, **STAGES, dtype="bfloat16"),
         EfficientNetConfig(**SMALL, dtype="bfloat16"),
+        ViLConfig(**SMALL, dim=32, depth=2),
     ],
     ids=lambda config: config.family,
 )
