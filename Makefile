@@ -6,6 +6,8 @@
 VENV := .venv
 # Huge pages for large arrays: fresh memory costs less, so training steps on CPUs are faster (docs/speed.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+# Many containers set it. Each start would then compile all that it imports, which takes as long as importing it.
+unexport PYTHONDONTWRITEBYTECODE
 comma := ,
 # Two test processes, each file in one of them: most of the time is compilation, which uses one core.
 TEST_PROCESSES ?= --numprocesses=2 --dist=loadfile

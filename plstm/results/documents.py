@@ -2,12 +2,14 @@
 
     <!-- begin: table arrow-demo -->         the first grid of results/tables/arrow-demo.md, its links made relative
     <!-- end -->
-    <!--= FILE PLACE*FACTOR:FORMAT -->12.3<!--/-->      a number of a JSON or JSONL file; *FACTOR may be left out
+    <!--= FILE PLACE*FACTOR:FORMAT -->12.3<!--/-->      a number of a JSON, JSONL or CSV file; *FACTOR may be left out
 
 A place is a path such as `rows[grid=12,structure=general].ours.median_seconds`, or `rows.0.ratio` by position; of the
-runs in a JSONL file it begins with a choice, `[seed=43].record.metrics.last.test.accuracy`.
+runs in a JSONL file it begins with a choice, `[seed=43].record.metrics.last.test.accuracy`, and so it does of the rows
+in a table's CSV file, `[section=MUTAG,model=pLSTM].test_best`.
 """
 
+import csv
 import functools
 import json
 import os
@@ -64,10 +66,16 @@ def _first_grid(path: Path, folder: Path) -> str:
 @functools.lru_cache(maxsize=64)
 def _read(path: Path) -> Any:
     text = path.read_text(encoding="utf-8")
+    if path.suffix == ".csv":
+        return [{key: _as_number(cell) for key, cell in row.items()} for row in csv.DictReader(text.splitlines())]
     if path.suffix != ".jsonl":
         return json.loads(text)
     lines = map(json.loads, text.splitlines())
     return [line["record"] | line for line in lines]  # a run is chosen by fields of its record
+
+
+def _as_number(cell: str) -> float | str:
+    return json.loads(cell) if re.fullmatch(r"-?\d+(\.\d+)?(e[+-]?\d+)?", cell) else cell
 
 
 def find_value(node: Any, place: str) -> Any:

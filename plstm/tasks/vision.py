@@ -132,19 +132,22 @@ def draw_samples(
 
     samples: by split its first images, uint8 [n, S, S, 1 or 3], their batch and the logits [n, classes].
     """
-    counts = {name: min(SAMPLES, int(batch["mask"].sum())) for name, (_, batch, _) in samples.items()}
     with style():
-        axes = iter(_picture_grid(sum(counts.values()), columns=6, width=1.6, height=2.0))
-        for name, (pixels, batch, logits) in samples.items():
+        figure = new_figure(1.6 * SAMPLES, 2.0 * len(samples))
+        for line, (name, (pixels, batch, logits)) in enumerate(samples.items(), 1):
+            axis = figure.add_subplot(len(samples), 1, line)  # an axis for each image takes twice as long
             probabilities = np.asarray(jax.nn.softmax(logits))
-            for n in range(counts[name]):
-                axis, predicted = next(axes), int(np.argmax(probabilities[n]))
-                axis.imshow(np.asarray(pixels[n]), cmap="gray", vmin=0, vmax=255)
+            for n in range(min(SAMPLES, int(batch["mask"].sum()))):
+                left, right, predicted = n + 0.02, n + 0.98, int(np.argmax(probabilities[n]))
+                axis.imshow(np.asarray(pixels[n]), cmap="gray", vmin=0, vmax=255, extent=(left, right, 0, 0.96))
+                axis.plot([left, right, right, left, left], [0, 0, 0.96, 0.96, 0], color="0.6", lw=0.6)
                 mark, colour = ("✓", RIGHT) if predicted == batch["label"][n] else ("✗", WRONG)
                 title = f"{mark} {class_names[predicted]} {probabilities[n, predicted]:.2f}"
-                axis.set_title(title, color=colour, fontsize=9, pad=3)
-                axis.set_xlabel(f"{name} {n}", fontsize=8, color="0.3")
-        return save(axis.figure, path)[:1]
+                axis.text(n + 0.5, 0.99, title, color=colour, fontsize=9, ha="center", va="bottom")
+                axis.text(n + 0.5, -0.04, f"{name} {n}", fontsize=8, color="0.3", ha="center", va="top")
+            axis.set(xlim=(0, SAMPLES), ylim=(-0.16, 1.12), aspect="equal")
+            axis.axis("off")
+        return save(figure, path)[:1]
 
 
 def draw_gating(model: nnx.Module, image: jax.Array, path: Path) -> list[Path]:
