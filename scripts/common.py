@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -36,7 +37,8 @@ def positive(text: str) -> int:
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
     """Writes JSON with the command that was typed and where it ran; `results` may name these differently."""
-    command = shlex.join(["python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    script = os.path.relpath(Path(sys.argv[0]).resolve(), ROOT)
+    command = shlex.join(["python", script, *sys.argv[1:]])
     report = {"command": command, **describe_environment(ROOT), **results}
     with write_errors(path, "choose another --out"):
         write_file(path, (json.dumps(report, indent=2) + "\n").encode())
