@@ -32,6 +32,7 @@ class Measure(Strict):
 
 class Column(Measure):
     title: str
+    solved: float | None = None  # counts the seeds that reach it; a number as the table shows it
 
 
 class Select(Measure):

@@ -108,6 +108,9 @@ def _cell_line(table: TableDefinition, group: Group, cell: Cell, cost: CostOf | 
         line[f"{table.columns[0].name}_max"] = cell.means[table.columns[0].name].max() if cell.runs else None
     for name in [column.name for column in table.columns if table.seed_values or table.took_off is not None]:
         line[f"{name}_each"] = ", ".join(f"{value:.{table.digits}f}" for value in cell.means[name]) or None
+    for column in table.columns:
+        if column.solved is not None and cell.runs:
+            line[f"{column.name}_solved"] = f"{(cell.means[column.name] >= column.solved).sum()} of {len(cell.means)}"
     line |= _paper_line(table, cell.row, cell.section)
     for name in (column.name for column in table.columns):
         ours, paper = line.get(f"{name}_max", line[name]), line[f"{name}_paper"]
@@ -171,6 +174,8 @@ def _columns(table: TableDefinition, lines: list[Line]) -> dict[str, tuple[str, 
             own[f"{column.name}_deviation"] = f"± over {keys}", digits
         if table.seed_values and column is table.columns[0]:
             own |= {f"{column.name}_max": ("Highest", digits), f"{column.name}_each": ("Each seed", "")}
+        if column.solved is not None:
+            own[f"{column.name}_solved"] = f"Seeds from {column.solved:g}", ""
         own |= {f"{column.name}_paper": ("Paper", digits), f"{column.name}_difference": ("Difference", f"+{digits}")}
     hours = "Hours a run", ".2g" if table.average_over else ".2f"
     rest = {"examples_per_second": ("Examples/s", ".0f"), "hours": hours, "commits": ("Commit", "")}

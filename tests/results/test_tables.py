@@ -63,6 +63,17 @@ def test_seeds_that_took_off_are_counted_and_listed_where_they_are_far_apart(arr
     assert (line["took_off"], line["test_ext_each"]) == ("3 of 3", "0.700, 0.750, 0.800")
 
 
+def test_seeds_that_reach_a_column_s_bound_are_counted(arrow, add, tmp_path):
+    first, *others = arrow.columns
+    table = arrow.model_copy(update={"columns": [first.model_copy(update={"solved": 0.95}), *others]})
+    for seed, test in ((43, 0.95), (44, 0.94), (45, 0.99)):
+        add(seed=seed, val=0.9, test=test, test_ext=0.7)
+    text = rendered(table, tmp_path)
+    assert dict(cells_of(text["md"], "pLSTM"))["Seeds from 0.95"] == "2 of 3"
+    assert dict(cells_of(text["md"], "ViT"))["Seeds from 0.95"] == DASH
+    assert csv_lines(text["csv"])["pLSTM", "0.0001"]["test_solved"] == "2 of 3"
+
+
 def test_baselines_stand_below_chance(arrow, tmp_path):
     assert "baselines (baselines/arrow-192.json, not measured yet)" in rendered(arrow, tmp_path)["md"]
     path = tmp_path / "baselines/arrow-192.json"
