@@ -97,7 +97,7 @@ class TableDefinition(Strict):
     choose_once: bool = False  # other seeds run only the chosen value, once one seed has all
     require: dict[str, Any] = {}  # config key -> the value that every run must have
     baselines: str | None = None  # a path below the results folder
-    chance: float | None = None
+    chance: float | dict[str, float] | None = None  # or by section
     notes: list[str] = []
     figure: Figure = Figure()
     percent: bool = False  # shows 100 times the metrics
@@ -219,7 +219,8 @@ class _Baselines(BaseModel):
 def read_baselines(table: TableDefinition, results_dir: Path) -> list[dict[str, Any]]:
     """Entries {"name", split or section: value, ...}: chance, then the baseline file's. UserError for another form."""
     keys = map(str, table.section_values) if table.sections else (column.split for column in table.columns)
-    chance = [] if table.chance is None else [{"name": "chance", **dict.fromkeys(keys, table.chance)}]
+    values = table.chance if isinstance(table.chance, dict) else dict.fromkeys(keys, table.chance)
+    chance = [] if table.chance is None else [{"name": "chance", **values}]
     if table.baselines is None:
         return chance
     path = results_dir / table.baselines

@@ -133,7 +133,8 @@ def _baseline_line(table: TableDefinition, entry: dict[str, Any], section: Any) 
     line = {"section": section, "model": entry["name"]}
     for column in table.columns:
         value = entry.get(str(section) if table.sections else column.split)
-        is_other = column.metric != PRIMARY_METRIC or (table.sections and column.split != table.columns[0].split)
+        is_primary = column.metric.partition("@")[0] == PRIMARY_METRIC  # also at one length
+        is_other = not is_primary or (table.sections and column.split != table.columns[0].split)
         line[column.name] = None if value is None or is_other else table.scale * value
     return line
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from data.tokens import TASKS
 from plstm.errors import UserError
 from plstm.results.definitions import load_table
 from plstm.results.records import read_records
@@ -141,3 +142,12 @@ def test_published_numbers_of_a_section_by_column(tmp_path):
     (tmp_path / "tokens.yaml").write_text(text.replace("majority: {test_rescaled@2048", "majority: {rescaled@2048"))
     with pytest.raises(UserError, match=r"paper.majority.rescaled@2048 of xLSTM\[1:0\] must be"):
         load_table(tmp_path / "tokens.yaml")
+
+
+def test_chance_of_each_section_stands_in_every_column_of_accuracy(tmp_path):
+    table = load_table(CONFIGS / "tables/tokens-reduced.yaml")
+    classes = {name: TASKS[name].classes for name in table.section_values}
+    assert {name: round(1 / value) for name, value in table.chance.items()} == classes
+    lines = rendered(table, tmp_path)["md"].splitlines()
+    (line,) = [line for line in lines[lines.index("## S3") :][:30] if line.startswith("| chance")][:1]
+    assert line.count("0.167") == 3
