@@ -1,6 +1,6 @@
 """The fifteen formal languages of `data.languages`: train on short rows, test on rows up to twelve times as long.
 
-A batch is a dictionary of NumPy arrays, all rows of one length, padded to the widths of the longest:
+A batch is a dictionary of NumPy arrays, all rows of one length, padded to the widths of the longest, or of the half:
 
     tokens int8 [rows, N]     a row's T tokens, then blanks, in whose L steps the answer is due
     length, steps int32 [rows]  T and T + L
@@ -96,8 +96,8 @@ class LanguageTask(StreamTask):
 
     def draw_batch(self, step: int) -> Batch:
         rng, data = RandomState((self.config.seed, step)), self.config.data
-        length = rng.randint(1, data.max_length + 1)
-        return self._batch(rng, length, self.config.optim.batch_size, data.max_length)
+        length, half = rng.randint(1, data.max_length + 1), -(-data.max_length // 2)
+        return self._batch(rng, length, self.config.optim.batch_size, half if length <= half else data.max_length)
 
     def draw_at(self, split: str, length: int) -> Batch:
         data = self.config.data
