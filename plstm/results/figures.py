@@ -178,7 +178,9 @@ def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
             axis.grid(axis="y", color="0.92", lw=0.7)
         for axis in axes[len(sections) :]:
             axis.set_visible(False)
-        figure.supxlabel("Length", fontsize=9)
+        for axis in axes[max(len(sections) - columns, 0) : len(sections)]:
+            axis.set_xlabel("Length")
+            axis.tick_params(labelbottom=True)
         figure.supylabel("Accuracy", fontsize=9)
         legend_below(figure, axes[: len(sections)])
         return save(figure, results_dir / "figures" / f"{table.name}-lengths")
