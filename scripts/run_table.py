@@ -50,6 +50,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-runs", type=positive, help="start at most this many processes")
     parser.add_argument("--processes", type=positive, help="how many run side by side (a core each; on GPUs 1)")
     parser.add_argument("--sections", metavar="A,B", help="only these sections of the table")
+    parser.add_argument("--seeds", metavar="N,M", help="only these seeds")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records, tables and figures")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of runs")
     arguments = parser.parse_intermixed_args()
@@ -58,14 +59,16 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def planned_jobs(table: TableDefinition, sections: str | None) -> list[sweeps.Job]:
-    """The jobs of these sections, of all where none is named; UserError for one that the table does not have."""
-    known = [str(value) for value in table.section_values if table.sections]
-    wanted = sections.split(",") if sections else known
-    if unknown := [name for name in wanted if name not in known]:
-        raise UserError(f"--sections: {unknown[0]!r} is no section of table {table.name}: {', '.join(known)}")
+def planned_jobs(table: TableDefinition, sections: str | None, seeds: str | None) -> list[sweeps.Job]:
+    """The jobs of these sections and seeds, all where none is named; UserError for one that the table does not have."""
     runs = sweeps.planned_runs(table)
-    return sweeps.jobs(table, [run for run in runs if not wanted or str(run.values[table.sections]) in wanted])
+    for option, key, wanted in (("sections", table.sections, sections), ("seeds", "seed", seeds)):
+        if wanted is not None:
+            known = [str(value) for value in table.sweep.get(key, ())]
+            if unknown := [name for name in wanted.split(",") if name not in known]:
+                raise UserError(f"--{option}: {unknown[0]!r} is none of table {table.name}: {', '.join(known)}")
+            runs = [run for run in runs if str(run.values[key]) in wanted.split(",")]
+    return sweeps.jobs(table, runs)
 
 
 @functools.cache
@@ -104,7 +107,7 @@ def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
     started, superfluous = sweeps.started_runs(table, arguments.runs), superfluous_runs(table, records)
     hardware = query_hardware()
     unfinished, costs, finished, saved = [], [], 0, 0
-    for job in planned_jobs(table, arguments.sections):
+    for job in planned_jobs(table, arguments.sections, arguments.seeds):
         left = tuple(run for run in job.runs if run.key not in found)
         finished += len(job.runs) - len(left)
         if not left:

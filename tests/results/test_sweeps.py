@@ -129,7 +129,7 @@ def test_dry_run_lists_every_run(add, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [("arrow", "--sections", "val"), ("graphs", "--sections", "MUTAG,PTC")]
+    [("arrow", "--sections", "val"), ("graphs", "--sections", "MUTAG,PTC"), ("arrow", "--seeds", "43,7")]
     + [("arrow", override) for override in ("seed=1", "data.size=48", "fast", "model.dtype=float32")],
 )
 def test_options_and_overrides_that_are_not_for_the_table_are_refused(tmp_path, options):
@@ -139,15 +139,15 @@ def test_options_and_overrides_that_are_not_for_the_table_are_refused(tmp_path, 
 
 @pytest.fixture
 def project(tmp_path):
-    """Function of a table and a body: how to run the table where `train.py` has this body."""
+    """Function of a table, a body and options: how to run the table where `train.py` has this body."""
 
-    def start(table, body):
+    def start(table, body, *options):
         (tmp_path / "scripts").mkdir()
         (tmp_path / "scripts/run_table.py").write_text((ROOT / "scripts/run_table.py").read_text())
         (tmp_path / "configs").symlink_to(ROOT / "configs")
         (tmp_path / "train.py").write_text(body)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "scripts/run_table.py", table]
+        command = [sys.executable, "scripts/run_table.py", table, *options]
         return {"args": command, "cwd": tmp_path, "env": environment, "text": True, "stdout": subprocess.PIPE}
 
     return start
@@ -169,7 +169,7 @@ write_record(example_record(given["experiment"], table={table!r}, init_from=star
 
 
 def test_runs_what_is_missing_and_goes_on_after_a_failure(project, tmp_path):
-    command = project("arrow-demo", TRAIN.format(root=str(ROOT), table="arrow-demo"))
+    command = project("arrow-demo", TRAIN.format(root=str(ROOT), table="arrow-demo"), "--seeds", "43")
     (tmp_path / "fails").write_text("demo/plstm")
     done = subprocess.run(**command)
     assert done.returncode == 1
