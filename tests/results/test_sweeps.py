@@ -289,7 +289,7 @@ def test_a_run_a_device_is_compared_with_one_on_all_by_finished_runs(arrow):
 @pytest.mark.parametrize(("devices", "lines"), [(1, 0), (4, 1)])
 def test_the_dry_run_says_how_to_use_several_gpus(arrow, tmp_path, monkeypatch, capsys, devices, lines):
     monkeypatch.setattr(run_table, "query_hardware", lambda: HARDWARE | {"device_count": devices})
-    options = SimpleNamespace(results=tmp_path, runs=tmp_path, sections=None, overrides=[])
+    options = SimpleNamespace(results=tmp_path, runs=tmp_path, sections=None, seeds=None, overrides=[])
     run_table.list_jobs(arrow, options)
     assert capsys.readouterr().out.count("4 devices: --processes 4 trains a run on each") == lines
 
