@@ -20,7 +20,7 @@ import jax
 from plstm.errors import run_script
 from plstm.ops.grid import STRUCTURES
 from plstm.training.environment import keep_freed_memory
-from scripts.benchmarks import baselines, languages, models, operators, sequences, steps
+from scripts.benchmarks import baselines, languages, models, operators, runs, sequences, steps
 from scripts.common import ROOT, Parser, positive, write_results
 
 SUBJECTS = {  # functions of the repeats and of the subject's options, which yield rows
@@ -35,7 +35,8 @@ SUBJECTS = {  # functions of the repeats and of the subject's options, which yie
     "memory": models.measure_memory,
     "graphs": models.measure_epochs,
     "data": models.measure_views,
-    "run": models.measure_runs,
+    "run": runs.measure_runs,
+    "start": runs.measure_start,
     "steps": steps.measure_steps,
     "baselines": baselines.measure_baselines,
 }

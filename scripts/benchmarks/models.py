@@ -1,15 +1,11 @@
-"""Training pLSTM against other models in the same loop: steps on images, epochs on graphs, and whole runs, with start,
-evaluation and checkpoints; and how many augmented views one core makes a second."""
+"""Training pLSTM against other models in the same loop, steps on images and epochs on graphs; and how many augmented
+views one core makes a second."""
 
 import itertools
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -23,11 +19,9 @@ from PIL import Image
 from data import decoding
 from data.augment.recipes import RECIPES
 from data.augment.views import augment, view_rng
-from plstm.errors import UserError
 from plstm.models import VisionConfig, build_model
 from plstm.models.flops import forward_flops
 from plstm.ops.grid import plstm2d
-from plstm.results.records import read_records
 from plstm.runs.programs import compose_experiment
 from plstm.tasks import TASKS
 from plstm.training.meshes import Layout, make_mesh
@@ -35,7 +29,6 @@ from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import evaluate, init_state, make_predict, make_train_step
 from scripts.benchmarks import operators as ops
 from scripts.benchmarks.operators import Row, alternate, compile_step, ratio, timing
-from scripts.common import ROOT
 from scripts.make_photos import draw, encode
 
 MODELS = {
@@ -182,35 +175,6 @@ def measure_epochs(repeats: int, sets=("MUTAG",), models=GRAPH_MODELS) -> Iterat
             row = timing(seconds)
             compiling = epochs[model].first_epoch_seconds - row["median_seconds"]
             yield {"set": data_set, "model": model, "steps": epochs[model].steps, **row, "compile_seconds": compiling}
-
-
-# ---------------------------------------------------------------------- whole runs
-EXPERIMENTS = {"pLSTM": "demo/plstm", "ViT": "demo/vit"}
-
-
-def run_once(experiment: str, epochs: float, overrides: Sequence[str]) -> dict[str, float]:
-    """One run in a folder of its own: its seconds, those of its training steps alone, and examples a second."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "train.py"), f"experiment={experiment}", "logger.mode=disabled"]
-        command += [f"optim.epochs={epochs}", f"optim.warmup_epochs={epochs / 10}"]
-        command += [f"paths.{name}={folder}/{name}" for name in ("runs", "results")] + list(overrides)
-        start = time.perf_counter()
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        seconds = time.perf_counter() - start
-        if done.returncode:
-            last = done.stderr.strip().rpartition("\n")[-1]
-            raise UserError(f"train.py experiment={experiment} ended with status {done.returncode}: {last}")
-        (record,) = read_records(Path(folder, "results"))
-    examples, rate = record.steps * record.config["optim"]["batch_size"], record.examples_per_second
-    return {"seconds": seconds, "step_seconds": examples / rate, "examples_per_second": rate}
-
-
-def measure_runs(repeats: int, epochs=0.5, overrides=()) -> Iterator[Row]:
-    """Whole runs of train.py on some epochs of the demo's images, pLSTM against ViT; the first ones fill the caches."""
-    row = {}
-    for name, runs in alternate(EXPERIMENTS, repeats, lambda name: run_once(name, epochs, overrides)).items():
-        row[name] = {"medians": {key: statistics.median(run[key] for run in runs) for key in runs[0]}, "runs": runs}
-    yield row | {"ratio": row["pLSTM"]["medians"]["seconds"] / row["ViT"]["medians"]["seconds"]}
 
 
 # ---------------------------------------------------------------------- augmented views of ImageNet-like photographs

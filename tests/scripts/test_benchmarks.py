@@ -172,3 +172,12 @@ def test_pr_lstm_is_compared_with_lstm(tmp_path):
     assert [row["pr_lstm"]["products_in_sequence"] for row in rows[:2]] == [1 + 2 * (3 + 3) + 1, 1 + 2 * (4 + 4) + 1]
     assert [row["lstm"]["products_in_sequence"] for row in rows[:2]] == [1 + 9 + 1, 1 + 16 + 1]
     assert all(row["ratio"] > 0 for row in rows[:2]) and rows[3]["steps_per_second"] > 0
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_run_are_timed(tmp_path):
+    (row,) = measured("start", tmp_path / "start.json")["rows"]
+    (run,) = row["runs"]
+    parts = [seconds for name, seconds in run.items() if name.startswith("to ")]
+    assert len(parts) == 7 and min(parts) > 0 and sum(parts) == pytest.approx(run["seconds"])
+    assert sum(parts[:5]) == pytest.approx(run["before the first step"])
