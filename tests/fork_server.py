@@ -135,6 +135,7 @@ def _watch(plan: Plan) -> None:
 
 
 def _child(arguments: list[str], output: str, plan: dict | None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup, which trainings respect
     written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for descriptor, target in ((written, 1), (written, 2), (os.open(os.devnull, os.O_RDONLY), 0)):
         os.dup2(descriptor, target)
