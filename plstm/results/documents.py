@@ -85,5 +85,5 @@ def find_value(node: Any, place: str) -> Any:
             node = node[int(key)] if isinstance(node, list) else node[key]
         if choice:
             wanted = dict(part.split("=") for part in choice.split(","))
-            node = next(row for row in node if all(str(row[name]) == value for name, value in wanted.items()))
+            node = next(row for row in node if all(str(row.get(name)) == value for name, value in wanted.items()))
     return node
