@@ -18,7 +18,7 @@ def fill(tmp_path):
     """Function of a document's text: the text filled in, beside results with a benchmark, a record and a table."""
     (tmp_path / "results/tables").mkdir(parents=True)
     (tmp_path / "docs").mkdir()
-    rows = [{"grid": 24, "kind": "as given"}, {"grid": 12, "kind": "as given", "ours": {"seconds": 1.23456}}]
+    rows = [{"grid": 24}, {"model": "other"}, {"grid": 12, "kind": "as given", "ours": {"seconds": 1.23456}}]
     (tmp_path / "results/b.json").write_text(json.dumps({"rows": rows}))
     for seed in (43, 44):
         write_record(example_record(seed=seed, test=seed / 100), example_curve(0.9), tmp_path / "results")
