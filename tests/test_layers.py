@@ -16,7 +16,8 @@ LAYERS = [
     ["plstm.config"],
     ["plstm.runs"],
     ["plstm.results"],
-    ["train", "eval", "scripts"],
+    ["train", "eval"],
+    ["scripts"],
 ]
 ALONE = {"data": "plstm.errors", "plstm.ops": "plstm.errors"}  # all that these may import of the project
 LEVELS = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

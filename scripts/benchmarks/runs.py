@@ -1,5 +1,5 @@
 """Whole runs of train.py, each in its own process: pLSTM against ViT with start, evaluation and checkpoints, and the
-parts of a small run, whose processes run this file.
+parts of a small run.
 """
 
 import json
@@ -9,10 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from plstm.errors import UserError
 from plstm.results.records import read_records
@@ -69,37 +68,8 @@ def parts_of_run(overrides: Sequence[str]) -> dict[str, float]:
     """The seconds of the parts of one run, in the order of time, and their sums."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.time()
-        _, printed = run_script("scripts/benchmarks/runs.py", folder, overrides)
+        _, printed = run_script("scripts/benchmarks/noted_run.py", folder, overrides)
         ended = time.time()
     times = {"began": began, **json.loads(printed.splitlines()[-1]), "the end": ended}
     parts = {f"to {name}": times[name] - times[before] for before, name in pairwise(times)}
     return parts | {"before the first step": times["the first step"] - began, "seconds": ended - began}
-
-
-def train_noting_times() -> None:
-    """Does what train.py does; then prints a JSON line of the times at which it came to its parts."""
-    import train  # here, because the import is one of the parts
-
-    times = {"the imports": time.time()}
-
-    def note(name: str, owner: Any, function: str) -> None:
-        """Notes when `function` is called for the first time."""
-        original: Callable = getattr(owner, function)
-
-        def noting(*arguments: Any, **options: Any) -> Any:
-            times.setdefault(name, time.time())
-            return original(*arguments, **options)
-
-        setattr(owner, function, noting)
-
-    note("the config", train, "start")
-    note("the data", train, "compile_programs")
-    note("the model", train, "Checkpoints")
-    note("the first step", train.MetricAverager, "add")
-    note("the last checkpoint", train.Interrupt, "leave_at_once")
-    train.run_entry(train.main, train.Config)
-    print(json.dumps(times))
-
-
-if __name__ == "__main__":
-    train_noting_times()
