@@ -50,6 +50,7 @@ class LanguageTask(StreamTask):
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
+        super().check(config)
         data = config.data
         known, longest = ", ".join(LANGUAGES), f"must be above data.max_length={data.max_length} and at most 2048"
         fits = all(1 <= length <= data.longest for length in data.ext_lengths) and data.ext_lengths
@@ -62,18 +63,11 @@ class LanguageTask(StreamTask):
             ("data.every", data.every >= 1, "must be at least 1"),
             ("data.ext_lengths", bool(fits), f"must be lengths from 1 to data.longest={data.longest}"),
             ("data.eval_rows", whole, f"must be a multiple of {cls.batch_rows}, or less than that"),
-            ("data.eval_seed", data.eval_seed >= 0, "must be at least 0"),
-            ("init_from", config.init_from is None, "these models start anew; leave it out"),
-            ("optim.label_smoothing", config.optim.label_smoothing == 0, "this task has none; leave it at 0"),
         )
-
-    @classmethod
-    def name_parts(cls, config: RunConfig) -> tuple[str, ...]:
-        return (config.data.name,)
 
     def __init__(self, config: RunConfig):
         super().__init__(config)
-        self.language, self.eval_rows = LANGUAGES[config.data.name], config.data.eval_rows
+        self.language = LANGUAGES[config.data.name]
         self.sizes = {"vocabulary": self.language.vocabulary, "classes": self.language.classes}
 
     # ------------------------------------------------------------------ data

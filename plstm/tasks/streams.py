@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from plstm.tasks.base import Task
+from plstm.errors import require
+from plstm.tasks.base import RunConfig, Task
 from plstm.training.meshes import Layout
 from plstm.training.steps import Batch
 
@@ -79,11 +80,24 @@ def by_length(metric: tuple[jax.Array, jax.Array], batch: Batch, groups: int) ->
 
 
 class StreamTask(Task):
-    """Subclasses fill in `draw_batch`, `lengths` and `draw_at`, and set `eval_rows` and perhaps `batch_rows`."""
+    """Subclasses fill in `draw_batch`, `lengths` and `draw_at`, and perhaps set `batch_rows`. Their data have a `name`,
+    `eval_rows`, of each length, and `eval_seed`."""
 
     unit = "sequences"
-    eval_rows: int  # of each length
     batch_rows: int = 64  # of an evaluation batch
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        require(
+            config,
+            ("data.eval_seed", config.data.eval_seed >= 0, "must be at least 0"),
+            ("init_from", config.init_from is None, "these models start anew; leave it out"),
+            ("optim.label_smoothing", config.optim.label_smoothing == 0, "this task has none; leave it at 0"),
+        )
+
+    @classmethod
+    def name_parts(cls, config: RunConfig) -> tuple[str, ...]:
+        return (config.data.name,)
 
     def draw_batch(self, step: int) -> Batch:
         """The training batch of a step: NumPy arrays [optim.batch_size, ...]."""
@@ -101,9 +115,8 @@ class StreamTask(Task):
         return STEPS_PER_EPOCH * self.config.optim.batch_size
 
     def split(self, name: str) -> LengthSplit:
-        return LengthSplit(
-            lambda length: self.draw_at(name, length), self.lengths(name), self.eval_rows, self.batch_rows
-        )
+        rows = self.config.data.eval_rows
+        return LengthSplit(lambda length: self.draw_at(name, length), self.lengths(name), rows, self.batch_rows)
 
     def batches(self, layout: Layout) -> StreamBatches:
         return StreamBatches(self.draw_batch, layout.place_rows)

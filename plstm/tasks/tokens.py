@@ -41,6 +41,7 @@ class TokenTask(StreamTask):
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
+        super().check(config)
         data = config.data
         require(data, *one_of(data, name=tuple(TOKEN_TASKS), supervision=("all", "last")), prefix="data.")
         shortest, longest = TOKEN_TASKS[data.name].shortest, LONGEST // FACTORS[-1]
@@ -49,18 +50,11 @@ class TokenTask(StreamTask):
             config,
             ("data.length", shortest <= data.length <= longest, fits),
             ("data.eval_rows", 1 <= data.eval_rows <= 2**20, "must be at least 1 and at most 2^20"),
-            ("data.eval_seed", data.eval_seed >= 0, "must be at least 0"),
-            ("init_from", config.init_from is None, "these models start anew; leave it out"),
-            ("optim.label_smoothing", config.optim.label_smoothing == 0, "this task has none; leave it at 0"),
         )
-
-    @classmethod
-    def name_parts(cls, config: RunConfig) -> tuple[str, ...]:
-        return (config.data.name,)
 
     def __init__(self, config: RunConfig):
         super().__init__(config)
-        self.task, self.eval_rows = TOKEN_TASKS[config.data.name], config.data.eval_rows
+        self.task = TOKEN_TASKS[config.data.name]
         self.sizes = {"vocabulary": self.task.vocabulary, "classes": self.task.classes}
 
     # ------------------------------------------------------------------ data
@@ -78,7 +72,7 @@ class TokenTask(StreamTask):
 
     def draw_at(self, split: str, length: int) -> Batch:
         rng = RandomState((self.config.data.eval_seed, self.splits.index(split), length))
-        return self._batch(rng, length, self.eval_rows)
+        return self._batch(rng, length, self.config.data.eval_rows)
 
     def _batch(self, rng: RandomState, length: int, rows: int) -> Batch:
         tokens = self.task.draw(rng, length, rows)
