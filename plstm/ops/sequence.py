@@ -96,10 +96,10 @@ def plstm1d_tracking(
     _check_tracking(arrays)
     chunk, dtype, axis = check_chunk(chunk, q.shape[-3]), accumulation_dtype(*arrays.values()), q.ndim - 3
     inputs = cast((q * q.shape[-2] ** -0.5, *list(arrays.values())[1:]), dtype)
-    state = jnp.zeros((*q.shape[:-3], q.shape[-2], v.shape[-2], transition.shape[-1]), dtype)
+    state = jnp.zeros((*q.shape[:-3], transition.shape[-1], q.shape[-2], v.shape[-2]), dtype)
     short = q.shape[-3] < 4 * transition.shape[-1] ** 3
     if method == "recurrent" or (method == "auto" and short):
-        return scan_steps(_tracking_step, state, inputs, axis).astype(v.dtype)
+        return _track_by_steps(state, *inputs, axis).astype(v.dtype)
     gatings = _chunk_gatings(inputs[3:], axis, chunk)
     return scan_chunks(_tracking_chunk, state, inputs[:3], axis, chunk, gatings).astype(v.dtype)
 
@@ -124,13 +124,20 @@ def _check_tracking(arrays: dict[str, Array]) -> None:
         check_shape(name, arrays[name], f"[..., T, {axes}]", (*lead, *shape))
 
 
+def _track_by_steps(state, q, k, v, source, transition, mark, direct, axis):
+    """Token by token; the state [..., J_T, d_k, d_v]. Steps compute only what needs the state."""
+    read = scan_steps(_tracking_step, state, (q, k, product("...skl,...vl->...skv", source, v), transition), axis)
+    own = product("...ojkl,...jk->...ol", direct, product("...aj,...ak->...jk", q, k))
+    return product("...ojs,...jsv->...vo", mark, read) + product("...ol,...vl->...vo", own, v)
+
+
 def _tracking_step(cell, inputs):
-    """One token; the state [..., d_k, d_v, J_T]."""
-    q, k, v, source, transition, mark, direct = inputs
-    read = product("...aj,...ojs,...avs->...vo", q, mark, cell)
-    own = product("...aj,...ojkl,...ak,...vl->...vo", q, direct, k, v)
-    write = product("...skl,...ak,...vl->...avs", source, k, v)
-    return product("...sr,...avr->...avs", transition, cell) + write, read + own
+    """One token: the next state, and what q reads of this one, [..., J_Q, J_T, d_v]."""
+    q, k, written, transition = inputs
+    read = product("...aj,...sav->...jsv", q, cell)
+    rows = cell.reshape(*cell.shape[:-2], -1)  # one long axis: XLA's CPU backend multiplies it several times faster
+    kept = product("...sr,...rx->...sx", transition, rows).reshape(cell.shape)
+    return kept + product("...ak,...skv->...sav", k, written), read
 
 
 def _tracking_chunk(cell, inputs):
@@ -138,9 +145,9 @@ def _tracking_chunk(cell, inputs):
     q, k, v, gating, mark, source, transition = inputs
     weights = product("...taj,...sak->...jkts", q, k)[..., None, :, :, None, :, :] * gating
     out = product("...olts,...svl->...tvo", weights.sum((-5, -4)), v)
-    out = out + product("...taj,...tojr,...avr->...tvo", q, mark, cell)
-    write = product("...rkls,...sak,...svl->...avr", source, k, v)
-    return product("...sr,...avr->...avs", transition, cell) + write, out
+    out = out + product("...taj,...tojr,...rav->...tvo", q, mark, cell)
+    write = product("...rkls,...sak,...svl->...rav", source, k, v)
+    return product("...sr,...rav->...sav", transition, cell) + write, out
 
 
 def _chunk_gatings(gates: tuple[Array, ...], axis: int, chunk: int) -> tuple[Array, ...]:

@@ -94,7 +94,7 @@ def uncomposable(error: Exception, words: list[str]) -> str:
     changed = [word for word in words if word.lstrip("+").startswith("augment.")]
     if changed and "NoneType" in str(error):
         return f"{printable(changed[0])[:200]}: there is no augmentation to change; choose one{_listed('augment')}"
-    return f"{printable(' '.join(words))[:200]}: cannot be composed ({' '.join(str(error).split())})"
+    return f"{printable(' '.join(words))[:200]}: cannot be composed ({_one_line(error)})"
 
 
 def quote_ids(word: str) -> str:
@@ -119,7 +119,7 @@ def check_overrides(overrides: list[str]) -> None:
         try:
             (override,) = OverridesParser.create().parse_overrides([word])
         except HydraException as error:
-            why = " ".join(str(error).split())[:120]
+            why = _one_line(error)[:120]
             hint = "quote a value with special characters twice, 'key=\"value\"'"
             raise UserError(f"{printable(word)[:200]}: cannot be read ({why}); {hint}") from error
         key, value = override.key_or_group, None if override.is_delete() else override.value()
@@ -213,7 +213,12 @@ def explain(error: Exception, entry: type) -> str:
     if value := re.search(r"([^\n]+)\n\s*full_key: (\S+)", text):
         why = "must have a value, and not null" if value[1].endswith("is not Optional") else value[1].strip()
         return f"{value[2]}: {why}"
-    return " ".join(str(error).split())
+    return _one_line(error)
+
+
+def _one_line(error: Exception) -> str:
+    """What Hydra says, which may quote all that was typed."""
+    return " ".join(str(error).split())[:300]
 
 
 def _nearest(word: str, choices: list[str]) -> str:

@@ -14,7 +14,7 @@ import pytest
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import HealthCheck, Phase, event, example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -191,6 +191,7 @@ LONG = {"suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, P
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(command_lines())
+@example(("imagenet", ["+seed=" + "x" * 300]))
 def test_any_command_line_starts_or_is_refused_in_one_line(try_out, case):
     try_out(case)
 
