@@ -45,7 +45,7 @@ def linear(dim_in: int, dim_out: int, *, kernel_init=KERNEL_INIT, **options) -> 
 def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, use_bias: bool = True, **options) -> nnx.Linear:
     """A linear layer whose kernel and bias start uniform within 1 / sqrt(dim_in), as PyTorch's do."""
     start = uniform_within(1 / math.sqrt(dim_in))
-    return nnx.Linear(dim_in, dim_out, use_bias=use_bias, kernel_init=start, bias_init=start, rngs=rngs, **options)
+    return linear(dim_in, dim_out, use_bias=use_bias, kernel_init=start, bias_init=start, rngs=rngs, **options)
 
 
 class PatchEmbedding(nnx.Module):

@@ -28,7 +28,7 @@ ROPE_BASE = 10_000.0
 def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, start: nnx.Initializer | None = None, **options) -> nnx.Linear:
     """A linear map without a bias, unless `use_bias`."""
     start, options = start or uniform_within(1 / math.sqrt(dim_in)), {"use_bias": False} | options
-    return nnx.Linear(dim_in, dim_out, kernel_init=start, rngs=rngs, **options)
+    return linear(dim_in, dim_out, kernel_init=start, rngs=rngs, **options)
 
 
 @jax.custom_vjp
