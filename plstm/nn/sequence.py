@@ -35,7 +35,7 @@ def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, start: nnx.Initializer | No
 def causal_conv(x: jax.Array, weight: jax.Array) -> jax.Array:
     """y_t = sum_j weight[j] x_(t - 3 + j), zeros before the first token: x [..., T, dim], weight [4, dim] -> as x.
 
-    XLA's CPU backend is several times slower in JAX's own gradient."""
+    Reverse-mode derivatives only: on CPUs JAX's own gradient takes several times as long."""
     return _sum_of_shifts(x, weight, (WIDTH - 1, 0))
 
 
@@ -44,7 +44,7 @@ def _sum_of_shifts(x: jax.Array, weight: jax.Array, padding: tuple[int, int]) ->
 
 
 def _shifts(x: jax.Array, padding: tuple[int, int]) -> list[jax.Array]:
-    """x [..., T, dim], padded along T by 3 zeros in all, from its first four places on."""
+    """x [..., T, dim] padded along T, the T tokens from each of the first four places on."""
     padded = jnp.pad(x, (*((0, 0),) * (x.ndim - 2), padding, (0, 0)))
     return [padded[..., j : j + x.shape[-2], :] for j in range(WIDTH)]
 
