@@ -31,6 +31,7 @@ class Rows(NamedTuple):
 
 def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, use_bias: bool = True) -> nnx.Linear:
     start = nnx.initializers.truncated_normal(1 / math.sqrt(dim_in))
+    # Not `plstm.nn.layers.linear`: its rounding depends on the number of rows, and padding must not change a bit.
     return nnx.Linear(dim_in, dim_out, use_bias=use_bias, kernel_init=start, rngs=rngs)
 
 

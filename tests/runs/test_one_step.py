@@ -14,7 +14,6 @@ from tests.config.test_experiments import EXPERIMENTS, start_of
 # Without weight decay, which moves parameters that have no gradient.
 SMALL = ["debug=smoke", "optim.batch_size=8", "optim.weight_decay=0"]
 OWN = {"vision": ["model.dim=16", "model.heads=2"], "graph": ["model.dim=16"], "vil": ["model.dim=16"]}  # by family
-IMAGES = ("ablation/", "arrow/", "balanced/", "demo/", "imagenet/", "reduced/")  # whose data are made in a folder
 # LAMB, binary cross entropy, mixing, stochastic depth, LayerScale; other tests train pLSTM and GIN.
 QUICK = ["imagenet/vit_s"]
 
@@ -24,8 +23,9 @@ QUICK = ["imagenet/vit_s"]
 )
 def test_one_step_changes_every_parameter_that_it_should(composed, tmp_path_factory, name):
     words = [f"experiment={name}", *SMALL, *start_of(name)]
-    words += OWN.get(composed(*words).model.family, [])
-    words += [f"data.root={tmp_path_factory.getbasetemp()}"] if name.startswith(IMAGES) else []
+    node = composed(*words)
+    words += OWN.get(node.model.family, [])
+    words += [f"data.root={tmp_path_factory.getbasetemp()}"] if node.task in ("arrow", "imagenet") else []
     config = to_config(composed(*words))
     task, layout = TASKS[config.task](config), Layout(make_mesh(config.optim.batch_size))
     programs = compile_programs(shared_config(config), 20, 20, 0)
