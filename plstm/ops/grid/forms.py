@@ -17,8 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from plstm.ops.common import in_place, product
-from plstm.ops.grid import oracle
-from plstm.ops.grid.oracle import GridGates, mirror, mirror_gates
+from plstm.ops.grid.oracle import GridGates, mirror, mirror_gates, scan_sources
 from plstm.ops.sequence import segment_products
 
 
@@ -69,7 +68,7 @@ def single_path(gates: GridGates, direct: Array) -> Array:
 
 def source_scan(gates: GridGates, direct: Array) -> Array:
     """Any 2x2 transition: node by node."""
-    return _add_direct(oracle.source_scan(gates), direct)
+    return _add_direct(scan_sources(gates), direct)
 
 
 def _add_direct(matrix: Array, direct: Array) -> Array:

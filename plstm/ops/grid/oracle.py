@@ -69,7 +69,7 @@ def plstm2d_oracle(q: Array, k: Array, v: Array, gates: GridGates, direct: Array
     return jnp.moveaxis(hidden, (0, 1), (-3, -2)) + direct_term(q, k, v, direct, scale)
 
 
-def source_scan(gates: GridGates) -> Array:
+def scan_sources(gates: GridGates) -> Array:
     """G [..., N, N], target rows and source columns: each node emits a unit signal of its own, so that an edge's state
     has, instead of d_k x d_v numbers, its weight on each of the N source nodes."""
     *lead, _, height, width = gates.s_r.shape
@@ -82,7 +82,7 @@ def source_scan(gates: GridGates) -> Array:
 
 def gating_matrix_oracle(gates: GridGates) -> Array:
     """The gating matrix of Equation 3, as `plstm.ops.grid.gating_matrix`: [..., Y, X, Y, X], source, then target."""
-    matrix = source_scan(gates).swapaxes(-1, -2)
+    matrix = scan_sources(gates).swapaxes(-1, -2)
     return matrix.reshape(*matrix.shape[:-2], *gates.s_r.shape[-2:] * 2)
 
 
