@@ -99,5 +99,5 @@ def run_script(main: Callable[[], int | None]) -> NoReturn:
         try:
             sys.exit(main())
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {printable(str(error))}", file=sys.stderr)
             sys.exit(2)

@@ -47,6 +47,7 @@ def entry(tmp_path, monkeypatch, capsys):
         (["m.del.method=auto"], ["m.del.method", "did you mean model.method?"]),
         (["+optim.momentum=0.9"], ["optim.momentum", "no such key"]),
         (["seed=abc"], ["seed", "abc"]),
+        (["seed=${oc.env:\x1b[31mX}"], ["seed: ", r"\x1b"]),
         (["seed=null"], ["seed: must have a value, and not null"]),
         (["augment.mixup=1"], ["augment.mixup=1: there is no augmentation to change; choose one; there are", "deit3"]),
         (["experiment=graphs/gin", "hydra.mode=RUN", "data.fold_seed=-1"], ["data.fold_seed=-1: must be at least 0"]),
@@ -75,7 +76,8 @@ def test_train_names_the_key_and_leaves_nothing_but_an_empty_run_folder(entry, t
 
 def assert_refused(ended: tuple[int, str], parts: list[str]) -> None:
     status, message = ended
-    assert status == 2 and message.startswith("error: ") and message.count("\n") == 1, message
+    assert status == 2 and message.startswith("error: ") and message.endswith("\n"), message
+    assert message[:-1].isprintable(), message
     assert all(part in message for part in parts), message
 
 

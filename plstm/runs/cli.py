@@ -93,8 +93,8 @@ def run_entry(main: Callable[[], Any], entry: type) -> None:
 def uncomposable(error: Exception, words: list[str]) -> str:
     changed = [word for word in words if word.lstrip("+").startswith("augment.")]
     if changed and "NoneType" in str(error):
-        return f"{printable(changed[0])[:200]}: there is no augmentation to change; choose one{_listed('augment')}"
-    return f"{printable(' '.join(words))[:200]}: cannot be composed ({_one_line(error)})"
+        return f"{changed[0][:200]}: there is no augmentation to change; choose one{_listed('augment')}"
+    return f"{' '.join(words)[:200]}: cannot be composed ({_one_line(error)})"
 
 
 def quote_ids(word: str) -> str:
@@ -121,14 +121,14 @@ def check_overrides(overrides: list[str]) -> None:
         except HydraException as error:
             why = _one_line(error)[:120]
             hint = "quote a value with special characters twice, 'key=\"value\"'"
-            raise UserError(f"{printable(word)[:200]}: cannot be read ({why}); {hint}") from error
+            raise UserError(f"{word[:200]}: cannot be read ({why}); {hint}") from error
         key, value = override.key_or_group, None if override.is_delete() else override.value()
         if override.is_delete() and not key.startswith("hydra"):
             raise UserError(f"{word}: nothing can be taken away; set {key} to the value that it should have")
         names = value if isinstance(value, list) else [] if value is None else [value]
         good = all(isinstance(name, str | Sweep) for name in names)
         if key and (CONFIGS / key).is_dir() and ("${" in word or not good):
-            raise UserError(f"{printable(word)[:200]}: there is no such choice{_listed(key)}")
+            raise UserError(f"{word[:200]}: there is no such choice{_listed(key)}")
 
 
 def check_workers(overrides: list[str], config: Config) -> None:
@@ -175,9 +175,10 @@ def _is_job() -> bool:
 
 
 def _fail(message: str) -> NoReturn:
+    message = printable(message)  # it may quote what was typed
     if not jax.distributed.is_initialized():
         if _is_job():
-            job = " ".join(HydraConfig.get().overrides.task)
+            job = printable(" ".join(HydraConfig.get().overrides.task))
             print(f"error: {job}: {message}", file=sys.stderr, flush=True)
             JobFailed.all.append(message)
             raise JobFailed(f"{job}: {message}")
@@ -197,7 +198,7 @@ def explain(error: Exception, entry: type) -> str:
         key = unknown[2] or unknown[1]
         if (whole := re.search(r"Could not override '([^']+)'", text)) and whole[1].startswith(f"{key}."):
             key = whole[1]  # what was typed, of which only the first part was looked for
-        key = printable(key)[:200]
+        key = key[:200]
         if key in known_keys(entry):
             return f"{key}: not a key of this run's data or model; choose other data=... or model=..."
         return f"{key}: there is no such key{_nearest(key, known_keys(entry))}"
@@ -206,7 +207,7 @@ def explain(error: Exception, entry: type) -> str:
             return "hydra/launcher: this one needs the Slurm plugin; install it: make setup EXTRA=slurm"
         group, _, name = option[1].partition("/")
         nearest = _nearest(name, _choices(group))
-        return f"{group}={printable(name)[:200]}: there is no such choice{nearest}{_listed(group)}"
+        return f"{group}={name[:200]}: there is no such choice{nearest}{_listed(group)}"
     if group := re.search(r"Merge error: (\w+) is not a subclass of (\w+)", text):
         key = _groups(entry).get(group[2], group[2])
         return f"{key}: is a group of keys and cannot be a value ({group[1]}); set its keys, {key}.<key>=..."
