@@ -94,7 +94,7 @@ table-tokens-reduced: $(READY) ## Run what is missing of the REDUCED table of co
 	$(PY) scripts/run_table.py tokens-reduced $(ARGS)
 
 .PHONY: table-tracking
-table-tracking: $(READY) ## Run what is missing of the REDUCED table of pLSTM's state tracking (100 runs of up to ten minutes)
+table-tracking: $(READY) ## Run what is missing of the REDUCED table of longer state tracking (120 runs of up to ten minutes)
 	$(PY) scripts/run_table.py tracking $(ARGS)
 
 .PHONY: table-languages

@@ -81,13 +81,14 @@ def majorities(rows: np.ndarray) -> np.ndarray:
 
 
 def draw_powers(symbols: int, rng: RandomState, length: int, rows: int) -> np.ndarray:
-    """A run of each symbol, then pads: half of the rows have equal runs, of n ~ U{1 .. T div symbols}; in the others
-    the later runs are uniform, too, drawn again while all are equal."""
-    longest = length // symbols
-    runs = np.repeat(rng.randint(1, longest + 1, (rows, 1)), symbols, axis=1)
-    wrong = rng.randint(0, 2, rows) == 0
-    while (bad := wrong & (runs == runs[:, :1]).all(1)).any():
-        runs[bad, 1:] = rng.randint(1, longest + 1, (bad.sum(), symbols - 1))
+    """A run of each symbol, then pads. Half of the rows have equal runs, of n ~ U{2 .. T div symbols}. The others are
+    as long, but one of their runs differs from the rest: where a row ends tells nothing, and all runs are needed."""
+    n = rng.randint(2, length // symbols + 1, rows)
+    rest = rng.randint(1, (symbols * n - 1) // (symbols - 1))  # from 1 to what leaves one for the run that differs
+    rest += rest >= n  # but not n
+    rest = np.where(rng.randint(0, 2, rows) == 0, n, rest)
+    runs = np.repeat(rest[:, None], symbols, axis=1)
+    runs[np.arange(rows), rng.randint(0, symbols, rows)] = symbols * n - (symbols - 1) * rest
     ends = np.cumsum(runs, axis=1)
     return (np.arange(length) >= ends[..., None]).sum(1).astype(np.int8)
 
@@ -101,10 +102,9 @@ def are_powers(symbols: int, rows: np.ndarray) -> np.ndarray:
 
 
 def is_powers(symbols: int, text: str) -> bool:
-    """Whether the task has the row: a run of each symbol, none above T div symbols, then pads."""
-    longest = len(text) // symbols
-    runs = "".join(f"{symbol}{{1,{longest}}}" for symbol in range(symbols))
-    return longest > 0 and re.fullmatch(f"{runs}{symbols}*", text) is not None
+    """Whether the task has the row: a run of each symbol, then pads."""
+    runs = "".join(f"{symbol}+" for symbol in range(symbols))
+    return re.fullmatch(f"{runs}{symbols}*", text) is not None
 
 
 def powers_task(name: str, symbols: int) -> TokenTask:

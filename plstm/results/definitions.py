@@ -36,7 +36,8 @@ class Column(Measure):
 
 
 class Select(Measure):
-    """Choose one value of the swept key `over` for each row and section: the one of the highest mean over seeds."""
+    """Choose one value of the swept key `over` for each row and section: the one of the highest mean over seeds, of a
+    loss the lowest."""
 
     over: str
 
@@ -89,8 +90,9 @@ class TableDefinition(Strict):
     sweep: dict[str, list[Any]]  # config key -> values run for every row
     sections: str | None = None  # the swept key that has a part of the table for each value
     section_titles: dict[str, str] = {}
+    overview: str | None = None  # with sections: the name of the column that the overview shows, else the first
     stages: list[Stage] = []  # what to run, in this order; without: every row times every swept value
-    seed_values: bool = False  # also shows the highest of the seeds and each of them
+    seed_values: bool = False  # also shows the highest of the seeds and, for the first column, each of them
     average_over: list[str] = []  # the swept keys that a seed is averaged over
     select: Select | None = None
     took_off: float | None = None  # with `select`: counts the seeds above it, and notes them where they are far apart
@@ -131,6 +133,10 @@ class TableDefinition(Strict):
     def section_values(self) -> list[Any]:
         return self.sweep[self.sections] if self.sections else [None]
 
+    @property
+    def overview_column(self) -> Column:
+        return next((column for column in self.columns if column.name == self.overview), self.columns[0])
+
     def section_title(self, section: Any) -> str:
         return self.section_titles.get(str(section), str(section)) if self.sections else ""
 
@@ -160,6 +166,8 @@ class TableDefinition(Strict):
         if self.sections and (self.costs or self.figure.panels):
             raise ValueError("key sections are not for a table with costs or figure.panels")
         columns = {column.name for column in self.columns}
+        if self.overview not in {None, *(columns if self.sections else ())}:
+            raise ValueError(f"key overview must be one of {', '.join(sorted(columns))}, in a table with sections")
         published = sections if self.sections else columns
         published = {*published, *([self.chosen_name] if self.select else []), *(COSTS if self.costs else ())}
         published |= {"took_off"} if self.took_off is not None else set()

@@ -214,7 +214,7 @@ class Group:
     """The cells of a row and section, one for each value of `select.over`."""
 
     cells: list[Cell]
-    chosen: Cell  # of the highest mean of `select` over the shared seeds, or over all seeds where none is shared
+    chosen: Cell  # of the best mean of `select` over the shared seeds, or over all seeds where none is shared
     shared_seeds: set[str]  # of all cells with whole seeds
     needed: list[Cell]  # to run: with `choose_once`, the chosen one as soon as all cells share a seed
 
@@ -256,7 +256,8 @@ def _choose(table: TableDefinition, cells: list[Cell]) -> Group:
     shared = set.intersection(*(set(cell.means.index) for cell in candidates)) if candidates else set()
 
     def score(cell: Cell) -> float:
-        return cell.means.loc[sorted(shared) or slice(None), table.select.name].mean()
+        mean = cell.means.loc[sorted(shared) or slice(None), table.select.name].mean()
+        return -mean if table.select.metric == "loss" else mean
 
     chosen = max(candidates, key=score) if candidates and table.select else cells[0]
     is_settled = table.choose_once and shared and len(candidates) == len(cells)

@@ -105,7 +105,7 @@ def _cell_line(table: TableDefinition, group: Group, cell: Cell, cost: CostOf | 
         line["took_off"] = f"{far} of {len(cell.means)}" if cell.runs else None
         line["took_off_paper"] = cell.row.paper.get("took_off")
     if table.seed_values:
-        line[f"{table.columns[0].name}_max"] = cell.means[table.columns[0].name].max() if cell.runs else None
+        line |= {f"{column.name}_max": cell.means[column.name].max() if cell.runs else None for column in table.columns}
     for name in [column.name for column in table.columns if table.seed_values or table.took_off is not None]:
         line[f"{name}_each"] = ", ".join(f"{value:.{table.digits}f}" for value in cell.means[name]) or None
     for column in table.columns:
@@ -144,7 +144,7 @@ def _markdown(table: TableDefinition, lines: list[Line], notes: list[str]) -> st
     columns = _columns(table, lines)
     text = [f"# {table.title}", "", table.caption.strip(), ""]
     if table.sections:
-        what = table.columns[0].title.lower() + ", the highest of the seeds" * table.seed_values
+        what = table.overview_column.title.lower() + ", the highest of the seeds" * table.seed_values
         text += [f"Ours (paper), {what}:", "", *_pipes(_overview(table, lines))]
     for section in table.section_values:
         text += ["", f"## {table.section_title(section)}", ""] if table.sections else []
@@ -158,7 +158,7 @@ def _markdown(table: TableDefinition, lines: list[Line], notes: list[str]) -> st
 
 def _columns(table: TableDefinition, lines: list[Line]) -> dict[str, tuple[str, str]]:
     """Part of a line -> title and number format; without those of the paper where it has nothing for any line."""
-    digits = f".{table.digits}f"
+    digits, known = f".{table.digits}f", {key for line in lines for key, value in line.items() if value is not None}
     sizes = {"epochs": ("Epochs", ".4g"), "parameters": ("Parameters", ",")}
     if table.costs:
         sizes = {"pixels": ("Pixels", "d")} | sizes | {"parameters_paper": ("Parameters (paper)", "")}
@@ -173,15 +173,16 @@ def _columns(table: TableDefinition, lines: list[Line]) -> dict[str, tuple[str, 
         if table.average_over:
             keys = ", ".join(key.split(".")[-1] for key in table.average_over)
             own[f"{column.name}_deviation"] = f"± over {keys}", digits
+        if table.seed_values and (column is table.columns[0] or f"{column.name}_paper" in known):
+            own[f"{column.name}_max"] = "Highest", digits
         if table.seed_values and column is table.columns[0]:
-            own |= {f"{column.name}_max": ("Highest", digits), f"{column.name}_each": ("Each seed", "")}
+            own[f"{column.name}_each"] = "Each seed", ""
         if column.solved is not None:
             own[f"{column.name}_solved"] = f"Seeds from {column.solved:g}", ""
         own |= {f"{column.name}_paper": ("Paper", digits), f"{column.name}_difference": ("Difference", f"+{digits}")}
     hours = "Hours a run", ".2g" if table.average_over else ".2f"
     rest = {"examples_per_second": ("Examples/s", ".0f"), "hours": hours, "commits": ("Commit", "")}
     found = {"link": ("Model", "")} | (sizes | own if table.costs else own | sizes) | rest
-    known = {key for line in lines for key, value in line.items() if value is not None}
     return {
         key: column
         for key, column in found.items()
@@ -210,7 +211,7 @@ def _text(table: TableDefinition, line: Line, name: str, form: str) -> str:
 def _overview(table: TableDefinition, lines: list[Line]) -> list[list[str]]:
     """A line a model and a column a section, or the other way round where there are more sections than models, then the
     averages of what has all sections."""
-    name = table.columns[0].name
+    name = table.overview_column.name
     grid = [["Model", *map(table.section_title, table.section_values), "AVG"]]
     for row in table.rows:
         own = {line["section"]: line for line in lines if line["model"] == row.name}

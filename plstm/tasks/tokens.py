@@ -38,6 +38,7 @@ class TokenTask(StreamTask):
     data_schema = TokenData
     inputs = "tokens"
     splits = ("val", "test")
+    batch_rows = 16  # attention needs 3 GiB for so many rows of 2,048
 
     @classmethod
     def check(cls, config: RunConfig) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
@@ -52,15 +52,20 @@ def word(runs, length):
 
 
 def test_rows_and_how_often_they_are_drawn():
-    """Half of the rows are balanced, each number of them as often; the others are uniform."""
-    for name, length, symbols in (("anbn", 7, 2), ("anbncn", 8, 3)):
-        longest, drawn = length // symbols, TASKS[name].draw(RandomState(0), length, 6000)
+    """Of each length that equal runs can have, half of the rows have them; the others have one run that differs."""
+    for name, length, symbols in (("anbn", 9, 2), ("anbncn", 14, 3)):
+        shares, totals = defaultdict(float), range(2 * symbols, length + 1, symbols)
+        for total in totals:
+            every = itertools.product(range(1, total), repeat=symbols)
+            shares[word([total // symbols] * symbols, length)] = 1 / len(totals) / 2
+            wrong = [runs for runs in every if sum(runs) == total and len(set(runs)) == 2]
+            for runs in wrong:
+                shares[word(runs, length)] = 1 / len(totals) / 2 / len(wrong)
+        drawn = TASKS[name].draw(RandomState(0), length, 20_000)
         counts = Counter("".join(map(str, row)) for row in drawn)
-        every = list(itertools.product(range(1, longest + 1), repeat=symbols))
-        assert set(counts) == {word(runs, length) for runs in every}
-        for runs in every:
-            share = 1 / longest if len(set(runs)) == 1 else 1 / (len(every) - longest)
-            assert abs(counts[word(runs, length)] / 3000 - share) < 5 * (share / 3000) ** 0.5
+        assert set(counts) == set(shares) and sum(shares.values()) == pytest.approx(1)
+        for row, share in shares.items():
+            assert abs(counts[row] / 20_000 - share) < 5 * (share / 20_000) ** 0.5
     for name in ("parity", "z5", "s3", "a5", "s5", "majority"):
         drawn = TASKS[name].draw(RandomState(0), 9, 4000)
         shares = np.bincount(drawn.ravel(), minlength=TASKS[name].vocabulary) / drawn.size
@@ -98,7 +103,7 @@ def test_labels_by_applying_permutations_one_by_one(name):
         (["sample", "a4"], "error: task a4: choose one of parity, z5, s3, a5, s5, majority, anbn, anbncn"),
         (["sample", "anbncn", "--length", "5"], "error: --length 5: must be from 6 to 2048"),
         (["answer", "s3", "6"], "error: token 6: the tokens of s3 are 0 to 5"),
-        (["answer", "anbn", *"0001"], "error: tokens 0 0 0 1: anbn has no such row of length 4"),
+        (["answer", "anbn", *"0000"], "error: tokens 0 0 0 0: anbn has no such row of length 4"),
         (["answer", "anbncn", *"012301"], "error: tokens 0 1 2 3 0 1: anbncn has no such row of length 6"),
     ],
 )
