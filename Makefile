@@ -137,7 +137,7 @@ baselines: $(READY) ## Measure the accuracy of shortcuts on arrow pointing and f
 	  --out results/baselines/arrow-balanced-48.json
 
 .PHONY: table-reduced
-table-reduced: $(READY) ## Run what is missing of the REDUCED arrow table (seven small models, 35 runs, about nine hours on 2 cores)
+table-reduced: $(READY) ## Run what is missing of the REDUCED arrow table (eleven small models, 55 runs, some 30 hours on 2 cores)
 	$(PY) scripts/run_table.py arrow-reduced $(ARGS)
 
 .PHONY: table-balanced

@@ -81,14 +81,14 @@ def load_answer(run: str, runs: Path) -> tuple[Config, Path, Answer]:
     config = load_config(folder)
     if config.task != "arrow":
         raise UserError(f"{folder}: this run's task is {config.task}; probes are for arrow pointing")
-    graphdef, params = nnx.split(from_checkpoint(folder), nnx.Param)
+    graphdef, weights = nnx.split(from_checkpoint(folder))
     predict = make_predict(graphdef, TASKS["arrow"](config).logits)
 
     def answer(arrows: Arrow, canvas: Canvas) -> np.ndarray:
         each = (Arrow(*(value.item() for value in arrow)) for arrow in zip(*arrows, strict=True))
         bits = np.stack([pack(render(arrow, canvas)) for arrow in each])
         batches = PackedSplit(bits, np.zeros(len(bits), np.uint8), canvas.size).batches(config.optim.batch_size)
-        return np.concatenate([np.asarray(predict(params, batch)).argmax(-1)[batch["mask"]] for batch in batches])
+        return np.concatenate([np.asarray(predict(weights, batch)).argmax(-1)[batch["mask"]] for batch in batches])
 
     return config, folder, answer
 

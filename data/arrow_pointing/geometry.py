@@ -1,7 +1,7 @@
 """The arrow-pointing images (arXiv 2506.11997, Section 4.1 and Appendix G.2): their distribution, pixels and splits.
 
 An image shows one arrow and one filled circle, black on white; label 1 means that the arrow points at the circle.
-Of the two distributions, `LAWS`, "paper" is the paper's; with "balanced" no part of the geometry tells the label.
+Of the two distributions, `LAWS`, "paper" is the paper's; with "balanced" parts of the geometry hardly tell the label.
 Image `i` of a split has a random stream of its own, so any image can be drawn alone, the same on every machine.
 """
 

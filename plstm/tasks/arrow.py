@@ -23,7 +23,7 @@ class ArrowData:
     classes: int = 2  # always
     size: int = 192  # pixels a side; the extrapolation splits have twice that
     scale: float = 1.0  # of the objects: 1 is the paper's
-    law: str = "paper"  # of the geometries; or "balanced": no part of the geometry tells the label
+    law: str = "paper"  # of the geometries; or "balanced": parts of the geometry hardly tell the label
     train_images: int = 100_000  # of one epoch
     eval_images: int | None = None  # of each evaluation split; null: the paper's counts
     train_seed: int = MISSING  # of the training images; the run's seed unless set

@@ -11,7 +11,7 @@ import optax
 from plstm.training.steps import named_leaves
 
 # Weight decay applies to linear layers and gates; not to biases, norms, scales, positions and the class token.
-DECAYED = {"kernel", "weight", "node_weight", "edge_weight"}
+DECAYED = ("kernel", "weight")  # the last words of their names, or of a module's that holds them
 
 
 @dataclass
@@ -54,7 +54,7 @@ def epoch_schedule(config: OptimConfig, steps_per_epoch: int) -> optax.Schedule:
 
 def decay_mask(params: Any) -> Any:
     """A tree like `params`: True where weight decay (and LAMB's trust ratio) applies."""
-    decays = [not DECAYED.isdisjoint(name.split(".")) for name in named_leaves(params)]
+    decays = [any(part.rpartition("_")[2] in DECAYED for part in name.split(".")) for name in named_leaves(params)]
     return jax.tree.unflatten(jax.tree.structure(params), decays)
 
 

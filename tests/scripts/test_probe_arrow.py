@@ -1,9 +1,15 @@
 """Altered images: the geometry's label is the data's own, and each alteration changes what it says it does."""
 
+from pathlib import Path
+
+import jax
 import numpy as np
 import pytest
 
 from data.arrow_pointing.geometry import LAWS, Arrow, ArrowVariant, Canvas, render, sample_parameters
+from plstm.runs.programs import compose_experiment
+from plstm.tasks import TASKS
+from scripts import probe_arrow
 from scripts.probe_arrow import PROBES, true_label
 from scripts.shortcut_baselines import NO_LABEL, by_distance, distances, draw_geometries
 
@@ -73,3 +79,13 @@ def test_bands_of_distance_hold_every_image_once(arrows):
     np.testing.assert_allclose([row["from_pixels"] for row in rows], [n * reach / 4 for n in range(2, 9)])
     far = distances(arrows) >= reach
     assert sum(row["images"] for row in rows[2:]) == far.sum()
+
+
+def test_a_model_with_statistics_answers_on_a_canvas_larger_than_that_of_its_training(arrows, monkeypatch):
+    config = compose_experiment("reduced/efficientnet", "optim.batch_size=3")
+    monkeypatch.setattr(probe_arrow, "find_run", lambda run, runs: runs)
+    monkeypatch.setattr(probe_arrow, "load_config", lambda folder: config)
+    monkeypatch.setattr(probe_arrow, "from_checkpoint", lambda _: TASKS["arrow"](config).build_model(jax.random.key(0)))
+    *_, answer = probe_arrow.load_answer("a run", Path())
+    answers = answer(Arrow(*(value[:5] for value in arrows)), Canvas(64, 0.25))
+    assert answers.shape == (5,) and set(answers.tolist()) <= {0, 1}

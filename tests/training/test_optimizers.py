@@ -8,6 +8,9 @@ import pytest
 from flax import nnx
 
 from plstm.models import VisionConfig, build_model
+from plstm.runs.cli import CONFIGS
+from plstm.runs.programs import compose_experiment
+from plstm.tasks import TASKS
 from plstm.training.optimizers import OptimConfig, build_optimizer, decay_mask, epoch_schedule, learning_rate_schedule
 from plstm.training.steps import named_leaves
 
@@ -52,6 +55,21 @@ def test_only_kernels_and_gate_weights_decay(kind):
     mask = named_leaves(decay_mask(params))
     for decays in names:
         assert {name.split(".")[-1] for name in mask if mask[name] is decays} == names[decays]
+
+
+def test_all_models_decay_the_same_kinds_of_matrices():
+    """A tensor of two or more axes decays unless it is an embedding, a decay of a state, a skip, a bias or a scale."""
+    kept = {"embedding", "position", "log_a", "log_left", "log_top", "skip"}
+    for path in sorted((CONFIGS / "experiment").glob("*reduced/*.yaml")):
+        mask, shapes = mask_of(f"{path.parent.name}/{path.stem}")
+        whole = {name.rpartition(".")[2] for name in mask if not mask[name] and len(shapes[name].shape) > 1}
+        assert all(name in kept or name.endswith(("bias", "scale")) for name in whole), (path, whole)
+
+
+def mask_of(experiment):
+    config = compose_experiment(experiment)
+    params = nnx.state(nnx.eval_shape(lambda: TASKS[config.task](config).build_model(jax.random.key(0))), nnx.Param)
+    return named_leaves(decay_mask(params)), named_leaves(params)
 
 
 def draw(seed, scale=1.0):
