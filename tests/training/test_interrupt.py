@@ -8,6 +8,14 @@ from plstm.training.processes import Interrupt
 from tests.commands import begin, end
 
 
+@pytest.fixture(autouse=True)
+def heeded():
+    """A hang-up counts, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_is_a_request_and_a_second_ctrl_c_ends_it(number):
     before = signal.getsignal(number)
