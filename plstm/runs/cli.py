@@ -175,7 +175,7 @@ def _is_job() -> bool:
 
 
 def _fail(message: str) -> NoReturn:
-    message = printable(message)  # it may quote what was typed
+    message = printable(message)  # which may quote what was typed
     if not jax.distributed.is_initialized():
         if _is_job():
             job = printable(" ".join(HydraConfig.get().overrides.task))
