@@ -239,11 +239,12 @@ def rotation(a: jax.Array, size: int) -> jax.Array:
         return jnp.stack([jnp.stack([jnp.cos(angle), jnp.sin(angle)]), jnp.stack([-jnp.sin(angle), jnp.cos(angle)])])
     generator = (a - a.swapaxes(0, 1)) / 16
     identity = jnp.eye(size, dtype=a.dtype).reshape(size, size, *(1,) * (a.ndim - 2))
-    total = identity
-    for order in range(7, 0, -1):  # 1 + g / 1 (1 + g / 2 (1 + ...))
-        total = identity + small_product(generator, jnp.broadcast_to(total, a.shape)) / order
-    for _ in range(4):
-        total = small_product(total, total)
+    # 1 + g / 1 (1 + g / 2 (1 + ...)), then its 16th power. Loops: XLA would compute products of products many times.
+    add_order = lambda total, order: (identity + small_product(generator, total) / order, None)  # noqa: E731
+    square = lambda total, _: (small_product(total, total), None)  # noqa: E731
+    orders = jnp.arange(7, 0, -1).astype(a.dtype)
+    total, _ = jax.lax.scan(add_order, jnp.broadcast_to(identity, a.shape), orders)
+    total, _ = jax.lax.scan(square, total, length=4)
     return total
 
 

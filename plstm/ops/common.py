@@ -98,9 +98,20 @@ def direct_term(q: Array, k: Array, v: Array, direct: Array, scale: float) -> Ar
     return (scale * direct * (q.astype(direct.dtype) * k).sum(-1))[..., None] * v
 
 
+@jax.custom_vjp
 def small_product(left: Array, right: Array) -> Array:
-    """Matrix products [I, J, ...] times [J, K, ...] -> [I, K, ...], written out: many tiny ones are slow otherwise."""
+    """Matrix products [I, J, ...] times [J, K, ...] -> [I, K, ...], written out: many tiny ones are slow otherwise.
+
+    Reverse-mode derivatives only: JAX's own are sums over axes of a few entries, which are slow on CPUs."""
     return sum(left[:, j, None] * right[j] for j in range(len(right)))
+
+
+def _small_product_backward(saved, cotangent):
+    left, right = saved
+    return small_product(cotangent, right.swapaxes(0, 1)), small_product(left.swapaxes(0, 1), cotangent)
+
+
+small_product.defvjp(lambda left, right: (small_product(left, right), (left, right)), _small_product_backward)
 
 
 def in_place(tensor: Array) -> Array:

@@ -97,8 +97,8 @@ def plstm1d_tracking(
     chunk, dtype, axis = check_chunk(chunk, q.shape[-3]), accumulation_dtype(*arrays.values()), q.ndim - 3
     inputs = cast((q * q.shape[-2] ** -0.5, *list(arrays.values())[1:]), dtype)
     state = jnp.zeros((*q.shape[:-3], transition.shape[-1], q.shape[-2], v.shape[-2]), dtype)
-    short = q.shape[-3] < 4 * transition.shape[-1] ** 3
-    if method == "recurrent" or (method == "auto" and short):
+    by_steps = transition.shape[-1] > 3 and q.shape[-3] < 256  # longer rows would keep many states
+    if method == "recurrent" or (method == "auto" and by_steps):
         return _track_by_steps(state, *inputs, axis).astype(v.dtype)
     gatings = _chunk_gatings(inputs[3:], axis, chunk)
     return scan_chunks(_tracking_chunk, state, inputs[:3], axis, chunk, gatings).astype(v.dtype)
@@ -172,8 +172,9 @@ def _chunk_gatings(gates: tuple[Array, ...], axis: int, chunk: int) -> tuple[Arr
 
     def step(state, inputs):
         (left, entering), (t, source, transition, mark, direct) = state, inputs
-        row = jnp.where(here == t, direct[..., None], small_product(mark[..., None], left))
-        left = jnp.where(here == t, source[..., None], small_product(transition[..., None], left))
+        to_all = lambda gate: jnp.broadcast_to(gate[..., None], (*gate.shape, chunk))  # noqa: E731
+        row = jnp.where(here == t, direct[..., None], small_product(to_all(mark), left))
+        left = jnp.where(here == t, source[..., None], small_product(to_all(transition), left))
         return (left, small_product(transition, entering)), (row, small_product(mark, entering))
 
     left = jnp.zeros((j_t, j_k * j_v, *lead, chunk), source.dtype)
