@@ -22,9 +22,11 @@ EXPERIMENTS = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in F
 ARROW = [name for name in EXPERIMENTS if name.startswith("arrow/")]
 GRAPHS = [name for name in EXPERIMENTS if name.startswith("graphs/")]
 TOKENS = [name for name in EXPERIMENTS if name.startswith(("tokens", "tracking"))]
+BALANCED = [name for name in EXPERIMENTS if name.startswith("balanced/")]
 LANGUAGES = [name for name in EXPERIMENTS if name.startswith("languages")]
 VISION = [name for name in EXPERIMENTS if name not in (*GRAPHS, *TOKENS, *LANGUAGES)]
-SHARED = {"languages/pr_lstm"}  # rows of two tables
+SHARED = {"languages/pr_lstm"}  # rows of two tables; so are the experiments that those of balanced images start from
+SHARED |= {name.replace("balanced", "reduced").removesuffix("_finetune") for name in BALANCED if "_finetune" in name}
 TABLELESS = {"balanced/plstm_full", "balanced/vit_full"}
 TABLELESS |= {"imagenet/efficientnet_b0", "imagenet/vil_t", "imagenet/mamba2d", "imagenet/2dmamba"}
 IMAGENET = [name for name in EXPERIMENTS if name.startswith(("imagenet/", "ablation/")) and name not in TABLELESS]
@@ -226,16 +228,14 @@ def test_arrow_pointing_follows_the_paper(configs, name):
     assert steps_of(configs[name]) == STEPS["arrow"]
 
 
-BALANCED = [name for name in EXPERIMENTS if name.startswith("balanced/")]
-
-
 @pytest.mark.parametrize("name", BALANCED)
 def test_balanced_experiments_differ_from_the_others_in_the_images_alone(configs, composed, name):
     group = "arrow" if name.endswith("_full") else "reduced"
-    model = name.removeprefix("balanced/").removesuffix("_full")
+    model = name.removeprefix("balanced/").removesuffix("_full").removesuffix("_finetune")
     other = to_config(composed(f"experiment={group}/{model}", f"optim.peak_lr={configs[name].optim.peak_lr}"))
     assert (other.data.law, configs[name].data.law) == ("paper", "balanced")
-    other.experiment, other.data.law = name, "balanced"
+    other.experiment, other.data.law, other.init_from = name, "balanced", configs[name].init_from
+    assert (configs[name].init_from is not None) == name.endswith("_finetune")
     assert plain_config(other) == plain_config(configs[name])
 
 
