@@ -90,8 +90,9 @@ def find_run(run: str, runs: Path, key: str = "run") -> Path:
         return runs / found[0]
     if found:
         raise UserError(f"{key}={run}: {len(found)} runs in {runs} begin so: {', '.join(found[:5])}")
-    listed = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
-    raise UserError(f"{key}={run}: no such run in {runs}; " + (f"there are {listed}" if known else "train one first"))
+    there_are = f"there are {', '.join(known[:8])}{', ...' * (len(known) > 8)}" if known else "train one first"
+    again = "to train one again that has a record, set paths.results to another folder"
+    raise UserError(f"{key}={run}: no such run in {runs}; {there_are}; {again}")
 
 
 def write_config(folder: Path, config: Config, overrides: list[str]) -> None:
