@@ -1,4 +1,4 @@
-"""Training steps of arrow pointing on one thread, by this code and by another checkout of it, each in its own process.
+"""Training steps on one thread, by this code and by another checkout of it, each in its own process.
 
     git worktree add /tmp/before <commit>
     python scripts/benchmark.py steps --against /tmp/before
@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
-import numpy as np
 
 from plstm.config import shared_config
 from plstm.runs.programs import Plan, compile_programs, compose_experiment
@@ -32,7 +31,7 @@ STEPS = 10  # of which the fastest counts
 def measure_steps(
     repeats: int, experiments=("reduced/plstm", "reduced/vit"), overrides=(), against=""
 ) -> Iterator[Row]:
-    """Steps of arrow pointing on one thread, in processor seconds, also of another checkout if one is given."""
+    """Training steps on one thread, in processor seconds, also of another checkout if one is given."""
     folders = {"here": ROOT} | ({"before": Path(against)} if against else {})
     for experiment in experiments:
         runs = {name: _start(folder, [experiment, *overrides]) for name, folder in folders.items()}
@@ -58,15 +57,14 @@ def _ask(run: subprocess.Popen) -> float:
 
 
 def serve(experiment: str, *overrides: str) -> None:
-    """Takes STEPS steps on random images for each line of standard input, and prints the seconds of the fastest."""
+    """Takes STEPS steps on a training batch for each line of standard input, and prints the seconds of the fastest."""
     keep_freed_memory()
     config = compose_experiment(experiment, *overrides)
-    task, batch_size = TASKS[config.task](config), config.optim.batch_size
-    plan, layout, rng = Plan.of(config, task), Layout(make_mesh(batch_size)), np.random.default_rng(0)
+    task = TASKS[config.task](config)
+    plan, layout = Plan.of(config, task), Layout(make_mesh(config.optim.batch_size))
     programs = compile_programs(shared_config(config), plan.steps, plan.steps_per_epoch, plan.warmup_steps)
     state = layout.place_state(init_state(task.build_model(0), programs.optimizer)[1])
-    bits = rng.integers(256, size=(batch_size, config.data.size**2 // 8), dtype=np.uint8)
-    batch = layout.place_rows({"image": bits, "label": rng.integers(2, size=batch_size, dtype=np.int32)})
+    batch = next(task.batches(layout).from_step(0))
     for _ in sys.stdin:
         seconds = []
         for _ in range(STEPS):
