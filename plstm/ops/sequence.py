@@ -97,7 +97,7 @@ def plstm1d_tracking(
     chunk, dtype, axis = check_chunk(chunk, q.shape[-3]), accumulation_dtype(*arrays.values()), q.ndim - 3
     inputs = cast((q * q.shape[-2] ** -0.5, *list(arrays.values())[1:]), dtype)
     state = jnp.zeros((*q.shape[:-3], transition.shape[-1], q.shape[-2], v.shape[-2]), dtype)
-    by_steps = transition.shape[-1] > 3 and q.shape[-3] < 256  # longer rows would keep many states
+    by_steps = transition.shape[-1] > 3 and q.shape[-3] < 256  # faster there; longer rows keep too many states
     if method == "recurrent" or (method == "auto" and by_steps):
         return _track_by_steps(state, *inputs, axis).astype(v.dtype)
     gatings = _chunk_gatings(inputs[3:], axis, chunk)

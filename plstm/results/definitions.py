@@ -60,7 +60,7 @@ class Row(Reference):
     init_from: str | None = None  # an earlier row's experiment, whose run of the same swept values this row fine-tunes
     require: dict[str, Any] = {}  # beside the table's
     sweep: dict[str, list[Any]] = {}  # some of the table's values
-    drawn: bool = True  # in figures
+    drawn: bool = True  # in figures; and shown in the table of altered images
     epochs: None = None
 
 

@@ -41,7 +41,8 @@ def render_table(
     frame = pd.DataFrame(texts, dtype=object)
     frame = frame.drop(columns=ONLY_SHOWN, errors="ignore").dropna(axis="columns", how="all")
     texts = {"md": text, "csv": frame.to_csv(index=False, lineterminator="\n")}
-    probes = render_probes(table, [group.chosen for group in groups], results_dir) if table.figure.sizes else {}
+    shown = [group.chosen for group in groups if table.figure.sizes and group.chosen.row.drawn]
+    probes = render_probes(table, shown, results_dir)
     return {results_dir / "tables" / f"{table.name}.{kind}": text.encode() for kind, text in texts.items()} | probes
 
 
