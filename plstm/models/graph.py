@@ -114,9 +114,10 @@ class LSTMCell(nnx.Module):
         self.own = dense(dim, 4 * dim, rngs)
         self.neighbour = dense(dim, 4 * dim, rngs, use_bias=False)
 
-    def __call__(self, h: jax.Array, c: jax.Array, edges: Neighbours) -> tuple[jax.Array, jax.Array]:
-        """h, c [N, dim] -> the next h, c."""
-        enter, keep, new, read = jnp.split(self.own(h) + self.neighbour(edges.mean(h)), 4, axis=-1)
+    def __call__(self, h: jax.Array | None, c: jax.Array, edges: Neighbours) -> tuple[jax.Array, jax.Array]:
+        """h, c [N, dim] -> the next h, c. h None: zero, as before the first step, without the products."""
+        gates = self.own.bias[...] if h is None else self.own(h) + self.neighbour(edges.mean(h))
+        enter, keep, new, read = jnp.split(gates, 4, axis=-1)
         c = jax.nn.sigmoid(keep) * c + jax.nn.sigmoid(enter) * jnp.tanh(new)
         return jax.nn.sigmoid(read) * jnp.tanh(c), c
 
@@ -230,7 +231,7 @@ class GNN(ReadoutModel):
         for layer in self.layers:
             h = layer(h, edges, train=key is not None)
         if self.cell is not None:
-            h, c = jnp.zeros_like(h), h
+            h, c = None, h
             for _ in range(self.depth):
                 h, c = self.cell(h, c, edges)
             h = jnp.tanh(c) if self.lstm_pool == "tanh_c" else h
