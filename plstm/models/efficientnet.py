@@ -1,6 +1,6 @@
 """EfficientNet (Tan and Le, 2019) as the paper's Figure 2 ran it: NVIDIA's B0, without stochastic depth.
 
-Feature maps are [channels, height, width, images]; see `plstm.nn.maps`.
+Feature maps are [height, width, images, channels]; see `plstm.nn.maps`.
 """
 
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ from flax import nnx
 from jax import Array
 
 from plstm.errors import one_of, positive, require
-from plstm.nn.layers import DTYPES
-from plstm.nn.maps import BatchNorm, Dense, depthwise, over_map, to_maps, windows
+from plstm.nn.layers import DTYPES, dense, linear
+from plstm.nn.maps import BatchNorm, depthwise, unfold
 from plstm.ops.common import HIGHEST
 
 MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
@@ -55,29 +55,30 @@ class EfficientNetConfig:
 class SqueezeExcite(nnx.Module):
     """Scales each channel of an image by a function of all channels' means."""
 
-    def __init__(self, channels: int, hidden: int, rngs: nnx.Rngs):
-        self.squeeze, self.excite = Dense(channels, hidden, rngs=rngs), Dense(hidden, channels, rngs=rngs)
+    def __init__(self, channels: int, hidden: int, *, dtype, rngs: nnx.Rngs):
+        make = partial(dense, rngs=rngs, dtype=dtype)
+        self.squeeze, self.excite = make(channels, hidden), make(hidden, channels)
 
     def __call__(self, x: Array) -> Array:
-        """[C, H, W, B] -> the same."""
-        return x * over_map(jax.nn.sigmoid(self.excite(jax.nn.silu(self.squeeze(x.mean((1, 2)))))))
+        """[H, W, B, C] -> the same."""
+        return x * jax.nn.sigmoid(self.excite(jax.nn.silu(self.squeeze(x.mean((0, 1))))))
 
 
 class MBConv(nnx.Module):
     """An inverted bottleneck: expand, filter each channel, squeeze and excite, project."""
 
-    def __init__(self, dim_in: int, dim_out: int, kernel: int, stride: int, expansion: int, rngs: nnx.Rngs):
+    def __init__(self, dim_in: int, dim_out: int, kernel: int, stride: int, expansion: int, *, dtype, rngs: nnx.Rngs):
         hidden, self.stride = dim_in * expansion, stride
-        dense = partial(Dense, kernel_init=HE, use_bias=False, rngs=rngs)
-        self.expand = dense(dim_in, hidden) if expansion > 1 else None
+        project = partial(linear, kernel_init=HE, use_bias=False, dtype=dtype, rngs=rngs)
+        self.expand = project(dim_in, hidden) if expansion > 1 else None
         self.expand_norm = BatchNorm(hidden) if expansion > 1 else None
         self.kernel = nnx.Param(HE(rngs.params(), (kernel, kernel, 1, hidden), jnp.float32))
         self.norm = BatchNorm(hidden)
-        self.excite = SqueezeExcite(hidden, max(1, dim_in // 4), rngs)
-        self.project, self.project_norm = dense(hidden, dim_out), BatchNorm(dim_out)
+        self.excite = SqueezeExcite(hidden, max(1, dim_in // 4), dtype=dtype, rngs=rngs)
+        self.project, self.project_norm = project(hidden, dim_out), BatchNorm(dim_out)
 
     def __call__(self, x: Array, train: bool) -> Array:
-        """[dim_in, H, W, B] -> [dim_out, ceil(H / stride), ceil(W / stride), B]."""
+        """[H, W, B, dim_in] -> [ceil(H / stride), ceil(W / stride), B, dim_out]."""
         y = x if self.expand is None else jax.nn.silu(self.expand_norm(self.expand(x), train))
         y = jax.nn.silu(self.norm(depthwise(y, self.kernel[...], self.stride), train))
         y = self.project_norm(self.project(self.excite(y)), train)
@@ -89,26 +90,25 @@ class EfficientNet(nnx.Module):
 
     def __init__(self, config: EfficientNetConfig, rngs: nnx.Rngs):
         self.dropout, self.dtype, dim = config.dropout, DTYPES[config.dtype], config.stem
-        dense = partial(Dense, kernel_init=HE, use_bias=False, rngs=rngs)
-        self.stem, self.stem_norm, self.blocks = dense(9 * config.channels, dim), BatchNorm(dim), nnx.List()
+        form = {"dtype": self.dtype, "rngs": rngs}
+        project = partial(linear, kernel_init=HE, use_bias=False, **form)
+        self.stem, self.stem_norm, self.blocks = project(9 * config.channels, dim), BatchNorm(dim), nnx.List()
         for kernel, stride, repeats, expansion, dim_out in config.stages:
             for n in range(repeats):
-                self.blocks.append(MBConv(dim, dim_out, kernel, 1 if n else stride, expansion, rngs))
+                self.blocks.append(MBConv(dim, dim_out, kernel, 1 if n else stride, expansion, **form))
                 dim = dim_out
-        self.features, self.features_norm = dense(dim, config.features), BatchNorm(config.features)
-        self.head = Dense(config.features, config.classes, rngs=rngs, precision=HIGHEST)
+        self.features, self.features_norm = project(dim, config.features), BatchNorm(config.features)
+        self.head = dense(config.features, config.classes, rngs, precision=HIGHEST)
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
-        """Normalised images [batch, height, width, channels] of any size -> float32 logits
-        [batch, classes]. `key` makes it a
-        training pass: batch statistics, which enter the running ones, and dropout."""
-        train, x = key is not None, to_maps(images).astype(self.dtype)
-        x = jnp.concatenate(windows(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), 3, stride=2))
-        x = jax.nn.silu(self.stem_norm(self.stem(x), train))
+        """Normalised images [batch, height, width, channels] of any size -> float32 logits [batch, classes]. `key`
+        makes it a training pass: batch statistics, which enter the running ones, and dropout."""
+        train, x = key is not None, images.transpose(1, 2, 0, 3).astype(self.dtype)
+        x = jax.nn.silu(self.stem_norm(self.stem(unfold(x, 3, 2, 1)), train))
         for block in self.blocks:
             x = block(x, train)
         x = jax.nn.silu(self.features_norm(self.features(x), train))
-        x = x.mean((1, 2), dtype=jnp.promote_types(x.dtype, jnp.float32))
+        x = x.mean((0, 1), dtype=jnp.promote_types(x.dtype, jnp.float32))
         if train and self.dropout:
             x = jnp.where(jax.random.bernoulli(key, 1 - self.dropout, x.shape), x / (1 - self.dropout), 0)
-        return self.head(x).T
+        return self.head(x)

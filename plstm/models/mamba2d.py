@@ -1,4 +1,7 @@
-"""Mamba2D (Baty et al., 2024) as the paper's Figure 2 ran it: the first release's backbone with a linear head."""
+"""Mamba2D (Baty et al., 2024) as the paper's Figure 2 ran it: the first release's backbone with a linear head.
+
+Feature maps are [height, width, images, channels]; see `plstm.nn.maps`.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -11,6 +14,7 @@ from jax import Array
 
 from plstm.errors import one_of, positive, require
 from plstm.nn.layers import DTYPES, MLP, dense, exact_gelu, norm, uniform_within
+from plstm.nn.maps import unfold
 from plstm.ops.common import HIGHEST
 from plstm.ops.mamba2d import mamba2d
 
@@ -81,12 +85,13 @@ class M2DMixer(nnx.Module):
         self.skip = nnx.Param(jnp.ones(inner))
 
     def __call__(self, x: Array) -> Array:
-        """[B, H, W, dim] -> the same."""
+        """[H, W, B, dim] -> the same."""
+        images_first = lambda x: x.transpose(2, 0, 1, 3)  # noqa: E731
         u = exact_gelu(self.enter(x))
         t, l, b, c = jnp.split(self.select(u), self.splits, axis=-1)  # noqa: E741 (top and left)
         steps = jax.nn.softplus(self.top(t)), jax.nn.softplus(self.left(l))
         a_t, a_l = -jnp.exp(self.log_top[...]), -jnp.exp(self.log_left[...])
-        y = mamba2d(u, *steps, a_t, a_l, b, c)
+        y = mamba2d(*map(images_first, (u, *steps)), a_t, a_l, *map(images_first, (b, c))).transpose(1, 2, 0, 3)
         return self.out(exact_gelu(y + self.skip[...].astype(u.dtype) * u))
 
 
@@ -99,9 +104,9 @@ class Attention(nnx.Module):
         self.out = dense(self.heads * head_dim, dim, rngs, use_bias=False, dtype=dtype)
 
     def __call__(self, x: Array) -> Array:
-        """[B, H, W, dim] -> the same."""
-        qkv = self.qkv(x).reshape(x.shape[0], -1, 3, self.heads, self.qkv.out_features // (3 * self.heads))
-        hidden = jax.nn.dot_product_attention(*jnp.moveaxis(qkv, 2, 0))
+        """[H, W, B, dim] -> the same."""
+        qkv = self.qkv(x).reshape(-1, x.shape[2], 3, self.heads, self.qkv.out_features // (3 * self.heads))
+        hidden = jax.nn.dot_product_attention(*qkv.transpose(2, 1, 0, 3, 4)).swapaxes(0, 1)
         return self.out(hidden.reshape(*x.shape[:-1], -1))
 
 
@@ -116,7 +121,7 @@ class Block(nnx.Module):
         self.mixer_scale, self.mlp_scale = (nnx.Param(jnp.ones(dim)) if scaled else None for _ in range(2))
 
     def __call__(self, x: Array) -> Array:
-        """[B, H, W, dim] -> the same."""
+        """[H, W, B, dim] -> the same."""
         for scale, layer_norm, layer in (
             (self.mixer_scale, self.mixer_norm, self.mixer),
             (self.mlp_scale, self.mlp_norm, self.mlp),
@@ -131,12 +136,11 @@ class Mamba2D(nnx.Module):
 
     def __init__(self, config: Mamba2DConfig, rngs: nnx.Rngs):
         self.dtype, self.remat, dim_in = DTYPES[config.dtype], config.remat, config.channels
-        self.down, self.norms, self.stages = nnx.List(), nnx.List(), nnx.List()
+        self.windows, self.down, self.norms, self.stages = [], nnx.List(), nnx.List(), nnx.List()
         for n, (dim, depth, mixer) in enumerate(zip(config.dims, config.depths, config.mixers, strict=True)):
             kernel, stride, padding = (3, 2, 1) if n else (7, 4, 2)
-            start = uniform_within((kernel**2 * dim_in) ** -0.5)
-            form = dict(kernel_size=(kernel, kernel), strides=stride, padding=padding, dtype=self.dtype)
-            self.down.append(nnx.Conv(dim_in, dim, kernel_init=start, bias_init=start, rngs=rngs, **form))
+            self.windows.append((kernel, stride, padding))
+            self.down.append(dense(kernel**2 * dim_in, dim, rngs, dtype=self.dtype))
             self.norms.append(norm("layernorm", dim_in if n else dim, rngs))
             make = partial(Block, dim, mixer, config.states, dtype=self.dtype, rngs=rngs)
             self.stages.append(nnx.List([make() for _ in range(depth)]))
@@ -147,9 +151,9 @@ class Mamba2D(nnx.Module):
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] of any size -> float32 logits [batch, classes]. A training
         pass, which `key` asks for, is no other."""
-        x = images
-        for n, (down, layer_norm, blocks) in enumerate(zip(self.down, self.norms, self.stages, strict=True)):
-            x = (down(layer_norm(x)) if n else layer_norm(down(x))).astype(self.dtype)
+        x, stages = images.transpose(1, 2, 0, 3), zip(self.windows, self.down, self.norms, self.stages, strict=True)
+        for n, (window, down, layer_norm, blocks) in enumerate(stages):
+            x = (down(unfold(layer_norm(x), *window)) if n else layer_norm(down(unfold(x, *window)))).astype(self.dtype)
             for block in blocks:
                 x = (nnx.remat(Block.__call__) if self.remat else Block.__call__)(block, x)
-        return self.head(self.norm(x.astype(DTYPES["float32"]).mean((1, 2))))
+        return self.head(self.norm(x.astype(DTYPES["float32"]).mean((0, 1))))

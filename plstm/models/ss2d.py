@@ -1,4 +1,7 @@
-"""2DMamba (Zhang et al., 2024) as the paper's Figure 2 ran it: the backbone of 2DVMamba with a linear head."""
+"""2DMamba (Zhang et al., 2024) as the paper's Figure 2 ran it: the backbone of 2DVMamba with a linear head.
+
+Feature maps are [height, width, images, channels]; see `plstm.nn.maps`.
+"""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,8 +13,8 @@ from jax import Array
 
 from plstm.errors import one_of, positive, require
 from plstm.models.mamba2d import MAX_SIZE, MLP_RATIO, inverse_softplus_steps
-from plstm.nn.layers import DTYPES, MLP, drop_path, exact_gelu, linear, norm, uniform_within
-from plstm.nn.maps import depthwise_of_cells
+from plstm.nn.layers import DTYPES, MLP, dense, drop_path, exact_gelu, linear, norm, uniform_within
+from plstm.nn.maps import depthwise, unfold
 from plstm.ops.common import HIGHEST
 from plstm.ops.ss2d import ss2d
 
@@ -78,11 +81,10 @@ class SS2D(nnx.Module):
         self.norm = norm("layernorm", inner, rngs)
 
     def __call__(self, x: Array) -> Array:
-        """[B, H, W, dim] -> the same."""
-        x = x.transpose(1, 2, 0, 3)  # the scans' order
+        """[H, W, B, dim] -> the same."""
         u, *z = jnp.split(self.enter(x), 1 + self.gated, axis=-1)
-        y = self.norm(self.scan(jax.nn.silu(depthwise_of_cells(u, self.kernel[...])))).astype(x.dtype)
-        return self.out(y * jax.nn.silu(z[0]) if self.gated else y).transpose(2, 0, 1, 3)
+        y = self.norm(self.scan(jax.nn.silu(depthwise(u, self.kernel[...])))).astype(x.dtype)
+        return self.out(y * jax.nn.silu(z[0]) if self.gated else y)
 
     def scan(self, u: Array) -> Array:
         """The sum of the four scans: [H, W, B, e] -> the same, float32."""
@@ -117,27 +119,25 @@ class Block(nnx.Module):
         self.mlp = MLP(dim, MLP_RATIO, dtype=dtype, rngs=rngs, approximate=False, make=make)
 
     def __call__(self, x: Array, key: Array | None = None) -> Array:
-        """[B, H, W, dim] -> the same; `key` turns stochastic depth on."""
+        """[H, W, B, dim] -> the same; `key` turns stochastic depth on."""
         keys = (None, None) if key is None else jax.random.split(key)
-        x = x + drop_path(self.mixer(self.mixer_norm(x)).astype(x.dtype), self.rate, keys[0])
-        return x + drop_path(self.mlp(self.mlp_norm(x)).astype(x.dtype), self.rate, keys[1])
+        x = x + drop_path(self.mixer(self.mixer_norm(x)).astype(x.dtype), self.rate, keys[0], axis=2)
+        return x + drop_path(self.mlp(self.mlp_norm(x)).astype(x.dtype), self.rate, keys[1], axis=2)
 
 
 class Down(nnx.Module):
     """Convolutions with bias, a LayerNorm after each and a GELU between two."""
 
     def __init__(self, dims: list[int], kernel: int, stride: int, padding: int, *, dtype, rngs: nnx.Rngs):
-        self.convolutions, self.norms = nnx.List(), nnx.List()
-        form = dict(kernel_size=(kernel, kernel), strides=stride, padding=padding, dtype=dtype, rngs=rngs)
+        self.window, self.convolutions, self.norms = (kernel, stride, padding), nnx.List(), nnx.List()
         for dim_in, dim_out in zip(dims, dims[1:], strict=False):
-            start = uniform_within((kernel**2 * dim_in) ** -0.5)
-            self.convolutions.append(nnx.Conv(dim_in, dim_out, kernel_init=start, bias_init=start, **form))
+            self.convolutions.append(dense(kernel**2 * dim_in, dim_out, rngs, dtype=dtype))
             self.norms.append(norm("layernorm", dim_out, rngs))
 
     def __call__(self, x: Array) -> Array:
-        """[B, height, width, channels] -> [B, H, W, dim]."""
+        """[height, width, B, channels] -> [H, W, B, dim]."""
         for n, (convolution, layer_norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
-            x = layer_norm(convolution(exact_gelu(x) if n else x))
+            x = layer_norm(convolution(unfold(exact_gelu(x) if n else x, *self.window)))
         return x
 
 
@@ -163,10 +163,10 @@ class SS2DModel(nnx.Module):
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] -> float32 logits [batch, classes]. `key` turns stochastic
         depth on. Pixels beyond a multiple of the stride on the right and below are not seen."""
-        x, number = images, 0
+        x, number = images.transpose(1, 2, 0, 3), 0
         for down, blocks in zip(self.down, self.stages, strict=True):
             x = down(x).astype(self.dtype)
             for block in blocks:
                 own = None if key is None else jax.random.fold_in(key, number)
                 x, number = (nnx.remat(Block.__call__) if self.remat else Block.__call__)(block, x, own), number + 1
-        return self.head(self.norm(x).mean((1, 2)))
+        return self.head(self.norm(x).mean((0, 1)))

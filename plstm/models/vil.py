@@ -15,7 +15,7 @@ from jax import Array
 
 from plstm.errors import one_of, positive, require
 from plstm.nn.layers import DTYPES, PatchEmbedding, head_norm, linear, norm, uniform_within
-from plstm.nn.maps import bicubic, depthwise_of_cells
+from plstm.nn.maps import bicubic, depthwise
 from plstm.nn.sequence import BLOCK, BlockDiagonal
 from plstm.ops.common import HIGHEST
 from plstm.ops.mlstm import mlstm
@@ -76,7 +76,7 @@ class ViLLayer(nnx.Module):
     def __call__(self, x: Array, grid: tuple[int, int]) -> Array:
         """[S, B, dim] -> the same; the convolution takes the tokens for those of `grid`, row by row."""
         u, z = jnp.split(self.up(x), 2, axis=-1)
-        c = depthwise_of_cells(u.reshape(*grid, *u.shape[1:]), self.kernel[...]).reshape(u.shape)
+        c = depthwise(u.reshape(*grid, *u.shape[1:]), self.kernel[...]).reshape(u.shape)
         c = jax.nn.silu(c + self.bias[...].astype(c.dtype))
         qkv = self.q(c), self.k(c), self.v(u)
         features = jnp.concatenate(qkv, axis=-1)

@@ -102,10 +102,11 @@ class LayerScale(nnx.Module):
         return x * self.scale[...].astype(x.dtype)
 
 
-def drop_path(branch: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Stochastic depth: each sample (axis 0) keeps its branch, divided by 1 - rate, with probability 1 - rate; all do
-    without a key (evaluation)."""
+def drop_path(branch: jax.Array, rate: float, key: jax.Array | None, axis: int = 0) -> jax.Array:
+    """Stochastic depth: each sample, a place on `axis`, keeps its branch, divided by 1 - rate, with probability
+    1 - rate; all do without a key (evaluation)."""
     if key is None or rate == 0.0:
         return branch
-    keep = jax.random.bernoulli(key, 1 - rate, (branch.shape[0],) + (1,) * (branch.ndim - 1))
+    shape = [size if n == axis else 1 for n, size in enumerate(branch.shape)]
+    keep = jax.random.bernoulli(key, 1 - rate, shape)
     return jnp.where(keep, branch / (1 - rate), 0).astype(branch.dtype)

@@ -54,6 +54,11 @@ def waves(shape: tuple[int, ...], rate: float = 0.37, shift: float = 0.0) -> jax
     return jnp.cos(rate * jnp.arange(math.prod(shape), dtype=jnp.float64) + shift).reshape(shape)
 
 
+def maps(layer: Callable, x: jax.Array) -> jax.Array:
+    """A layer of feature maps [height, width, images, channels] applied to images [images, height, width, channels]."""
+    return layer(x.transpose(1, 2, 0, 3)).transpose(2, 0, 1, 3)
+
+
 def check(case: str, function: Callable, **inputs: jax.Array) -> Any:
     """Values of y, rest = function(**inputs), and y's gradients by every input, against a golden case; returns rest."""
 

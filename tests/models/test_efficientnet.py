@@ -10,9 +10,9 @@ from flax import nnx
 from plstm.errors import UserError
 from plstm.models import EfficientNetConfig, build_model
 from plstm.models.efficientnet import MBConv
-from plstm.nn.maps import depthwise, to_maps
+from plstm.nn.maps import depthwise
 
-from .golden import GOLDEN, check, dense, fill, norm, parameters, waves
+from .golden import GOLDEN, check, dense, fill, maps, norm, parameters, waves
 
 SMALL = EfficientNetConfig(
     image_size=16, classes=2, stem=8, stages=[[3, 1, 1, 1, 8], [5, 2, 2, 3, 12]], features=24, dropout=0.0
@@ -44,11 +44,11 @@ def is_same(before: nnx.State, after: nnx.State) -> list[bool]:
 @pytest.mark.parametrize("case", ["E1", "E2"])
 def test_a_block_meets_its_golden_values(float64, case):
     sizes, shape = {"E1": ((4, 6, 5, 2, 3), (2, 7, 8, 4)), "E2": ((4, 4, 3, 1, 1), (2, 5, 4, 4))}[case]
-    block = MBConv(*sizes, nnx.Rngs(0))
+    block = MBConv(*sizes, dtype=jnp.float64, rngs=nnx.Rngs(0))
     fill(tensors(block))
     before = nnx.state(block, nnx.BatchStat)
     for mode, train in (("eval", False), ("train", True)):
-        call = lambda block, x, train=train: block(to_maps(x), train).transpose(3, 1, 2, 0)  # noqa: E731
+        call = lambda block, x, train=train: maps(partial(block, train=train), x)  # noqa: E731
         after = check(f"{case} {mode}", applied(block, call), x=waves(shape))
         assert is_same(before, after) == [not train] * len(is_same(before, after))
     for name in ("mean", "var"):
@@ -85,9 +85,9 @@ def test_dropout_is_for_training():
 @pytest.mark.parametrize(("side", "kernel", "stride"), [((1, 1), 3, 1), ((1, 7), 5, 2), ((6, 4), 3, 2)])
 def test_depthwise_is_the_convolution(x64, side, kernel, stride):
     keys = jax.random.split(jax.random.key(0), 3)
-    x = jax.random.normal(keys[0], (3, *side, 2), jnp.float64)
+    x = jax.random.normal(keys[0], (*side, 2, 3), jnp.float64)
     weights = jax.random.normal(keys[1], (kernel, kernel, 1, 3), jnp.float64)
-    form = dict(padding=[(kernel // 2,) * 2] * 2, dimension_numbers=("CHWN", "HWIO", "CHWN"), feature_group_count=3)
+    form = dict(padding=[(kernel // 2,) * 2] * 2, dimension_numbers=("HWNC", "HWIO", "HWNC"), feature_group_count=3)
     definition = partial(jax.lax.conv_general_dilated, window_strides=(stride, stride), **form)
 
     @jax.jit

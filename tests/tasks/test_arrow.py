@@ -21,9 +21,9 @@ def test_parts_of_a_batch_divide_it_and_are_small(overrides, parts):
     assert ArrowTask(compose_experiment("reduced/plstm", *overrides)).batch_parts() == parts
 
 
-@pytest.mark.parametrize(("model", "parts"), [("vil", 4), ("2dmamba", 4), ("mamba2d", 1)])
-def test_other_models_take_larger_parts_or_the_whole_batch(model, parts):
-    assert ArrowTask(compose_experiment(f"reduced/{model}")).batch_parts() == parts
+@pytest.mark.parametrize("model", ["vil", "2dmamba", "mamba2d"])
+def test_other_models_count_pixels(model):
+    assert ArrowTask(compose_experiment(f"reduced/{model}")).batch_parts() == 16
 
 
 def test_models_with_batch_norms_take_their_batch_whole():
