@@ -21,10 +21,12 @@ def norm(kind: str, dim: int, rngs: nnx.Rngs) -> nnx.Module:
 def head_norm(hidden: jax.Array, centred: bool = False) -> jax.Array:
     """RMSNorm, or LayerNorm where `centred`, without a scale, over each head's channels:
     [..., heads, dim / heads] -> [..., dim], float32 or more."""
-    hidden = hidden.astype(jnp.promote_types(hidden.dtype, jnp.float32))
+    shape = hidden.shape
+    # Without axes of one entry, as in `plstm.ops.scans.join_axes`.
+    hidden = hidden.reshape(-1, shape[-1]).astype(jnp.promote_types(hidden.dtype, jnp.float32))
     hidden = hidden - hidden.mean(-1, keepdims=True) if centred else hidden
     hidden = hidden * jax.lax.rsqrt(jnp.mean(jnp.square(hidden), axis=-1, keepdims=True) + NORM_EPSILON)
-    return hidden.reshape(*hidden.shape[:-2], -1)
+    return hidden.reshape(*shape[:-2], -1)
 
 
 def uniform_within(bound: float) -> nnx.Initializer:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from plstm.ops.common import check_choice, check_shape, product
-from plstm.ops.scans import METHODS, accumulation_dtype, cast, causal, check_chunk, scan_chunks, scan_steps
+from plstm.ops.scans import METHODS, accumulation_dtype, cast, causal, check_chunk, join_axes, scan_chunks, scan_steps
 
 
 def gated_delta_rule(
@@ -27,11 +27,11 @@ def gated_delta_rule(
         check_shape(name, gate, "[..., T]", q.shape[:-1])
     *lead, length, d_k = q.shape
     chunk, dtype = check_chunk(chunk, length, power_of_two=True), accumulation_dtype(q, k, v, log_alpha, beta)
-    inputs = cast((q * d_k**-0.5, k, v, log_alpha, beta), dtype)
-    state = jnp.zeros((*lead, d_k, v.shape[-1]), dtype)
-    if method == "recurrent":
-        return scan_steps(_step, state, inputs, len(lead)).astype(v.dtype)
-    return scan_chunks(_chunk, state, inputs, len(lead), chunk).astype(v.dtype)
+    inputs = join_axes(cast((q * d_k**-0.5, k, v, log_alpha, beta), dtype), len(lead))
+    state = jnp.zeros((len(inputs[0]), d_k, v.shape[-1]), dtype)
+    recurrent = method == "recurrent"
+    y = scan_steps(_step, state, inputs, 1) if recurrent else scan_chunks(_chunk, state, inputs, 1, chunk)
+    return y.reshape(v.shape).astype(v.dtype)
 
 
 def _step(state, inputs):

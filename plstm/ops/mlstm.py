@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from plstm.ops.common import check_choice, check_shape, product
-from plstm.ops.scans import METHODS, accumulation_dtype, cast, causal, check_chunk, scan_chunks, scan_steps
+from plstm.ops.scans import METHODS, accumulation_dtype, cast, causal, check_chunk, join_axes, scan_chunks, scan_steps
 
 EPSILON = 1e-6  # of the normaliser
 
@@ -28,13 +28,14 @@ def mlstm(q: Array, k: Array, v: Array, i: Array, f: Array, *, method: str = "au
         check_shape(name, gate, "[..., T]", q.shape[:-1])
     chunk, dtype, (*lead, _, d_k) = check_chunk(chunk, q.shape[-2]), accumulation_dtype(q, k, v, i, f), q.shape
     # The normaliser n is one more column of C, that of a value of 1.
-    state = jnp.zeros((*lead, d_k, v.shape[-1] + 1), dtype), jnp.zeros(lead, dtype)
     values = jnp.concatenate([v.astype(dtype), jnp.ones((*v.shape[:-1], 1), dtype)], axis=-1)
     q, k, i, f = cast((q, k, i, f), dtype)
-    inputs = q, k * d_k**-0.5, values, i, jax.nn.log_sigmoid(f)
-    if method == "recurrent":
-        return scan_steps(_step, state, inputs, len(lead)).astype(v.dtype)
-    return scan_chunks(_chunk, state, inputs, len(lead), chunk).astype(v.dtype)
+    inputs = join_axes((q, k * d_k**-0.5, values, i, jax.nn.log_sigmoid(f)), len(lead))
+    rows = len(inputs[0])
+    state = jnp.zeros((rows, d_k, v.shape[-1] + 1), dtype), jnp.zeros(rows, dtype)
+    recurrent = method == "recurrent"
+    h = scan_steps(_step, state, inputs, 1) if recurrent else scan_chunks(_chunk, state, inputs, 1, chunk)
+    return h.reshape(v.shape).astype(v.dtype)
 
 
 def _normalise(summed: Array, m: Array) -> Array:
