@@ -21,6 +21,7 @@ from plstm.ops.mamba2d import mamba2d
 MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
 MIXERS = ("m2d", "attention")
 HEAD_DIM, MLP_RATIO = 32, 4
+STEM, STEP = (7, 4, 2), (3, 2, 1)  # kernel, stride and padding of the convolutions before the first and other stages
 MIN_DELTA, MAX_DELTA = 1e-3, 0.1  # of the initial step sizes
 
 
@@ -136,11 +137,9 @@ class Mamba2D(nnx.Module):
 
     def __init__(self, config: Mamba2DConfig, rngs: nnx.Rngs):
         self.dtype, self.remat, dim_in = DTYPES[config.dtype], config.remat, config.channels
-        self.windows, self.down, self.norms, self.stages = [], nnx.List(), nnx.List(), nnx.List()
+        self.down, self.norms, self.stages = (nnx.List() for _ in range(3))
         for n, (dim, depth, mixer) in enumerate(zip(config.dims, config.depths, config.mixers, strict=True)):
-            kernel, stride, padding = (3, 2, 1) if n else (7, 4, 2)
-            self.windows.append((kernel, stride, padding))
-            self.down.append(dense(kernel**2 * dim_in, dim, rngs, dtype=self.dtype))
+            self.down.append(dense((STEP if n else STEM)[0] ** 2 * dim_in, dim, rngs, dtype=self.dtype))
             self.norms.append(norm("layernorm", dim_in if n else dim, rngs))
             make = partial(Block, dim, mixer, config.states, dtype=self.dtype, rngs=rngs)
             self.stages.append(nnx.List([make() for _ in range(depth)]))
@@ -151,9 +150,10 @@ class Mamba2D(nnx.Module):
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] of any size -> float32 logits [batch, classes]. A training
         pass, which `key` asks for, is no other."""
-        x, stages = images.transpose(1, 2, 0, 3), zip(self.windows, self.down, self.norms, self.stages, strict=True)
-        for n, (window, down, layer_norm, blocks) in enumerate(stages):
-            x = (down(unfold(layer_norm(x), *window)) if n else layer_norm(down(unfold(x, *window)))).astype(self.dtype)
+        x, stages = images.transpose(1, 2, 0, 3), zip(self.down, self.norms, self.stages, strict=True)
+        for n, (down, layer_norm, blocks) in enumerate(stages):
+            x = down(unfold(layer_norm(x), *STEP)) if n else layer_norm(down(unfold(x, *STEM)))
+            x = x.astype(self.dtype)
             for block in blocks:
                 x = (nnx.remat(Block.__call__) if self.remat else Block.__call__)(block, x)
         return self.head(self.norm(x.astype(DTYPES["float32"]).mean((0, 1))))

@@ -36,6 +36,8 @@ def uniform_within(bound: float) -> nnx.Initializer:
 
 def multiply_rows(x: jax.Array, kernel: jax.Array, dimensions=None, precision=None, out_sharding=None) -> jax.Array:
     """[..., in] x [in, out] -> [..., out], as `nnx.Linear` calls its `dot_general`."""
+    if jax.device_count() > 1:  # with its axes merged, XLA would gather a map whose images are not on the first one
+        return jnp.matmul(x, kernel, precision=precision)
     return matmul(x.reshape(-1, x.shape[-1]), kernel, precision).reshape(*x.shape[:-1], -1)
 
 

@@ -75,6 +75,7 @@ def _depthwise_backward(stride: int, saved: tuple[Array, Array], cotangent: Arra
     """To the input: the mirrored kernel over the cotangent with zeros between its cells. To an entry of the kernel: the
     cells under it times the cotangent, row by row, so that they stay in the cache."""
     x, kernel = saved
+    dtype = jnp.promote_types(x.dtype, jnp.float32)  # of the sum over all cells
     side, margin = kernel.shape[0], kernel.shape[0] // 2
     spread = [
         (margin, have + margin - stride * (count - 1) - 1, stride - 1)
@@ -86,9 +87,9 @@ def _depthwise_backward(stride: int, saved: tuple[Array, Array], cotangent: Arra
     def add_row(total, inputs):
         number, row = inputs
         cells = windows(lax.dynamic_slice_in_dim(padded, stride * number, side), side, stride)
-        return total + jnp.stack([(under * row).sum((0, 1, 2)) for under in cells]), None
+        return total + jnp.stack([(under * row).sum((0, 1, 2), dtype=dtype) for under in cells]), None
 
-    start = jnp.zeros((side * side, kernel.shape[-1]), x.dtype)
+    start = jnp.zeros((side * side, kernel.shape[-1]), dtype)
     to_kernel, _ = lax.scan(add_row, start, (jnp.arange(len(cotangent)), cotangent))
     return to_x, to_kernel.reshape(kernel.shape).astype(kernel.dtype)
 

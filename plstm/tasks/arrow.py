@@ -61,7 +61,8 @@ class ArrowTask(VisionTask):
         return StreamedBatches(source, batch_size, seed, data.workers, layout.place_rows, *process)
 
     def batch_parts(self) -> int:
-        """As few as have at most AT_ONCE patches or PIXELS each; 1 for other families, which may have batch norms."""
+        """As few as have at most AT_ONCE patches or PIXELS each, or one image; 1 for other families, which may have
+        batch norms."""
         model, batch_size = self.config.model, self.config.optim.batch_size
         if not isinstance(model, VisionConfig | ViLConfig | SS2DConfig | Mamba2DConfig):
             return 1

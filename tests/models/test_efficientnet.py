@@ -102,6 +102,13 @@ def test_depthwise_is_the_convolution(x64, side, kernel, stride):
         np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
+def test_the_gradient_of_a_bfloat16_kernel_is_summed_in_float32():
+    x, cotangent = (jax.random.uniform(jax.random.key(n), (1000, 2, 1, 1), jnp.bfloat16) for n in range(2))
+    backward = jax.jit(lambda x: jax.vjp(depthwise, x, jnp.ones((1, 1, 1, 1)))[1](cotangent)[1])
+    expected = (np.asarray(x, np.float64) * np.asarray(cotangent, np.float64)).sum()
+    np.testing.assert_allclose(backward(x).item(), expected, rtol=2e-3)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -54,6 +55,13 @@ def test_sizes_are_the_released_ones_and_other_images_pass():
     model = nnx.eval_shape(lambda: build_model(SS2DConfig(classes=2), 0))
     assert parameters(model) == 6_687_170
     assert nnx.eval_shape(lambda model: model(jnp.zeros((1, 384, 96, 3))), model).shape == (1, 2)
+
+
+def test_stochastic_depth_drops_branches_of_whole_images():
+    block = Block(8, SS2DConfig(), 0.5, nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (2, 3, 16, 8))
+    kept = np.asarray(jax.jit(lambda x, key: block(x, key))(x, jax.random.key(1)) != x).all(-1)
+    assert np.all(kept == kept[0, 0]) and 0 < kept[0, 0].sum() < 16
 
 
 def test_stochastic_depth_rises_from_nothing():

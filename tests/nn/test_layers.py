@@ -89,9 +89,12 @@ def test_layer_scale_starts_where_told_and_keeps_the_dtype():
     np.testing.assert_array_equal(layer(x), x * np.array([1, 2, 4, 8], jnp.bfloat16))
 
 
-def test_drop_path_drops_whole_samples_and_keeps_the_mean():
+@pytest.mark.parametrize("axis", [0, 2])
+def test_drop_path_drops_whole_samples_and_keeps_the_mean(axis):
     samples, rate = 4000, 0.25
-    first, second = (np.asarray(drop_path(jnp.ones((samples, 2, 3)), rate, jax.random.key(seed))) for seed in (0, 1))
+    branch = jnp.moveaxis(jnp.ones((samples, 2, 3)), 0, axis)
+    dropped = (drop_path(branch, rate, jax.random.key(seed), axis=axis) for seed in (0, 1))
+    first, second = (np.moveaxis(np.asarray(array), axis, 0) for array in dropped)
     assert np.all(first == first[:, :1, :1])
     kept = first[:, 0, 0] > 0
     np.testing.assert_allclose(first[kept], 1 / (1 - rate), rtol=1e-6)

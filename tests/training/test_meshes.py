@@ -13,7 +13,7 @@ from plstm.errors import UserError
 from plstm.training.meshes import MIN_SPLIT, Layout, make_mesh
 from tests.commands import ROOT, begin, end, free_port
 
-PROGRAM = Path(__file__).with_name("layouts_program.py")
+PROGRAM, EXCHANGES = (Path(__file__).with_name(f"{name}_program.py") for name in ("layouts", "exchange"))
 LAYOUTS = ["1x1", "8x1", "8x8", "8x4"]  # one device; data parallel; fully sharded; two groups of four
 
 
@@ -91,6 +91,15 @@ def test_two_processes_give_the_numbers_of_one_device(report, tmp_path):
         assert_same_numbers(two[layout], report["1x1"])
     assert two["votes"] == [0, 0, 0, 0, 0, 15, 0, 0]  # of process 1's fourth step, counted in its sixth
     assert two["from_main"] == 100
+
+
+@pytest.mark.multiprocess
+def test_devices_exchange_nothing_but_gradients():
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    # Without most of LLVM's work, which comes after the exchanges.
+    environment |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"}
+    report = json.loads(end(begin(EXCHANGES, environment=environment))[0].splitlines()[-1])
+    assert report == dict.fromkeys(["efficientnet", "mamba2d", "ss2d", "vil"], ["all-reduce"])
 
 
 @pytest.mark.slow
