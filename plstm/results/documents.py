@@ -75,7 +75,7 @@ def _read(path: Path) -> Any:
 
 
 def _as_number(cell: str) -> float | str:
-    return json.loads(cell) if re.fullmatch(r"-?\d+(\.\d+)?(e[+-]?\d+)?", cell) else cell
+    return json.loads(cell) if re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?", cell) else cell
 
 
 def find_value(node: Any, place: str) -> Any:

@@ -24,7 +24,7 @@ def fill(tmp_path):
         write_record(example_record(seed=seed, test=seed / 100), example_curve(0.9), tmp_path / "results")
     table = "# Title\n\n| Model | [a](../runs/a.jsonl) |\n| --- | --- |\n| x | 1 |\n\n| other |\n"
     (tmp_path / "results/tables/demo.md").write_text(table)
-    (tmp_path / "results/tables/demo.csv").write_text("section,model,test,seeds\nA,x,0.5,43 44\nB,x,-2e-1,\n")
+    (tmp_path / "results/tables/demo.csv").write_text("section,model,test,seeds\nA,x,0.5,43 44\nB,x,-2e-1,043\n")
 
     def filled(text, name="docs/page.md"):
         (tmp_path / name).write_text(text)
@@ -39,6 +39,7 @@ def test_values_are_filled_in(fill):
         "results/b.json rows.0.grid:d": "24",
         "results/tables/demo.csv [section=B,model=x].test:+.2f": "-0.20",
         "results/tables/demo.csv [section=A].seeds:": "43 44",
+        "results/tables/demo.csv [section=B].seeds:": "043",
         "results/runs/arrow-plstm.jsonl [seed=44].record.metrics.last.test.accuracy:.3f": "0.440",
         "results/runs/arrow-plstm.jsonl [seed=43].record.metrics.last.test.accuracy*100:.0f": "43",
         "results/runs/arrow-plstm.jsonl [seed=43].curve.step.0:d": "2000",
