@@ -176,6 +176,8 @@ def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
             if str(section) in chance:
                 axis.axhline(chance[str(section)], color="0.45", lw=1, ls=":", label="chance", zorder=0)
             axis.set(title=table.section_title(section), ylim=(0, 1.03))
+            axis.set_xscale("log", base=2)
+            axis.xaxis.set_major_formatter("{x:.0f}")
             axis.grid(axis="y", color="0.92", lw=0.7)
         for axis in axes[len(sections) :]:
             axis.set_visible(False)
@@ -183,7 +185,7 @@ def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
             axis.set_xlabel("Length")
             axis.tick_params(labelbottom=True)
         figure.supylabel("Accuracy", fontsize=9)
-        legend_below(figure, axes[: len(sections)])
+        legend_below(figure, axes[: len(sections)], columns=min(5, 2 * columns))
         return save(figure, results_dir / "figures" / f"{table.name}-lengths")
 
 
