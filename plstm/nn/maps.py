@@ -13,6 +13,8 @@ import numpy as np
 from flax import nnx
 from jax import Array, lax
 
+from plstm.ops.scans import accumulation_dtype
+
 MOMENTUM, BATCH_EPSILON = 0.99, 1e-3  # of EfficientNet's running statistics and batch norms
 
 
@@ -75,7 +77,7 @@ def _depthwise_backward(stride: int, saved: tuple[Array, Array], cotangent: Arra
     """To the input: the mirrored kernel over the cotangent with zeros between its cells. To an entry of the kernel: the
     cells under it times the cotangent, row by row, so that they stay in the cache."""
     x, kernel = saved
-    dtype = jnp.promote_types(x.dtype, jnp.float32)  # of the sum over all cells
+    dtype = accumulation_dtype(x)
     side, margin = kernel.shape[0], kernel.shape[0] // 2
     spread = [
         (margin, have + margin - stride * (count - 1) - 1, stride - 1)
