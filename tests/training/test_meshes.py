@@ -43,11 +43,16 @@ def test_what_does_not_divide_is_named():
         make_mesh(12, 3, devices)
 
 
+def simulated(devices: int, *flags: str) -> dict[str, str]:
+    """The environment of a process with so many devices."""
+    flags = f"--xla_force_host_platform_device_count={devices}", *flags
+    return os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": " ".join(flags)}
+
+
 def run_program(model: str, folder: Path, layouts: list[str], processes: int = 1, devices: int = 8) -> dict:
     """What `layouts_program.py` reports, with the state of each layout; `devices` are those of a process."""
     folder.mkdir(exist_ok=True)
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    environment |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    environment = simulated(devices)
     if processes > 1:
         environment |= {"COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "NUM_PROCESSES": str(processes)}
     numbered = [environment | {"PROCESS_ID": str(n)} for n in range(processes)]
@@ -95,9 +100,7 @@ def test_two_processes_give_the_numbers_of_one_device(report, tmp_path):
 
 @pytest.mark.multiprocess
 def test_devices_exchange_nothing_but_gradients():
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    # Without most of LLVM's work, which comes after the exchanges.
-    environment |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"}
+    environment = simulated(4, "--xla_backend_optimization_level=0")  # LLVM's work comes after the exchanges
     report = json.loads(end(begin(EXCHANGES, environment=environment))[0].splitlines()[-1])
     assert report == dict.fromkeys(["efficientnet", "mamba2d", "ss2d", "vil"], ["all-reduce"])
 
