@@ -221,34 +221,44 @@ class Group:
 
 def find_groups(table: TableDefinition, records: Sequence[Record]) -> tuple[list[Group], list[str]]:
     """All cells by section and row, and the ids of other records of the rows' experiments, which are left out."""
-    runs, (found, left_out) = planned_runs(table), match_records(table, records)
-    lines = []
-    for number, run in enumerate(runs):
-        record = found.get(run.key)
-        line = {"number": number, "row": table.rows.index(run.row), "done": record is not None}
-        for name, key in (("section", table.sections), ("choice", table.chosen_key)):
-            line[name] = table.sweep[key].index(run.values[key]) if key else 0
-        line["seed"] = " ".join(str(run.values[key]) for key in table.seed_keys)
-        for name, m in table.measures.items():
-            line[name] = table.scale * record.metric(m.split, m.metric, m.at) if record else None
-        lines.append(line)
-    cells: dict[tuple, list[Cell]] = {}
-    for (section, row, choice), part in pd.DataFrame(lines).groupby(["section", "row", "choice"]):
-        whole = part[part.groupby("seed")["done"].transform("all")].sort_values(["seed", "number"])
-        seeds = whole.astype(dict.fromkeys(table.measures, float)).groupby("seed")[[*table.measures]]
+    found, left_out = match_records(table, records)
+    planned: dict[tuple, dict[str, list[tuple]]] = {}  # keys by section, row and choice, all as numbers, and by seed
+    for run in planned_runs(table):
+        swept = [table.sweep[key].index(run.values[key]) if key else 0 for key in (table.sections, table.chosen_key)]
+        seed = " ".join(str(run.values[key]) for key in table.seed_keys)
+        seeds = planned.setdefault((swept[0], table.rows.index(run.row), swept[1]), {})
+        seeds.setdefault(seed, []).append(run.key)
+    whole = {
+        place: {seed: [found[key] for key in keys] for seed, keys in sorted(seeds.items()) if found.keys() >= {*keys}}
+        for place, seeds in planned.items()
+    }
+    lines = [
+        [*place, seed, *(table.scale * run.metric(m.split, m.metric, m.at) for m in table.measures.values())]
+        for place, seeds in whole.items()
+        for seed, own in seeds.items()
+        for run in own
+    ]
+    names = ["section", "row", "choice", "seed"]
+    frame = pd.DataFrame(lines, columns=[*names, *table.measures]).astype(dict.fromkeys(table.measures, float))
+    by_seed = frame.groupby(names)
+    means, deviations = by_seed.mean(), by_seed.std()  # of all cells at once: a call for each takes many times longer
+    groups: dict[tuple, list[Cell]] = {}
+    for place, seeds in sorted(planned.items()):
+        section, row, choice = place
+        keys, runs = sum(seeds.values(), []), sum(whole[place].values(), [])
         cell = Cell(
             row=table.rows[row],
             section=table.section_values[section],
             choice=table.sweep[table.chosen_key][choice] if table.select else None,
-            keys=[runs[number].key for number in part["number"]],
-            planned_seeds=part["seed"].nunique(),
-            finished=int(part["done"].sum()),
-            runs=[found[runs[number].key] for number in whole["number"]],
-            means=seeds.mean(),
-            deviations=seeds.std(),
+            keys=keys,
+            planned_seeds=len(seeds),
+            finished=len(found.keys() & keys),
+            runs=runs,
+            means=means.loc[place] if runs else means[:0],
+            deviations=deviations.loc[place] if runs else deviations[:0],
         )
-        cells.setdefault((section, row), []).append(cell)
-    return [_choose(table, group) for group in cells.values()], left_out
+        groups.setdefault((section, row), []).append(cell)
+    return [_choose(table, group) for group in groups.values()], left_out
 
 
 def _choose(table: TableDefinition, cells: list[Cell]) -> Group:

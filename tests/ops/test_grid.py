@@ -85,7 +85,7 @@ def cases():
             yield method, kind, "general", (2, 3, 5, 4), 64
 
 
-@pytest.mark.parametrize(("method", "kind", "structure", "shape", "bits"), cases())
+@pytest.mark.parametrize(("method", "kind", "structure", "shape", "bits"), [*cases()])
 def test_values_and_gradients(method, kind, structure, shape, bits):
     with jax.enable_x64(bits == 64):
         arguments, cotangent = draw(shape, kind, f"float{bits}")
