@@ -30,6 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
         if name not in os.environ:
             os.environ[name] = str(value)
             jax.config.update(name.lower(), value)
+    if config.option.markexpr.startswith("not slow"):
+        # A third less time, most of which is compilation. Slow tests, and the processes that tests start, optimize.
+        jax.config.update("jax_disable_most_optimizations", True)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Shells start background jobs so, and the processes that tests interrupt would inherit it.
