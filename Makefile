@@ -130,22 +130,24 @@ gpu-report: $(READY) ## Count the GPU program of training steps without a GPU (a
 
 .PHONY: baselines
 SIZES = --sizes 48 56 64 72 80 96 128 144
-baselines: $(READY) ## Measure the accuracy of shortcuts on arrow pointing and formal languages
+baselines: $(READY) ## Measure the accuracy of shortcuts: arrow pointing, formal languages, graphs
 	$(PY) scripts/shortcut_baselines.py --size 192 --scale 1 --out results/baselines/arrow-192.json
 	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 $(SIZES) --out results/baselines/arrow-48.json
 	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 --law balanced --samples 20000000 $(SIZES) \
 	  --out results/baselines/arrow-balanced-48.json
+	$(PY) scripts/language_baselines.py
+	$(PY) scripts/majority_baselines.py
 
 .PHONY: table-reduced
 table-reduced: $(READY) ## Run what is missing of the REDUCED arrow table (eleven small models, 55 runs, some 30 hours on 2 cores)
 	$(PY) scripts/run_table.py arrow-reduced $(ARGS)
 
 .PHONY: table-balanced
-table-balanced: $(READY) ## Run what is missing of the REDUCED table of arrow pointing without shortcuts (25 runs of half an hour)
+table-balanced: $(READY) ## Run what is missing of the REDUCED table of arrow pointing without shortcuts (28 runs of 20 to 45 minutes)
 	$(PY) scripts/run_table.py arrow-balanced-reduced $(ARGS)
 
 .PHONY: table-languages-reduced
-table-languages-reduced: $(READY) ## Run what is missing of the REDUCED formal languages (119 runs of minutes, one core each)
+table-languages-reduced: $(READY) ## Run what is missing of the REDUCED formal languages (119 runs of minutes, the Transformer's of hours)
 	$(PY) scripts/run_table.py languages-reduced $(ARGS)
 
 .PHONY: photos

@@ -130,8 +130,8 @@ def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
         print(f"{state:8}  {cost:>14}  {command}")
     known = [cost for cost in costs if cost is not None]
     counts = f"{finished} finished, {saved} not needed, {len(costs)} to run"
-    hours = f"about {sum(known) / 3600:.2f} h for {len(known)} of them, going by finished runs on this hardware"
-    print(f"{finished + saved + len(costs)} runs: {counts}, {hours}", flush=True)
+    hours = f", about {sum(known) / 3600:.2f} h for {len(known)} of them, going by finished runs on this hardware"
+    print(f"{finished + saved + len(costs)} runs: {counts}{hours if known else ''}", flush=True)
     if len(unfinished) > 1 and hardware["platform"] != "cpu" and hardware["device_count"] > 1:
         print(compare_throughput(hardware["device_count"], sweeps.one_each_gain(table, found, hardware)), flush=True)
     return unfinished

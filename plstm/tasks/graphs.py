@@ -201,9 +201,11 @@ class GraphTask(Task):
     def check(cls, config: RunConfig) -> None:
         data = config.data
         is_name = re.fullmatch(r"[A-Za-z0-9_-]+", data.name) is not None  # it becomes part of paths and of an address
+        written = {name.replace("_", ""): name for name in SIZES}.get(re.sub("[_-]", "", data.name.upper()), data.name)
         require(
             config,
             ("data.name", is_name, "a set of TUDataset is named by letters, digits, _ and -"),
+            ("data.name", data.name == written, f"did you mean {written}?"),
             ("data.folds", data.folds >= 3, "must be at least 3, to train, to validate and to test"),
             ("data.fold", 0 <= data.fold < data.folds, f"must be from 0 to data.folds - 1, {data.folds - 1}"),
             ("mesh.fsdp", config.mesh.fsdp == 1, "graphs train on one device; leave it at 1"),
