@@ -23,6 +23,7 @@ WIDTH = 4  # of causal convolutions
 BLOCK = 4  # channels of a block of mLSTM's block-diagonal maps
 KEY_EPSILON = 1e-6
 ROPE_BASE = 10_000.0
+MOST_RADIANS = 16  # of `rotation`: over two turns
 
 
 def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, start: nnx.Initializer | None = None, **options) -> nnx.Linear:
@@ -197,8 +198,9 @@ class GatedDeltaNet(nnx.Module):
 
 class TrackingPLSTM(nnx.Module):
     """pLSTM-1D with a `track` x `track` transition U diag(lambda) W, lambda in (-1, 1), U and W rotations: one head,
-    J_V = J_O = J_T = track. Unlike in the released code lambda = tanh(w x + 1), w drawn (there tanh(5 (w x + 1)), w
-    = 0, whose sign cannot change), and rotations stay orthogonal (`rotation`)."""
+    J_V = J_O = J_T = track. Unlike in the released code lambda = tanh(w x + 2.5), w drawn (there tanh(5 (w x + 1)), w
+    = 0, whose sign cannot change), rotations stay orthogonal (`rotation`), and source and mark start near the identity:
+    with equal entries a state is written and read along one direction, and a small rotation does not show."""
 
     def __init__(self, dim: int, track: int, rngs: nnx.Rngs):
         self.track, start = track, nnx.initializers.normal(1 / math.sqrt(dim))
@@ -206,8 +208,9 @@ class TrackingPLSTM(nnx.Module):
         self.conv = CausalConv(dim, rngs)
         self.q, self.k, self.v = make(dim), make(dim), make(dim)
         self.before, self.after = (make(track**2, use_bias=True) for _ in range(2))
-        self.eigenvalues = make(track, use_bias=True, bias_init=nnx.initializers.ones)
-        self.source, self.mark = make(track**2, use_bias=True), make(track**2, use_bias=True)
+        self.eigenvalues = make(track, use_bias=True, bias_init=nnx.initializers.constant(2.5))
+        near_identity = nnx.initializers.constant(6 * jnp.eye(track).reshape(-1) - 3)  # sigmoid: .95, elsewhere .05
+        self.source, self.mark = (make(track**2, use_bias=True, bias_init=near_identity) for _ in range(2))
         self.direct = nnx.Param(jnp.zeros(track**2))
         self.norm_scale = nnx.Param(jnp.ones(dim))
         self.gate, self.out = make(dim), make(dim)
@@ -232,19 +235,22 @@ class TrackingPLSTM(nnx.Module):
 
 
 def rotation(a: jax.Array, size: int) -> jax.Array:
-    """exp(A - A^T) of matrices A: [size^2, ...] -> [size, size, ...], by scaling and squaring: A may be large."""
+    """exp(A - A^T) of matrices A: [size^2, ...] -> [size, size, ...], by scaling and squaring. Of size 3 and more,
+    angles are cut to MOST_RADIANS, so that it is orthogonal whatever A is."""
     a = a.reshape(size, size, *a.shape[1:])
     if size == 2:
         angle = a[0, 1] - a[1, 0]
         return jnp.stack([jnp.stack([jnp.cos(angle), jnp.sin(angle)]), jnp.stack([-jnp.sin(angle), jnp.cos(angle)])])
-    generator = (a - a.swapaxes(0, 1)) / 16
+    generator = a - a.swapaxes(0, 1)
+    squares = jnp.square(generator).sum((0, 1)) / 2  # at least the largest angle's
+    generator = generator * (MOST_RADIANS / 32 * jax.lax.rsqrt(jnp.maximum(squares, MOST_RADIANS**2)))
     identity = jnp.eye(size, dtype=a.dtype).reshape(size, size, *(1,) * (a.ndim - 2))
-    # 1 + g / 1 (1 + g / 2 (1 + ...)), then its 16th power. Loops: XLA would compute products of products many times.
+    # 1 + g / 1 (1 + g / 2 (1 + ...)), then its 32nd power. Loops: XLA would compute products of products many times.
     add_order = lambda total, order: (identity + small_product(generator, total) / order, None)  # noqa: E731
     square = lambda total, _: (small_product(total, total), None)  # noqa: E731
     orders = jnp.arange(7, 0, -1).astype(a.dtype)
     total, _ = jax.lax.scan(add_order, jnp.broadcast_to(identity, a.shape), orders)
-    total, _ = jax.lax.scan(square, total, length=4)
+    total, _ = jax.lax.scan(square, total, length=5)
     return total
 
 

@@ -146,7 +146,8 @@ def _markdown(table: TableDefinition, lines: list[Line], notes: list[str]) -> st
     text = [f"# {table.title}", "", table.caption.strip(), ""]
     if table.sections:
         what = table.overview_column.title.lower() + ", the highest of the seeds" * table.seed_values
-        text += [f"Ours (paper), {what}:", "", *_pipes(_overview(table, lines))]
+        ours = "Ours (paper)" if any(row.paper for row in table.rows) else "Ours"
+        text += [f"{ours}, {what}:", "", *_pipes(_overview(table, lines))]
     for section in table.section_values:
         text += ["", f"## {table.section_title(section)}", ""] if table.sections else []
         own = [line for line in lines if line["section"] == section]

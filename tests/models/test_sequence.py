@@ -9,7 +9,7 @@ from flax import nnx
 from plstm.errors import UserError
 from plstm.models import build_model, named_variables
 from plstm.models.sequence import SequenceConfig
-from plstm.nn.sequence import MLSTM, SLSTM, GatedDeltaNet, Mamba2, rotation
+from plstm.nn.sequence import MLSTM, SLSTM, GatedDeltaNet, Mamba2, TrackingPLSTM, rotation
 
 # The parameters of each layer in the order in which the golden values number them; those with a plus are 1 + p.
 PARAMETERS = {
@@ -144,9 +144,20 @@ def test_rotations_are_the_matrix_exponential_and_orthogonal(size):
     a = jax.random.normal(jax.random.key(0), (5, size, size))
     turned = jnp.moveaxis(rotation(jnp.moveaxis(a.reshape(5, -1), -1, 0), size), -1, 0)
     np.testing.assert_allclose(turned, jax.scipy.linalg.expm(a - a.swapaxes(-1, -2)), atol=1e-5)
-    large = rotation(2 * jnp.moveaxis(a.reshape(5, -1), -1, 0), size)
-    identity = jnp.einsum("ij...,kj...->...ik", large, large)
-    np.testing.assert_allclose(identity, jnp.tile(jnp.eye(size), (5, 1, 1)), atol=1e-4)
+    for scale in (0, 2, 1000):  # training with a high rate makes them large
+        b = scale * jnp.moveaxis(a.reshape(5, -1), -1, 0)
+        large, slope = rotation(b, size), jax.grad(lambda b: rotation(b, size).sum())(b)
+        identity = jnp.einsum("ij...,kj...->...ik", large, large)
+        np.testing.assert_allclose(identity, jnp.tile(jnp.eye(size), (5, 1, 1)), atol=1e-4)
+        assert np.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("track", [1, 2, 4])
+def test_source_and_mark_start_near_the_identity(track):
+    layer = TrackingPLSTM(8, track, nnx.Rngs(0))
+    for gate in (layer.source, layer.mark):
+        start = jax.nn.sigmoid(gate.bias[...]).reshape(track, track)
+        np.testing.assert_allclose(start, 0.05 + 0.9 * np.eye(track), atol=0.003)
 
 
 @pytest.mark.parametrize(
