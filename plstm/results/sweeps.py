@@ -222,28 +222,14 @@ class Group:
 def find_groups(table: TableDefinition, records: Sequence[Record]) -> tuple[list[Group], list[str]]:
     """All cells by section and row, and the ids of other records of the rows' experiments, which are left out."""
     found, left_out = match_records(table, records)
-    planned: dict[tuple, dict[str, list[tuple]]] = {}  # keys by section, row and choice, all as numbers, and by seed
-    for run in planned_runs(table):
-        swept = [table.sweep[key].index(run.values[key]) if key else 0 for key in (table.sections, table.chosen_key)]
-        seed = " ".join(str(run.values[key]) for key in table.seed_keys)
-        seeds = planned.setdefault((swept[0], table.rows.index(run.row), swept[1]), {})
-        seeds.setdefault(seed, []).append(run.key)
+    planned = _planned_keys(table)
     whole = {
-        place: {seed: [found[key] for key in keys] for seed, keys in sorted(seeds.items()) if found.keys() >= {*keys}}
+        place: {seed: [found[key] for key in keys] for seed, keys in seeds.items() if found.keys() >= {*keys}}
         for place, seeds in planned.items()
     }
-    lines = [
-        [*place, seed, *(table.scale * run.metric(m.split, m.metric, m.at) for m in table.measures.values())]
-        for place, seeds in whole.items()
-        for seed, own in seeds.items()
-        for run in own
-    ]
-    names = ["section", "row", "choice", "seed"]
-    frame = pd.DataFrame(lines, columns=[*names, *table.measures]).astype(dict.fromkeys(table.measures, float))
-    by_seed = frame.groupby(names)
-    means, deviations = by_seed.mean(), by_seed.std()  # of all cells at once: a call for each takes many times longer
+    means, deviations = _by_seed(table, whole)
     groups: dict[tuple, list[Cell]] = {}
-    for place, seeds in sorted(planned.items()):
+    for place, seeds in planned.items():
         section, row, choice = place
         keys, runs = sum(seeds.values(), []), sum(whole[place].values(), [])
         cell = Cell(
@@ -259,6 +245,32 @@ def find_groups(table: TableDefinition, records: Sequence[Record]) -> tuple[list
         )
         groups.setdefault((section, row), []).append(cell)
     return [_choose(table, group) for group in groups.values()], left_out
+
+
+def _planned_keys(table: TableDefinition) -> dict[tuple, dict[str, list[tuple]]]:
+    """The keys of all runs by section, row and choice, as numbers in the table's order, and by seed."""
+    planned = defaultdict(lambda: defaultdict(list))
+    for run in planned_runs(table):
+        section, choice = (
+            table.sweep[key].index(run.values[key]) if key else 0 for key in (table.sections, table.chosen_key)
+        )
+        seed = " ".join(str(run.values[key]) for key in table.seed_keys)
+        planned[section, table.rows.index(run.row), choice][seed].append(run.key)
+    return {place: dict(sorted(seeds.items())) for place, seeds in sorted(planned.items())}
+
+
+def _by_seed(table: TableDefinition, runs: dict[tuple, dict[str, list[Record]]]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Means and deviations of each measure over the runs of a seed, by section, row, choice and seed; of all cells at
+    once, as a call for each takes many times longer."""
+    lines = [
+        [*place, seed, *(table.scale * run.metric(m.split, m.metric, m.at) for m in table.measures.values())]
+        for place, seeds in runs.items()
+        for seed, own in seeds.items()
+        for run in own
+    ]
+    names = ["section", "row", "choice", "seed"]
+    frame = pd.DataFrame(lines, columns=[*names, *table.measures]).astype(dict.fromkeys(table.measures, float))
+    return frame.groupby(names).mean(), frame.groupby(names).std()
 
 
 def _choose(table: TableDefinition, cells: list[Cell]) -> Group:
