@@ -128,7 +128,7 @@ class Interrupt:
     def __init__(self):
         self.signal_number: int | None = None
         self._at_once, self._message = True, "nothing to save yet"
-        self._leaving = threading.Lock()
+        self._leaving, self._output = threading.Lock(), sys.stdout  # which is another while a data set is prepared
 
     def __enter__(self) -> Self:
         handlers = {number: signal.getsignal(number) for number in (*STOPS, signal.SIGUSR2)}
@@ -171,5 +171,5 @@ class Interrupt:
     def _leave(self, number: int | None) -> None:
         if self._at_once and number in STOPS:
             self._leaving.acquire()  # one line, whichever thread comes first
-            print(f"stopped by signal {number}, {self._message}", flush=True)
+            print(f"stopped by signal {number}, {self._message}", file=self._output, flush=True)
             os._exit(128 + number)  # the main thread may be busy, and the files are whole at any moment

@@ -39,7 +39,7 @@ def test_a_hang_up_that_nohup_ignores_stays_ignored():
 
 
 NOTHING_TO_LOSE = """
-import hashlib, signal, sys
+import contextlib, hashlib, io, signal, sys
 from plstm.training.processes import Interrupt
 with Interrupt() as interrupt:
     if sys.argv[1] == "all saved":
@@ -48,7 +48,8 @@ with Interrupt() as interrupt:
         assert interrupt.signal_number == int(sys.argv[2])
         interrupt.leave_at_once("saved")
     print("ready", flush=True)
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes in C without a look at signals, like a compilation
+    with contextlib.redirect_stdout(io.StringIO()):  # as while TFDS prepares images
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes in C without a look at signals, like a compilation
 """
 
 
