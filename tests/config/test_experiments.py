@@ -311,7 +311,7 @@ def test_a_smoke_run_is_small_and_leaves_its_record_elsewhere(composed, name):
 
 
 def test_finished_runs_are_what_their_commands_train(composed):
-    """Of runs that the values of their overrides alone tell apart, one; their ids are a slow test."""
+    """Of runs that the values of their overrides alone tell apart, one; all of them are a slow test."""
     records = read_records(ROOT / "results")
     kinds = {(run.experiment, *(override.partition("=")[0] for override in run.overrides)): run for run in records}
     assert len(kinds) >= 4
@@ -320,6 +320,10 @@ def test_finished_runs_are_what_their_commands_train(composed):
 
 
 @pytest.mark.slow
-def test_finished_runs_keep_their_ids():
-    for record in read_records(ROOT / "results"):
+def test_all_finished_runs_keep_their_ids_and_commands(composed):
+    """Commands of a cross-validation's many runs: of one an experiment."""
+    records = read_records(ROOT / "results")
+    for record in records:
         assert run_id(from_file(record.config)) == record.id, record.name
+    for record in {run.experiment if run.task == "graphs" else run.id: run for run in records}.values():
+        assert identity(from_file(record.config)) == identity(to_config(composed(*record.overrides))), record.name
