@@ -14,6 +14,7 @@ from plstm.nn.layers import KERNEL_INIT, MLP, NORM_EPSILON, NORMS, linear
 from plstm.nn.sequence import MLSTM, SLSTM, CausalAttention, GatedDeltaNet, Mamba2, TrackingPLSTM
 
 MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
+MAX_TRACK = 4  # the largest `rotation`
 
 
 @dataclass
@@ -25,7 +26,7 @@ class SequenceConfig:
     dim: int = 64  # channels
     heads: int = 1  # of mlstm, slstm, gdn, gdn_negative and attention
     state_dim: int = 64  # N of mamba2
-    track: int = 2  # of plstm: the side J_T of its transitions
+    track: int = 2  # of plstm: the side J_T of its transitions, 1 to 4
     norm: str = "rmsnorm"  # or "layernorm", without a bias, as xLSTM has it
 
     def check(self) -> None:
@@ -35,7 +36,8 @@ class SequenceConfig:
         for name in self.blocks:
             if name not in LAYERS:
                 raise UserError(f"model.blocks: no layer {name!r}; choose from {', '.join(LAYERS)}")
-        check(*one_of(self, norm=tuple(NORMS)), *positive(self, "dim", "heads", "state_dim", "track", most=MAX_SIZE))
+        check(*one_of(self, norm=tuple(NORMS)), *positive(self, "dim", "heads", "state_dim", most=MAX_SIZE))
+        check(*positive(self, "track", most=MAX_TRACK))
         check(("dim", self.dim % (2 * self.heads) == 0, f"must be a multiple of 2 model.heads, {2 * self.heads}"))
         if "plstm" in self.blocks:
             check(("track", self.dim % self.track == 0, f"must divide model.dim={self.dim}"))

@@ -9,10 +9,11 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from plstm.nn.layers import head_norm, linear, uniform_within
-from plstm.ops.common import small_product
+from plstm.ops.common import product, small_product
 from plstm.ops.delta_rule import gated_delta_rule
 from plstm.ops.mlstm import mlstm
 from plstm.ops.sequence import plstm1d_tracking
@@ -23,7 +24,17 @@ WIDTH = 4  # of causal convolutions
 BLOCK = 4  # channels of a block of mLSTM's block-diagonal maps
 KEY_EPSILON = 1e-6
 ROPE_BASE = 10_000.0
-MOST_RADIANS = 16  # of `rotation`: over two turns
+# l x and x r of quaternions as matrices times the vector x: the sum over k of l[k] LEFT_UNITS[k].
+LEFT_UNITS = np.array(
+    [
+        np.eye(4),
+        [[0, -1, 0, 0], [1, 0, 0, 0], [0, 0, 0, -1], [0, 0, 1, 0]],
+        [[0, 0, -1, 0], [0, 0, 0, 1], [1, 0, 0, 0], [0, -1, 0, 0]],
+        [[0, 0, 0, -1], [0, 0, -1, 0], [0, 1, 0, 0], [1, 0, 0, 0]],
+    ],
+    np.float32,
+)
+RIGHT_UNITS = np.array([np.diag([1, -1, -1, -1]) @ unit.T @ np.diag([1, -1, -1, -1]) for unit in LEFT_UNITS])
 
 
 def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, start: nnx.Initializer | None = None, **options) -> nnx.Linear:
@@ -237,23 +248,17 @@ class TrackingPLSTM(nnx.Module):
 
 
 def rotation(a: jax.Array, size: int) -> jax.Array:
-    """exp(A - A^T) of matrices A: [size^2, ...] -> [size, size, ...], by scaling and squaring. Of size 3 and more,
-    angles are cut to MOST_RADIANS, so that it is orthogonal whatever A is."""
-    a = a.reshape(size, size, *a.shape[1:])
-    if size == 2:
-        angle = a[0, 1] - a[1, 0]
-        return jnp.stack([jnp.stack([jnp.cos(angle), jnp.sin(angle)]), jnp.stack([-jnp.sin(angle), jnp.cos(angle)])])
-    generator = a - a.swapaxes(0, 1)
-    squares = jnp.square(generator).sum((0, 1)) / 2  # at least the largest angle's
-    generator = generator * (MOST_RADIANS / 32 * jax.lax.rsqrt(jnp.maximum(squares, MOST_RADIANS**2)))
-    identity = jnp.eye(size, dtype=a.dtype).reshape(size, size, *(1,) * (a.ndim - 2))
-    # 1 + g / 1 (1 + g / 2 (1 + ...)), then its 32nd power. Loops: XLA would compute products of products many times.
-    add_order = lambda total, order: (identity + small_product(generator, total) / order, None)  # noqa: E731
-    square = lambda total, _: (small_product(total, total), None)  # noqa: E731
-    orders = jnp.arange(7, 0, -1).astype(a.dtype)
-    total, _ = jax.lax.scan(add_order, jnp.broadcast_to(identity, a.shape), orders)
-    total, _ = jax.lax.scan(square, total, length=5)
-    return total
+    """exp(A - A^T) of matrices A: [size^2, ...] -> [size, size, ...], for sizes up to 4, orthogonal whatever A is.
+
+    A rotation of four dimensions is x -> l x r with unit quaternions l and r; one of fewer leaves the first ones alone.
+    """
+    a, sides, last = a.reshape(size, size, *a.shape[1:]), [], slice(4 - size, None)
+    for units in (LEFT_UNITS, RIGHT_UNITS):
+        imaginary = product("kij,ij...->k...", units[1:, last, last] / 2, a)
+        angle = jnp.sqrt(jnp.maximum(jnp.square(imaginary).sum(0), 1e-12))  # at 0 a root has no slope
+        quaternion = jnp.concatenate([jnp.cos(angle)[None], jnp.sin(angle) / angle * imaginary])
+        sides.append(product("kij,k...->ij...", units, quaternion))
+    return small_product(sides[0][last], sides[1][:, last])
 
 
 class CausalAttention(nnx.Module):

@@ -144,11 +144,11 @@ def test_rotations_are_the_matrix_exponential_and_orthogonal(size):
     a = jax.random.normal(jax.random.key(0), (5, size, size))
     turned = jnp.moveaxis(rotation(jnp.moveaxis(a.reshape(5, -1), -1, 0), size), -1, 0)
     np.testing.assert_allclose(turned, jax.scipy.linalg.expm(a - a.swapaxes(-1, -2)), atol=1e-5)
-    for scale in (0, 2, 1000):  # training with a high rate makes them large
+    for scale in (0, 2, 1e6):  # training with a high rate makes them large
         b = scale * jnp.moveaxis(a.reshape(5, -1), -1, 0)
         large, slope = rotation(b, size), jax.grad(lambda b: rotation(b, size).sum())(b)
         identity = jnp.einsum("ij...,kj...->...ik", large, large)
-        np.testing.assert_allclose(identity, jnp.tile(jnp.eye(size), (5, 1, 1)), atol=1e-4)
+        np.testing.assert_allclose(identity, jnp.tile(jnp.eye(size), (5, 1, 1)), atol=3e-6)
         assert np.isfinite(slope).all()
 
 

@@ -66,7 +66,7 @@ def test_evaluation_has_each_length_and_rescales_by_chance(make):
         ("data.name=a4", "data.name=a4: choose one of parity, z5"),
         ("data.length=0", "data.length=0: must be from 1, the shortest row of parity, to 2048"),
         ("data.supervision=first", "data.supervision=first: choose one of all, last"),
-        ("model.track=5", "model.track=5: must divide model.dim=24"),
+        ("model.track=5", "model.track=5: must be at least 1 and at most 4"),
         ("model.blocks=[mlstm,lstm]", "model.blocks: no layer 'lstm'"),
     ],
 )
