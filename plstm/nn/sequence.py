@@ -209,9 +209,9 @@ class GatedDeltaNet(nnx.Module):
 
 class TrackingPLSTM(nnx.Module):
     """pLSTM-1D with a `track` x `track` transition U diag(lambda) W, lambda in (-1, 1), U and W rotations: one head,
-    J_V = J_O = J_T = track. Unlike in the released code lambda = tanh(w x + b), w drawn (there tanh(5 (w x + 1)), w =
-    0, whose sign cannot change), rotations stay orthogonal (`rotation`), and source and mark start near the identity:
-    with equal entries a state is written and read along one direction, and a small rotation does not show."""
+    J_V = J_O = J_T = track. Unlike in the released code rotations stay orthogonal (`rotation`), lambda = tanh(w x + b)
+    starts with drawn w (there tanh(5 (w x + 1)), w = 0, whose sign cannot change), and source and mark start near the
+    identity: with equal entries a state is written and read along one direction, and a small rotation does not show."""
 
     def __init__(self, dim: int, track: int, rngs: nnx.Rngs):
         self.track, start = track, nnx.initializers.normal(1 / math.sqrt(dim))
@@ -219,9 +219,11 @@ class TrackingPLSTM(nnx.Module):
         self.conv = CausalConv(dim, rngs)
         self.q, self.k, self.v = make(dim), make(dim), make(dim)
         self.before, self.after = (make(track**2, use_bias=True) for _ in range(2))
-        # One eigenvalue tracks by its sign, which must be able to change; beside rotations they are memory.
-        memory = nnx.initializers.constant(1.0 if track == 1 else 2.5)
-        self.eigenvalues = make(track, use_bias=True, bias_init=memory)
+        # At the start the first eigenvalue's sign differs from token to token, so that some transitions reflect and
+        # some rotate; the others are memory.
+        is_first = jnp.arange(track) == 0
+        self.eigenvalues = make(track, use_bias=True, bias_init=lambda *_: jnp.where(is_first, 0.0, 2.5))
+        self.eigenvalues.kernel[...] *= jnp.where(is_first, 4.0, 1.0)
         near_identity = nnx.initializers.constant(6 * jnp.eye(track).reshape(-1) - 3)  # sigmoid: .95, elsewhere .05
         self.source, self.mark = (make(track**2, use_bias=True, bias_init=near_identity) for _ in range(2))
         self.direct = nnx.Param(jnp.zeros(track**2))

@@ -153,6 +153,14 @@ def test_rotations_are_the_matrix_exponential_and_orthogonal(size):
 
 
 @pytest.mark.parametrize("track", [1, 2, 4])
+def test_transitions_start_as_reflections_and_rotations_that_remember(track):
+    transition = TrackingPLSTM(64, track, nnx.Rngs(0)).transition(jax.random.normal(jax.random.key(1), (1000, 64)))
+    assert 0.4 < (np.linalg.det(transition) < 0).mean() < 0.6
+    values = np.linalg.svd(transition, compute_uv=False)
+    assert np.median(values) > 0.9
+
+
+@pytest.mark.parametrize("track", [1, 2, 4])
 def test_source_and_mark_start_near_the_identity(track):
     layer = TrackingPLSTM(8, track, nnx.Rngs(0))
     for gate in (layer.source, layer.mark):
