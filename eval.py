@@ -52,7 +52,7 @@ def print_metrics(options: EvalConfig) -> None:
     measure, weights, place = make_ready(model, task.metrics, batch_size)
     splits = choose_splits(task, options)
     for name, split in splits.items():
-        with memory_errors(batch_size):
+        with memory_errors(batch_size, "the batch size is the run's; take more devices, or one with more memory"):
             found = evaluate(measure, weights, split, batch_size, place)
         print(describe(name, found, task.unit), flush=True)
     if options.figures:

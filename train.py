@@ -36,6 +36,10 @@ from plstm.training.tracking import MetricsWriter, Tracker, long_name
 
 ROOT = Path(__file__).resolve().parent
 PROBE = 8  # examples over which the logged statistics of the model are taken
+LESS_MEMORY = (
+    "take more devices, a smaller optim.batch_size, model.remat=true where the model has it (blocks are computed "
+    "twice, not kept), or mesh.fsdp, which splits the state between devices"
+)
 
 
 class Stopped(Exception):
@@ -50,7 +54,7 @@ def main(node: DictConfig) -> Record | None:
         with hydra_task(Config):
             config, overrides = to_config(node), list(HydraConfig.get().overrides.task)
             check_workers(overrides, config)
-            with Interrupt() as interrupt, memory_errors(config.optim.batch_size):
+            with Interrupt() as interrupt, memory_errors(config.optim.batch_size, LESS_MEMORY):
                 return start(config, overrides, interrupt)
     except Stopped as stopped:
         (number,) = stopped.args
@@ -222,7 +226,8 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
                 checkpoints.close()
                 number = interrupt.signal_number or (error.args[0] if isinstance(error, Stopped) else None)
                 if number is None:
-                    say(f"saved at step {step:,}; the same command resumes the run")
+                    if step:
+                        say(f"saved at step {step:,}; the same command resumes the run")
                     raise
                 # A signal may have ended the reading processes before the loop saw it.
                 say(f"stopped by signal {number} at step {step:,}, saved; the same command resumes the run")

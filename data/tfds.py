@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
 
-from plstm.errors import UserError, first_line
+from plstm.errors import ReadError, UserError, first_line
 
 
 @contextlib.contextmanager
@@ -28,17 +28,17 @@ def quiet_tfds() -> Iterator[contextlib.ExitStack]:
 
 @contextlib.contextmanager
 def damage_named(what: str | os.PathLike, remedy: str) -> Iterator[None]:
-    """Makes a UserError of any of the dozen errors of TFDS, array_record, protobuf and Pillow for damaged files."""
+    """Makes a ReadError of any of the dozen errors of TFDS, array_record, protobuf and Pillow for damaged files."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{what} cannot be read ({first_line(error)}); {remedy}") from error
+        raise ReadError(f"{what} cannot be read ({first_line(error)}); {remedy}") from error
 
 
 class TfdsSource(Sequence):
-    """The examples of a TFDS data source at `positions`, picklable; a damaged one raises UserError with `remedy`."""
+    """The examples of a TFDS data source at `positions`, picklable; a damaged one raises ReadError with `remedy`."""
 
     def __init__(self, source: Sequence, positions: np.ndarray, folder: os.PathLike, remedy: str):
         self._source, self._positions, self._folder, self._remedy = source, positions, str(folder), remedy

@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jax
 
 from plstm.errors import run_script
-from plstm.ops.grid import STRUCTURES
 from plstm.training.environment import keep_freed_memory
 from scripts.benchmarks import baselines, languages, models, operators, runs, sequences, steps
 from scripts.common import ROOT, Parser, positive, write_results
@@ -40,13 +39,7 @@ SUBJECTS = {  # functions of the repeats and of the subject's options, which yie
     "steps": steps.measure_steps,
     "baselines": baselines.measure_baselines,
 }
-CHOICES = {
-    "dtype": ["float32", "bfloat16"],
-    "structures": list(STRUCTURES),
-    "operators": list(sequences.NAMES),
-    "models": [*models.GRAPH_MODELS, *languages.MODELS, *baselines.MODELS],
-    "groups": ["arrow", "reduced"],
-}
+LISTED = ("structures", "operators", "models", "groups")  # options whose default has all there is to choose from
 
 
 def parse_arguments() -> dict[str, Any]:
@@ -60,7 +53,8 @@ def parse_arguments() -> dict[str, Any]:
             default, several = parameter.default, {"nargs": "*"} if isinstance(parameter.default, tuple) else {}
             kind = type(default[0]) if default and several else str if several else type(default)
             kind = {int: positive, tuple: operators.side_x_images}.get(kind, kind)
-            details = {"default": default, "type": kind, "choices": CHOICES.get(option), **several}
+            choices = ["float32", "bfloat16"] if option == "dtype" else default if option in LISTED else None
+            details = {"default": default, "type": kind, "choices": choices, **several}
             command.add_argument(f"--{option}", help="(default: %(default)s)", **details)
         command.add_argument("--repeats", type=positive, default=7, help="the median is over these")
         command.add_argument("--out", type=Path, help="default: results/benchmarks/<subject>-<backend>.json")

@@ -20,6 +20,7 @@ from data.arrow_pointing.geometry import ArrowVariant, render
 from plstm.config import run_name
 from plstm.drawing import new_figure, save, style
 from plstm.errors import UserError, run_script
+from plstm.models import VisionConfig
 from plstm.runs.weights import from_checkpoint
 from plstm.tasks.vision import draw_pattern, find_flow, normalise
 from scripts.common import ROOT, Parser, positive
@@ -43,6 +44,8 @@ def main() -> None:
     models = [from_checkpoint(run, runs=options.runs) for run in options.run]
     if other := [model for model in models if model.info.config.task != "arrow"]:
         raise UserError(f"{other[0].info.run}: this run's task is {other[0].info.config.task}, not arrow pointing")
+    if other := [model for model in models if not isinstance(model.info.config.model, VisionConfig)]:
+        raise UserError(f"{other[0].info.run}: drawn are pLSTM and ViT, not {other[0].info.config.model.family}")
     data = models[0].info.config.data
     variant = ArrowVariant(0, data.size, data.scale, law=data.law)
     shown = [(split, arrow) for split in SPLITS for arrow in pick(variant, split, options.count)]

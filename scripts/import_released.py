@@ -20,15 +20,13 @@ import orbax.checkpoint as ocp
 from absl import logging
 from flax.serialization import msgpack_restore
 from flax.traverse_util import flatten_dict
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
 
 from data.files import write_errors, write_file
 from plstm.config import Config, run_name
 from plstm.errors import UserError, first_line, run_script
 from plstm.models import VisionConfig
 from plstm.models.released import from_released, infer_config, to_released
-from plstm.runs.cli import check_overrides, explain
+from plstm.runs.cli import check_overrides
 from plstm.runs.programs import compose_experiment
 from plstm.runs.weights import Info, from_checkpoint, save_safetensors
 from plstm.tasks import TASKS
@@ -66,10 +64,7 @@ def choose_config(tree: dict[str, np.ndarray], overrides: list[str]) -> Config:
         raise UserError("experiment: name the one that the model was trained as, experiment=imagenet/plstm_t")
     found = [f"{ELSEWHERE.get(key, f'model.{key}')}={json.dumps(value)}" for key, value in infer_config(tree).items()]
     others = [word for word in overrides if not word.startswith("experiment=")]
-    try:
-        return compose_experiment(experiments[0], *found, *others)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(explain(error, Config)) from error
+    return compose_experiment(experiments[0], *found, *others)
 
 
 def main() -> None:

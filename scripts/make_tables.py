@@ -53,7 +53,7 @@ def main() -> int:
         for path, data in render_table(table, records, results, experiment_cost).items():
             update(path, data)
     if not arguments.names:
-        if results == ROOT / "results":  # after the tables, which the documents quote
+        if results.resolve() == ROOT / "results":  # after the tables, which the documents quote
             for path in document_paths(ROOT):
                 update(path, fill_document(path, ROOT).encode())
         if arguments.check:

@@ -32,7 +32,6 @@ from plstm.results import sweeps
 from plstm.results.definitions import TableDefinition, check_overrides, load_table
 from plstm.results.figures import draw_table
 from plstm.results.records import Hardware, read_records
-from plstm.results.sweeps import superfluous_runs
 from plstm.results.tables import render_table
 from plstm.runs.programs import experiment_cost
 from scripts.common import Parser, positive
@@ -65,6 +64,8 @@ def planned_jobs(table: TableDefinition, sections: str | None, seeds: str | None
     for option, key, wanted in (("sections", table.sections, sections), ("seeds", "seed", seeds)):
         if wanted is not None:
             known = [str(value) for value in table.sweep.get(key, ())]
+            if not known:
+                raise UserError(f"--{option}: table {table.name} has none; leave it out")
             if unknown := [name for name in wanted.split(",") if name not in known]:
                 raise UserError(f"--{option}: {unknown[0]!r} is none of table {table.name}: {', '.join(known)}")
             runs = [run for run in runs if str(run.values[key]) in wanted.split(",")]
@@ -83,7 +84,7 @@ def query_hardware() -> Hardware:
 
 def place(jobs: int, processes: int | None, hardware: Hardware) -> list[dict[str, str]]:
     """The environment of each process that runs beside others: its share of the cores, or GPUs of its own."""
-    cores, devices = len(os.sched_getaffinity(0)), hardware["device_count"]
+    cores, devices = hardware["cpu_cores"], hardware["device_count"]
     on_cpu = hardware["platform"] == "cpu"
     count = max(1, min(processes or (cores if on_cpu else 1), jobs))
     if count == 1:
@@ -104,7 +105,7 @@ def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
     """Print one line a job and a total; return what is unfinished in order."""
     records = read_records(arguments.results)
     found = sweeps.match_records(table, records)[0]
-    started, superfluous = sweeps.started_runs(table, arguments.runs), superfluous_runs(table, records)
+    started, superfluous = sweeps.started_runs(table, arguments.runs), sweeps.superfluous_runs(table, records)
     hardware = query_hardware()
     unfinished, costs, finished, saved = [], [], 0, 0
     for job in planned_jobs(table, arguments.sections, arguments.seeds):
@@ -237,7 +238,7 @@ def main() -> int:
 
     def overrides(job: sweeps.Job) -> list[str] | None:
         records = read_records(results)
-        if job.runs[0].key in superfluous_runs(table, records):
+        if job.runs[0].key in sweeps.superfluous_runs(table, records):
             return None
         start = sweeps.initial_override(job.runs[0], sweeps.match_records(table, records)[0])
         return [*start, *arguments.overrides, *paths]

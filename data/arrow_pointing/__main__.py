@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from data.arrow_pointing.builder import prepare
 from data.arrow_pointing.geometry import LAWS, SPLITS, ArrowVariant, digest, render
+from data.commands import Parser
 from data.pictures import contact_sheet, write_picture
 from plstm.errors import UserError, run_script
 
@@ -17,13 +18,13 @@ CAPTIONS = ("points away", "points at the circle")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m data.arrow_pointing", description="The arrow-pointing data set.")
-    sizes = argparse.ArgumentParser(add_help=False)
+    parser = Parser(prog="python -m data.arrow_pointing", description="The arrow-pointing data set.")
+    sizes = Parser(add_help=False)
     sizes.add_argument("--seed", type=int, help="of the training images (43)")
     sizes.add_argument("--size", type=int, default=192, help="training canvas in pixels, half an extended one (192)")
     sizes.add_argument("--scale", type=float, default=1.0, help="multiplies every other pixel length (1.0)")
     sizes.add_argument("--law", choices=LAWS, default="paper", help="of the geometries (paper)")
-    some = argparse.ArgumentParser(add_help=False, parents=[sizes])
+    some = Parser(add_help=False, parents=[sizes])
     some.add_argument("split", choices=SPLITS)
     some.add_argument("--count", type=int, help="only the first so many images")
     commands = parser.add_subparsers(dest="command", required=True)

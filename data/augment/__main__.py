@@ -8,16 +8,10 @@ from PIL import Image
 from data.augment.operations import OPERATIONS
 from data.augment.recipes import MAX_MAGNITUDE, RAND_ARGUMENTS, RECIPES
 from data.augment.views import draw_view, evaluation_crop, make_view, view_rng
+from data.commands import Parser
 from data.decoding import CorruptImage, decode
 from data.pictures import contact_sheet, write_picture
 from plstm.errors import UserError, run_script
-
-
-class Parser(argparse.ArgumentParser):
-    """Reports bad arguments in one line, like every other error."""
-
-    def error(self, message: str):
-        raise UserError(f"{message} (see {self.prog} --help)")
 
 
 def main() -> None:
@@ -33,7 +27,7 @@ def main() -> None:
     about = "ImageNet augmentation: crop, flip, auto-augment, color jitter."
     style = argparse.RawDescriptionHelpFormatter
     parser = Parser("python -m data.augment", description=about, epilog="\n".join(listing), formatter_class=style)
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
+    commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("sheet", help="draw a contact sheet of a picture's views under a recipe")
     one = commands.add_parser("op", help="apply one RandAugment operation to a whole picture")
     see = "one of RandAugment's, see python -m data.augment --help"

@@ -23,7 +23,7 @@ from data.augment.recipes import AugmentConfig
 from data.augment.views import augment, evaluation_crop, view_rng
 from data.decoding import CorruptImage, decode
 from data.loading import MAX_STEPS, epoch_order, read
-from plstm.errors import ReadError, UserError
+from plstm.errors import ReadError
 
 GREY = 128
 MAX_CORRUPT = 0.001
@@ -62,7 +62,7 @@ class _Reader:
         if workers and os.path.isdir(SHARED) and shared > (free := shutil.disk_usage(SHARED).free):
             what = f"{free / 2**30:.1f} GiB free, but the batches of data.workers need {shared / 2**30:.1f}"
             # Processes that write past the end of shared memory die unheard.
-            raise UserError(f"{SHARED}: {what}; take fewer, or give the container more (docker run --shm-size)")
+            raise ReadError(f"{SHARED}: {what}; take fewer, or give the container more (docker run --shm-size)")
         for batch in read(make, start, stop, workers, threads=1):
             for name, why in batch.pop("corrupt"):
                 if name not in self._corrupt:

@@ -11,12 +11,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from plstm.errors import one_of, positive, require
+from plstm.errors import MAX_SIZE, one_of, positive, require
 from plstm.nn.layers import DTYPES, dense, linear
 from plstm.nn.maps import BatchNorm, depthwise, unfold
 from plstm.ops.common import HIGHEST
 
-MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
 B0 = [[3, 1, 1, 1, 16], [3, 2, 2, 6, 24], [5, 2, 2, 6, 40], [3, 2, 3, 6, 80]]
 B0 += [[5, 1, 3, 6, 112], [5, 2, 4, 6, 192], [3, 1, 1, 6, 320]]
 HE = nnx.initializers.variance_scaling(2.0, "fan_in", "normal")
@@ -45,7 +44,7 @@ class EfficientNetConfig:
         require(
             self,
             *one_of(self, dtype=tuple(DTYPES)),
-            *positive(self, "image_size", "channels", "classes", "stem", "features", most=MAX_SIZE),
+            *positive(self, "image_size", "channels", "classes", "stem", "features"),
             ("stages", bool(stages) and whole and all(stage[0] % 2 for stage in stages), row),
             ("dropout", 0 <= self.dropout < 1, "must be in [0, 1)"),
             prefix="model.",

@@ -15,7 +15,6 @@ from plstm.nn.graph import TRANSITION_NODES, GraphMixer, degree_encoding
 from plstm.nn.layers import MLP, NORM_EPSILON, dense, norm
 from plstm.ops.dag import METHODS, NORMS, PackedDags
 
-MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
 PLSTM_ONLY = ("heads", "mlp_ratio", "p_norm", "reverse_p", "transition_node", "method")
 
 GLOROT = nnx.initializers.glorot_uniform()
@@ -148,7 +147,7 @@ class GraphConfig:
         check(
             *one_of(self, kind=KINDS, p_norm=NORMS, reverse_p=both, transition_node=TRANSITION_NODES),
             *one_of(self, method=METHODS, lstm_pool=pools),
-            *positive(self, "dim", "depth", "heads", "mlp_ratio", most=MAX_SIZE),
+            *positive(self, "dim", "depth", "heads", "mlp_ratio"),
         )
         divides = self.kind != "plstm" or self.dim % self.heads == self.dim % 2 == 0
         check(("dim", divides, f"must be even and a multiple of model.heads={self.heads}"))

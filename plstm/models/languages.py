@@ -10,7 +10,6 @@ from jax import Array
 from plstm.errors import one_of, positive, require
 from plstm.nn.recurrent import LSTM, PRLSTM, PRRNN, RNN, Rows, StackRNN, TapeRNN, Transformer, dense
 
-MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
 # The fields that only some kinds have.
 OWN = {
     "refinements": ("pr_lstm", "pr_rnn"),
@@ -40,7 +39,7 @@ class LanguageConfig:
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
         sizes = ("dim", "memory_width", "memory_cells", "write_hidden", "depth", "heads", "mlp_ratio")
-        rules = [*one_of(self, kind=KINDS), *positive(self, *sizes, most=MAX_SIZE)]
+        rules = [*one_of(self, kind=KINDS), *positive(self, *sizes)]
         rules.append(("refinements", 0 <= self.refinements <= 16, "must be from 0 to 16"))
         rules.append(("dropout", 0 <= self.dropout < 1, "must be in [0, 1)"))
         divides = self.kind != "transformer" or self.dim % (2 * self.heads) == 0

@@ -3,7 +3,6 @@
 Feature maps are [height, width, images, channels]; see `plstm.nn.maps`.
 """
 
-import math
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -12,17 +11,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from plstm.errors import one_of, positive, require
-from plstm.nn.layers import DTYPES, MLP, dense, exact_gelu, norm, uniform_within
+from plstm.errors import MAX_SIZE, one_of, positive, require
+from plstm.nn.layers import DTYPES, MLP, dense, exact_gelu, inverse_softplus_steps, norm, uniform_within
 from plstm.nn.maps import unfold
 from plstm.ops.common import HIGHEST
 from plstm.ops.mamba2d import mamba2d
 
-MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
 MIXERS = ("m2d", "attention")
 HEAD_DIM, MLP_RATIO = 32, 4
 STEM, STEP = (7, 4, 2), (3, 2, 1)  # kernel, stride and padding of the convolutions before the first and other stages
-MIN_DELTA, MAX_DELTA = 1e-3, 0.1  # of the initial step sizes
 
 
 @dataclass
@@ -47,7 +44,7 @@ class Mamba2DConfig:
         require(
             self,
             *one_of(self, dtype=tuple(DTYPES)),
-            *positive(self, "image_size", "channels", "classes", "states", most=MAX_SIZE),
+            *positive(self, "image_size", "channels", "classes", "states"),
             ("dims", stages and all(1 <= dim <= MAX_SIZE for dim in self.dims), sizes),
             ("depths", len(self.depths) == stages and all(1 <= n <= MAX_SIZE for n in self.depths), sizes),
             (
@@ -57,13 +54,6 @@ class Mamba2DConfig:
             ),
             prefix="model.",
         )
-
-
-def inverse_softplus_steps(key: Array, dim: int) -> Array:
-    """Biases [dim] whose softplus is drawn log-uniformly between MIN_DELTA and MAX_DELTA."""
-    log_min, log_max = math.log(MIN_DELTA), math.log(MAX_DELTA)
-    delta = jnp.exp(jax.random.uniform(key, (dim,), minval=log_min, maxval=log_max))
-    return delta + jnp.log(-jnp.expm1(-delta))
 
 
 def log_of_states(dim: int, states: int) -> nnx.Param:

@@ -13,7 +13,6 @@ from plstm.errors import UserError, one_of, positive, require
 from plstm.nn.layers import KERNEL_INIT, MLP, NORM_EPSILON, NORMS, linear
 from plstm.nn.sequence import MLSTM, SLSTM, CausalAttention, GatedDeltaNet, Mamba2, TrackingPLSTM
 
-MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
 MAX_TRACK = 4  # the largest `rotation`
 
 
@@ -36,7 +35,7 @@ class SequenceConfig:
         for name in self.blocks:
             if name not in LAYERS:
                 raise UserError(f"model.blocks: no layer {name!r}; choose from {', '.join(LAYERS)}")
-        check(*one_of(self, norm=tuple(NORMS)), *positive(self, "dim", "heads", "state_dim", most=MAX_SIZE))
+        check(*one_of(self, norm=tuple(NORMS)), *positive(self, "dim", "heads", "state_dim"))
         check(*positive(self, "track", most=MAX_TRACK))
         check(("dim", self.dim % (2 * self.heads) == 0, f"must be a multiple of 2 model.heads, {2 * self.heads}"))
         if "plstm" in self.blocks:

@@ -11,9 +11,19 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from plstm.errors import one_of, positive, require
-from plstm.models.mamba2d import MAX_SIZE, MLP_RATIO, inverse_softplus_steps
-from plstm.nn.layers import DTYPES, MLP, dense, drop_path, exact_gelu, linear, norm, uniform_within
+from plstm.errors import MAX_SIZE, one_of, positive, require
+from plstm.models.mamba2d import MLP_RATIO
+from plstm.nn.layers import (
+    DTYPES,
+    MLP,
+    dense,
+    drop_path,
+    exact_gelu,
+    inverse_softplus_steps,
+    linear,
+    norm,
+    uniform_within,
+)
 from plstm.nn.maps import depthwise, unfold
 from plstm.ops.common import HIGHEST
 from plstm.ops.ss2d import ss2d
@@ -51,7 +61,7 @@ class SS2DConfig:
         require(
             self,
             *one_of(self, form=FORMS, dtype=tuple(DTYPES)),
-            *positive(self, "image_size", "channels", "classes", "states", most=MAX_SIZE),
+            *positive(self, "image_size", "channels", "classes", "states"),
             ("dims", stages and all(2 <= dim <= MAX_SIZE for dim in self.dims), sizes.replace("from 1", "from 2")),
             ("depths", len(self.depths) == stages and all(1 <= n <= MAX_SIZE for n in self.depths), sizes),
             ("drop_path", 0 <= self.drop_path < 1, "must be in [0, 1)"),

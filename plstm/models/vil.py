@@ -20,7 +20,6 @@ from plstm.nn.sequence import BLOCK, BlockDiagonal
 from plstm.ops.common import HIGHEST
 from plstm.ops.mlstm import mlstm
 
-MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
 CHUNK = 48  # tokens of the mLSTM at a time
 HEAD_EPSILON = 1e-6  # of the norm before the head
 MAX_UNROLLED = 4  # pairs of blocks
@@ -46,7 +45,7 @@ class ViLConfig:
         """Raises UserError naming the key where the parts do not fit together."""
         sizes = ("image_size", "channels", "classes", "patch_size", "dim", "depth", "heads")
         check = partial(require, self, prefix="model.")
-        check(*one_of(self, dtype=tuple(DTYPES)), *positive(self, *sizes, most=MAX_SIZE))
+        check(*one_of(self, dtype=tuple(DTYPES)), *positive(self, *sizes))
         check(
             ("conv_grid", self.conv_grid in (True, "released"), "choose one of true, released"),
             ("patch_size", self.image_size % self.patch_size == 0, f"must divide model.image_size={self.image_size}"),

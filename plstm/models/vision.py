@@ -18,7 +18,6 @@ from plstm.ops.common import HIGHEST
 from plstm.ops.grid import METHODS, WIDEST_FUSED, gating_matrix, plstm2d
 
 MODES = ("P", "D", "attention")
-MAX_SIZE = 2**16  # of any dimension; a larger one is a typing error
 MAX_UNROLLED = 4  # blocks
 
 
@@ -57,7 +56,7 @@ class VisionConfig:
         check(
             *one_of(self, gates=("released", "printed"), gate_init=("zeros", "normal"), pooling=pools, norm=norms),
             *one_of(self, dtype=dtypes, method=METHODS),
-            *positive(self, *sizes, most=MAX_SIZE),
+            *positive(self, *sizes),
             ("drop_path", 0 <= self.drop_path < 1, "must be in [0, 1)"),
             ("modes", modes and set(modes) <= set(MODES), f"choose from {', '.join(MODES)}"),
         )

@@ -52,6 +52,12 @@ def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, use_bias: bool = True, **op
     return linear(dim_in, dim_out, use_bias=use_bias, kernel_init=start, bias_init=start, rngs=rngs, **options)
 
 
+def inverse_softplus_steps(key: jax.Array, dim: int) -> jax.Array:
+    """Biases [dim] whose softplus is a step of a state-space model, drawn log-uniformly from [0.001, 0.1]."""
+    step = jnp.exp(jax.random.uniform(key, (dim,), minval=math.log(1e-3), maxval=math.log(0.1)))
+    return step + jnp.log(-jnp.expm1(-step))
+
+
 class PatchEmbedding(nnx.Module):
     """Cuts an image into squares and maps each linearly to a token; kernel [patch patch channels, dim]."""
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from plstm.nn.layers import head_norm, linear, uniform_within
+from plstm.nn.layers import dense, head_norm, inverse_softplus_steps, linear, uniform_within
 from plstm.ops.common import product, small_product
 from plstm.ops.delta_rule import gated_delta_rule
 from plstm.ops.mlstm import mlstm
@@ -35,12 +35,6 @@ LEFT_UNITS = np.array(
     np.float32,
 )
 RIGHT_UNITS = np.array([np.diag([1, -1, -1, -1]) @ unit.T @ np.diag([1, -1, -1, -1]) for unit in LEFT_UNITS])
-
-
-def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, start: nnx.Initializer | None = None, **options) -> nnx.Linear:
-    """A linear map without a bias, unless `use_bias`."""
-    start, options = start or uniform_within(1 / math.sqrt(dim_in)), {"use_bias": False} | options
-    return linear(dim_in, dim_out, kernel_init=start, rngs=rngs, **options)
 
 
 @jax.custom_vjp
@@ -115,7 +109,8 @@ class MLSTM(nnx.Module):
         self.input_gate = gate(bias_init=nnx.initializers.normal(0.1))
         self.forget_gate = gate(bias_init=lambda *_: jnp.linspace(3.0, 6.0, heads))
         self.norm_scale, self.skip = nnx.Param(jnp.ones(inner)), nnx.Param(jnp.ones(inner))
-        self.down = dense(inner, dim, rngs, nnx.initializers.normal(2 / depth / math.sqrt(dim)))
+        start = nnx.initializers.normal(2 / depth / math.sqrt(dim))
+        self.down = linear(inner, dim, use_bias=False, kernel_init=start, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x, z = jnp.split(self.up(x), 2, axis=-1)
@@ -149,12 +144,6 @@ class SLSTM(nnx.Module):
         return head_norm(slstm(*gates, self.weight[...]), centred=True) * self.norm_scale[...]
 
 
-def start_steps(heads: int, rngs: nnx.Rngs) -> jax.Array:
-    """Biases whose softplus is a step log-uniform in [0.001, 0.1]."""
-    step = jnp.exp(jax.random.uniform(rngs.params(), (heads,), minval=math.log(1e-3), maxval=math.log(0.1)))
-    return step + jnp.log(-jnp.expm1(-step))
-
-
 class Mamba2(nnx.Module):
     """Projection, convolution, state space, gate, then RMSNorm over all channels (Mamba-2's reference code); inner
     width 2 dim, heads of `head_dim`, `state_dim` numbers of B and C."""
@@ -164,12 +153,12 @@ class Mamba2(nnx.Module):
         heads, convolved = inner // head_dim, inner + 2 * state_dim
         self.parts = inner, inner + convolved  # where z ends, and where x, B and C do
         self.state_dim = state_dim
-        self.project = dense(dim, inner + convolved + heads, rngs)
+        self.project = dense(dim, inner + convolved + heads, rngs, use_bias=False)
         self.conv = CausalConv(convolved, rngs)
-        self.step_bias = nnx.Param(start_steps(heads, rngs))
+        self.step_bias = nnx.Param(inverse_softplus_steps(rngs.params(), heads))
         self.a_log = nnx.Param(jnp.log(jax.random.uniform(rngs.params(), (heads,), minval=1.0, maxval=16.0)))
         self.skip, self.norm_scale = nnx.Param(jnp.ones(heads)), nnx.Param(jnp.ones(inner))
-        self.out = dense(inner, dim, rngs)
+        self.out = dense(inner, dim, rngs, use_bias=False)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         z, convolved, step = jnp.split(self.project(x), self.parts, axis=-1)
@@ -187,14 +176,15 @@ class GatedDeltaNet(nnx.Module):
 
     def __init__(self, dim: int, heads: int, negative: bool, rngs: nnx.Rngs):
         self.heads, self.scale = heads, 2.0 if negative else 1.0
-        self.q, self.k, self.v = dense(dim, dim, rngs), dense(dim, dim, rngs), dense(dim, 2 * dim, rngs)
-        self.decay, self.beta = dense(dim, heads, rngs), dense(dim, heads, rngs)
+        make = functools.partial(dense, rngs=rngs, use_bias=False)
+        self.q, self.k, self.v = make(dim, dim), make(dim, dim), make(dim, 2 * dim)
+        self.decay, self.beta = make(dim, heads), make(dim, heads)
         self.a_log = nnx.Param(jnp.log(jax.random.uniform(rngs.params(), (heads,), minval=1e-3, maxval=16.0)))
-        self.step_bias = nnx.Param(start_steps(heads, rngs))
+        self.step_bias = nnx.Param(inverse_softplus_steps(rngs.params(), heads))
         self.convs = nnx.List([CausalConv(size, rngs, use_bias=False) for size in (dim, dim, 2 * dim)])
-        self.gate = dense(dim, 2 * dim, rngs)
+        self.gate = make(dim, 2 * dim)
         self.norm_scale = nnx.Param(jnp.ones(2 * dim // heads))
-        self.out = dense(2 * dim, dim, rngs)
+        self.out = make(2 * dim, dim)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         projected = (conv(part(x)) for conv, part in zip(self.convs, (self.q, self.k, self.v), strict=True))
@@ -215,7 +205,7 @@ class TrackingPLSTM(nnx.Module):
 
     def __init__(self, dim: int, track: int, rngs: nnx.Rngs):
         self.track, start = track, nnx.initializers.normal(1 / math.sqrt(dim))
-        make = functools.partial(dense, dim, rngs=rngs, start=start)
+        make = functools.partial(linear, dim, use_bias=False, kernel_init=start, rngs=rngs)
         self.conv = CausalConv(dim, rngs)
         self.q, self.k, self.v = make(dim), make(dim), make(dim)
         self.before, self.after = (make(track**2, use_bias=True) for _ in range(2))

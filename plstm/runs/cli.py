@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import jax
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -56,7 +57,7 @@ def hydra_task(entry: type) -> Iterator[None]:
         _fail(f"{len(JobFailed.all)} jobs of this sweep failed, each with a line above; the first: {error}")
     except UserError as error:
         _fail(str(error))
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         _fail(explain(error, entry))
     except OSError as error:
         if not error.filename and error.errno != errno.ENOSPC:
@@ -109,7 +110,10 @@ def quote_ids(word: str) -> str:
 
 def check_local(path: Path) -> None:
     """Raises UserError if a machine's own settings change what is computed: git does not see that file."""
-    for key in _dotted_keys(OmegaConf.load(path)) if path.is_file() else []:
+    settings = OmegaConf.load(path) if path.is_file() else OmegaConf.create()
+    if not isinstance(settings, DictConfig):
+        raise UserError(f"{path}: write keys and their values, such as paths: {{runs: /data/runs}}")
+    for key in _dotted_keys(settings):
         if not any(f"{key}.".startswith(known) or known.startswith(f"{key}.") for known in LOCAL_KEYS):
             raise UserError(f"{path}: {key} has no place there, only paths, logger, data.root and data.workers have")
 

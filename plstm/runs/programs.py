@@ -11,11 +11,13 @@ import jax
 import optax
 from flax import nnx
 from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 from jax.sharding import Mesh
+from omegaconf.errors import OmegaConfBaseException
 
 from plstm.config import Config, LoopConfig, from_plain, to_config
 from plstm.errors import UserError
-from plstm.runs.cli import CONFIGS, register
+from plstm.runs.cli import CONFIGS, explain, register
 from plstm.tasks import TASKS, Task
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.meshes import Layout, make_mesh
@@ -88,10 +90,14 @@ class Cost(NamedTuple):
 
 
 def compose_experiment(experiment: str, *overrides: str) -> Config:
-    """The checked config of `python train.py experiment=...`; a run to fine-tune need not exist. Errors: Hydra's."""
+    """The checked config of `python train.py experiment=...`; a run to fine-tune need not exist. Raises
+    UserError where it cannot be composed."""
     register()
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        node = compose("train", overrides=[f"experiment={experiment}", "init_from=null", *overrides])
+    try:
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            node = compose("train", overrides=[f"experiment={experiment}", "init_from=null", *overrides])
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(explain(error, Config)) from error
     return to_config(node)
 
 

@@ -54,7 +54,8 @@ class LanguageTask(StreamTask):
         data = config.data
         known, longest = ", ".join(LANGUAGES), f"must be above data.max_length={data.max_length} and at most 2048"
         fits = all(1 <= length <= data.longest for length in data.ext_lengths) and data.ext_lengths
-        whole = data.eval_rows % cls.batch_rows == 0 or 1 <= data.eval_rows < cls.batch_rows
+        size = min(config.optim.batch_size, cls.batch_rows)  # batches of other sizes would weigh the same
+        whole = 1 <= data.eval_rows <= 2**20 and (data.eval_rows < size or data.eval_rows % size == 0)
         require(
             config,
             ("data.name", data.name in LANGUAGES, f"choose one of {known}"),
@@ -62,7 +63,7 @@ class LanguageTask(StreamTask):
             ("data.longest", data.max_length < data.longest <= 2048, longest),
             ("data.every", data.every >= 1, "must be at least 1"),
             ("data.ext_lengths", bool(fits), f"must be lengths from 1 to data.longest={data.longest}"),
-            ("data.eval_rows", whole, f"must be a multiple of {cls.batch_rows}, or less than that"),
+            ("data.eval_rows", whole, f"must be a multiple of {size}, the rows of a batch, or less, and at least 1"),
         )
 
     def __init__(self, config: RunConfig):

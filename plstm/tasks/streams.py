@@ -40,7 +40,7 @@ class StreamBatches:
 class LengthSplit:
     """Rows of several lengths to evaluate on; see `plstm.training.steps.Split`.
 
-    draw(length): all `rows` rows, arrays [rows, ...] padded to shapes that are the same for all lengths. A batch has
+    draw(length): all `rows` rows, arrays [rows, ...], with a shape for each length, or padded to a few. A batch has
     rows of one length, "mask" and "group", int32 [batch], the place of that length in `lengths`.
     """
 

@@ -101,7 +101,7 @@ def forget_programs_near_limit() -> bool:
 
 
 @contextlib.contextmanager
-def memory_errors(batch_size: int) -> Iterator[None]:
+def memory_errors(batch_size: int, remedy: str) -> Iterator[None]:
     """Turns out-of-memory errors of JAX and Python into UserError, which names the batch size."""
     try:
         yield
@@ -112,8 +112,7 @@ def memory_errors(batch_size: int) -> Iterator[None]:
         each = -(-batch_size // jax.device_count())
         raise UserError(
             f"optim.batch_size={batch_size}: {where} ran out of memory, at {each:,} examples a device "
-            f"({first_line(error)}); take more devices, a smaller optim.batch_size, model.remat=true where the model "
-            "has it (blocks are computed twice, not kept), or mesh.fsdp, which splits the state between devices"
+            f"({first_line(error)}); {remedy}"
         ) from error
 
 

@@ -24,6 +24,7 @@ from plstm.training.steps import init_state
 from scripts.benchmarks.operators import Row, alternate, ratio, timing
 from scripts.common import ROOT
 
+# Not from scripts.common: another checkout may not have it there.
 ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "NPROC": "1", "OMP_NUM_THREADS": "1"}
 STEPS = 10  # of which the fastest counts
 

@@ -4,10 +4,12 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
 from hydra import compose, initialize_config_dir
 
-from plstm.config import run_id, to_config, to_eval_config
-from plstm.runs.cli import CONFIGS, register
+from plstm.config import Config, run_id, to_config, to_eval_config
+from plstm.errors import UserError
+from plstm.runs.cli import CONFIGS, check_local, hydra_task, register
 
 
 def composed_from(configs: Path):
@@ -34,3 +36,14 @@ def test_the_local_config_of_the_readme_is_taken_where_nothing_is_given(tmp_path
     assert (own.data.root, own.paths.runs, own.logger.mode) == ("there", "here", "disabled")
     for name, config in trainings.items():
         assert config != without[name] and run_id(config) == run_id(without[name])
+
+
+def test_a_local_config_that_is_not_one_is_named(tmp_path, capsys):
+    path = tmp_path / "default.yaml"
+    path.write_text("[paths]")
+    with pytest.raises(UserError, match=f"{path}: write keys and their values"):
+        check_local(path)
+    path.write_text("paths: {runs: here")
+    with pytest.raises(SystemExit), hydra_task(Config):
+        check_local(path)
+    assert f'"{path}", line 1' in capsys.readouterr().err

@@ -253,7 +253,6 @@ CPU = {"platform": "cpu", "device_kind": "cpu", "device_count": 1, "cpu_model": 
 
 
 def test_runs_side_by_side_share_cores_and_devices(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(8))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     plain = {"TERM": "dumb"}
     assert run_table.place(1, None, CPU) == run_table.place(20, 1, CPU) == run_table.place(0, None, CPU) == [{}]
