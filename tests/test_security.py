@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from omegaconf import OmegaConf
 from PIL import Image
 
