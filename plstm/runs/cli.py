@@ -31,6 +31,7 @@ from plstm.tasks import TASKS
 from plstm.training.environment import keep_freed_memory, keep_programs, whole_cache
 
 EXIT_BAD_INPUT = 2
+CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)  # for `explain`
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LOCAL_KEYS = ("paths.", "logger.", "data.root.", "data.workers.")  # what configs/local/default.yaml may have
 
@@ -57,7 +58,7 @@ def hydra_task(entry: type) -> Iterator[None]:
         _fail(f"{len(JobFailed.all)} jobs of this sweep failed, each with a line above; the first: {error}")
     except UserError as error:
         _fail(str(error))
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+    except CONFIG_ERRORS as error:
         _fail(explain(error, entry))
     except OSError as error:
         if not error.filename and error.errno != errno.ENOSPC:

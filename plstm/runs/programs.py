@@ -11,13 +11,11 @@ import jax
 import optax
 from flax import nnx
 from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
 from jax.sharding import Mesh
-from omegaconf.errors import OmegaConfBaseException
 
 from plstm.config import Config, LoopConfig, from_plain, to_config
 from plstm.errors import UserError
-from plstm.runs.cli import CONFIGS, explain, register
+from plstm.runs.cli import CONFIG_ERRORS, CONFIGS, explain, register
 from plstm.tasks import TASKS, Task
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.meshes import Layout, make_mesh
@@ -96,7 +94,7 @@ def compose_experiment(experiment: str, *overrides: str) -> Config:
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
             node = compose("train", overrides=[f"experiment={experiment}", "init_from=null", *overrides])
-    except (HydraException, OmegaConfBaseException) as error:
+    except CONFIG_ERRORS as error:
         raise UserError(explain(error, Config)) from error
     return to_config(node)
 

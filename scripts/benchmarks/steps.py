@@ -16,6 +16,7 @@ from pathlib import Path
 import jax
 
 from plstm.config import shared_config
+from plstm.errors import UserError, run_script
 from plstm.runs.programs import Plan, compile_programs, compose_experiment
 from plstm.tasks import TASKS
 from plstm.training.environment import keep_freed_memory
@@ -54,7 +55,9 @@ def _start(folder: Path, arguments: list[str]) -> subprocess.Popen:
 
 def _ask(run: subprocess.Popen) -> float:
     print(file=run.stdin, flush=True)
-    return float(run.stdout.readline())
+    if not (answer := run.stdout.readline()):
+        raise UserError(f"{' '.join(run.args[2:])}: cannot be run; the reason stands above")
+    return float(answer)
 
 
 def serve(experiment: str, *overrides: str) -> None:
@@ -76,4 +79,4 @@ def serve(experiment: str, *overrides: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(*sys.argv[1:])
+    run_script(lambda: serve(*sys.argv[1:]))
