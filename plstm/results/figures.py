@@ -157,8 +157,8 @@ def _mean_points(curves: Sequence[Sequence[tuple[float, float]]]) -> pd.DataFram
 
 
 def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:
-    """Draw the accuracy at each length of the split `figure.lengths`, a panel a section and a line a run, coloured by
-    model; chance is dotted."""
+    """Draw the accuracy at each length of the split `figure.lengths`, a panel a section and a line a model: the mean of
+    its runs, which are thin lines where there are several. Chance is dotted."""
     sections = [section for section in table.section_values if any(cell.section == section for cell in cells)]
     chance = next((entry for entry in read_baselines(table, results_dir) if entry["name"] == "chance"), {})
     columns, prefix = min(len(sections), PANELS), f"{PRIMARY_METRIC}@"
@@ -168,11 +168,14 @@ def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
         figure = new_figure(2.6 * columns + 0.6, 2.2 * lines + 0.9)
         axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
         for section, axis in zip(sections, axes, strict=False):
-            for own, run in ((cell, run) for cell in cells if cell.section == section for run in cell.runs):
-                found = run.metrics["last"][table.figure.lengths].items()
-                points = [(int(key.removeprefix(prefix)), value) for key, value in found if key.startswith(prefix)]
-                line, colour = styles[own.row.name]
-                axis.plot(*zip(*points, strict=True), color=colour, ls=line, lw=1.1, label=own.row.name)
+            for cell in (cell for cell in cells if cell.section == section):
+                metrics = [run.metrics["last"][table.figure.lengths] for run in cell.runs]
+                curves = [[(int(key[len(prefix) :]), y[key]) for key in y if key.startswith(prefix)] for y in metrics]
+                line, colour = styles[cell.row.name]
+                for points in curves if len(curves) > 1 else ():
+                    axis.plot(*zip(*points, strict=True), color=colour, ls=line, lw=0.6, alpha=0.35)
+                mean = _mean_points(curves)
+                axis.plot(mean["epoch"], mean["mean"], color=colour, ls=line, lw=1.6, label=cell.row.name)
             if str(section) in chance:
                 axis.axhline(chance[str(section)], color="0.45", lw=1, ls=":", label="chance", zorder=0)
             axis.set(title=table.section_title(section), ylim=(0, 1.03))
