@@ -93,7 +93,7 @@ def test_baselines_stand_beside_their_task_and_split_alone(table, tmp_path):
     assert chance["test"].dropna().to_dict() == {"bucket_sort": 20} and "val" not in chance.dropna(axis="columns")
 
 
-def test_the_figure_has_a_panel_a_task_and_a_line_a_run(table, add, tmp_path):
+def test_the_figure_has_a_panel_a_task_and_a_line_a_model_with_its_runs(table, add, tmp_path):
     add("pr_lstm", "missing_duplicate", 43, 1.0, 1.0, 1.0)
     add("lstm", "missing_duplicate", 43, 1.0, 0.6, 0.5)
     add("lstm", "missing_duplicate", 44, 0.9, 0.5, 0.5)
@@ -102,6 +102,6 @@ def test_the_figure_has_a_panel_a_task_and_a_line_a_run(table, add, tmp_path):
     assert [path.name for path in paths] == [f"{NAME}-lengths.png", f"{NAME}-lengths.svg"]
     text = paths[1].read_text()
     colour = {row.name: colour.lower() for row, colour in zip(table.rows, COLOURS, strict=False)}
-    assert text.count(f"stroke: {colour['LSTM']}") == 3, "two runs and an entry of the legend"
+    assert text.count(f"stroke: {colour['LSTM']}") == 4, "two runs, their mean and an entry of the legend"
     assert text.count(f"stroke: {colour['RNN']}") == 2 and f"stroke: {colour['PR-LSTM 2R']}" not in text
     assert Image.open(paths[0]).size[0] > 400
