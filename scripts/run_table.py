@@ -130,7 +130,7 @@ def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
         command = shlex.join(["python", "train.py", *job.overrides, *start, *arguments.overrides])
         print(f"{state:8}  {cost:>14}  {command}")
     known = [cost for cost in costs if cost is not None]
-    at_most = "at most " if table.choose_once else ""  # later choices save runs
+    at_most = "at most " if table.choose_once and costs else ""  # later choices save runs
     counts = f"{finished} finished, {saved} not needed, {at_most}{len(costs)} to run"
     hours = f", about {sum(known) / 3600:.2f} h for {len(known)} of them, going by finished runs on this hardware"
     print(f"{finished + saved + len(costs)} runs: {counts}{hours if known else ''}", flush=True)
