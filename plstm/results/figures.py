@@ -161,7 +161,7 @@ def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
     its runs, which are thin lines where there are several. Chance is dotted."""
     sections = [section for section in table.section_values if any(cell.section == section for cell in cells)]
     chance = next((entry for entry in read_baselines(table, results_dir) if entry["name"] == "chance"), {})
-    columns, prefix = min(len(sections), PANELS), f"{PRIMARY_METRIC}@"
+    columns = min(len(sections), PANELS)
     styles = dict(zip((row.name for row in table.rows), itertools.product(("-", DASHED, ":"), COLOURS), strict=False))
     with style():
         lines = -(-len(sections) // columns)
@@ -169,8 +169,7 @@ def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
         axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
         for section, axis in zip(sections, axes, strict=False):
             for cell in (cell for cell in cells if cell.section == section):
-                metrics = [run.metrics["last"][table.figure.lengths] for run in cell.runs]
-                curves = [[(int(key[len(prefix) :]), y[key]) for key in y if key.startswith(prefix)] for y in metrics]
+                curves = [_points_by_length(run, table.figure.lengths) for run in cell.runs]
                 line, colour = styles[cell.row.name]
                 for points in curves if len(curves) > 1 else ():
                     axis.plot(*zip(*points, strict=True), color=colour, ls=line, lw=0.6, alpha=0.35)
@@ -190,6 +189,13 @@ def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
         figure.supylabel("Accuracy", fontsize=9)
         legend_below(figure, axes[: len(sections)], columns=min(5, 2 * columns))
         return save(figure, results_dir / "figures" / f"{table.name}-lengths")
+
+
+def _points_by_length(run: Record, split: str) -> list[tuple[int, float]]:
+    """The lengths of rows, and the accuracy at each after the last step."""
+    prefix = f"{PRIMARY_METRIC}@"
+    found = run.metrics["last"][split].items()
+    return [(int(key.removeprefix(prefix)), value) for key, value in found if key.startswith(prefix)]
 
 
 def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:
