@@ -45,7 +45,7 @@ setup: $(READY) ## Install the pinned dependencies into .venv (EXTRA=cuda, EXTRA
 	@echo "Ready: $$($(PY) -V), $$($(PY) -c 'import jax; print("jax", jax.__version__)'); source $(VENV)/bin/activate"
 
 .PHONY: demo
-demo: $(READY) ## Train a small pLSTM and ViT on arrow pointing, write a table and a figure (8 to 18 minutes on 2 cores)
+demo: $(READY) ## Train a small pLSTM and ViT on arrow pointing, write a table and a figure (7 to 18 minutes on 2 cores)
 	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 --out outputs/demo/baselines/arrow-48.json
 	$(PY) scripts/run_table.py arrow-demo --seeds 43 --results outputs/demo --runs outputs/demo/checkpoints $(ARGS)
 
@@ -106,7 +106,7 @@ table-languages-ablation: $(READY) ## Run what is missing of PR-LSTM's and PR-RN
 	$(PY) scripts/run_table.py languages-ablation $(ARGS)
 
 .PHONY: tables
-tables: $(READY) ## Write results/tables, and the generated numbers of README.md and docs, from the run records
+tables: $(READY) ## Write results/tables and figures, and the generated numbers of README.md and docs, from the run records
 	$(PY) scripts/make_tables.py $(ARGS)
 
 .PHONY: tables-check
@@ -115,10 +115,6 @@ tables-check: $(READY) ## Fail if tables, README.md or docs differ from the run 
 
 .PHONY: verify
 verify: tables-check ## What CI checks of the results; the same as tables-check
-
-.PHONY: figures
-figures: $(READY) ## Write results/figures from the run records
-	$(PY) scripts/make_tables.py --figures $(ARGS)
 
 .PHONY: benchmark
 benchmark: $(READY) ## Measure on this machine (ARGS=operator, ARGS=model, ...; ARGS=--help lists the subjects)

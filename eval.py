@@ -79,7 +79,8 @@ def check_typed(typed: set[str], config: Config, options: EvalConfig) -> None:
     """Raises UserError for typed keys without effect; this machine's own settings may have keys of other data."""
     for key in RUN_KEYS:
         is_of_folders = options.data.folder and key in ("workers", "max_corrupt")
-        if f"data.{key}" in typed and not (is_of_folders or hasattr(config.data, key)):
+        has_use = hasattr(config.data, key) and key not in TASKS[config.task].unused_keys
+        if f"data.{key}" in typed and not (is_of_folders or has_use):
             raise UserError(f"data.{key}: the data of this run have no such key; leave it out")
     if "data.workers" in typed and not options.data.folder and hasattr(config.data, "placement"):
         raise UserError("data.workers: no effect on the splits of this run, which are read whole; leave it out")

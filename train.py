@@ -22,9 +22,9 @@ from plstm.config import Config, plain_config, portable_overrides, run_id, run_n
 from plstm.errors import ReadError
 from plstm.results.finished import finished_record
 from plstm.results.records import Record, curve_points, find_record, record_path, write_record
-from plstm.runs.cli import check_workers, hydra_task, run_entry
+from plstm.runs.cli import check_machine_keys, hydra_task, run_entry
 from plstm.runs.programs import Plan, check_finite, compile_programs, describe_run, is_best, last_step
-from plstm.runs.weights import check_places, initial_id, initial_weights, lock_folder, write_config
+from plstm.runs.weights import check_places, find_run, initial_id, initial_weights, lock_folder, write_config
 from plstm.tasks import TASKS
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
 from plstm.training.environment import describe_environment, forget_programs_near_limit, memory_errors, share_programs
@@ -53,7 +53,7 @@ def main(node: DictConfig) -> Record | None:
     try:
         with hydra_task(Config):
             config, overrides = to_config(node), list(HydraConfig.get().overrides.task)
-            check_workers(overrides, config)
+            check_machine_keys(overrides, config)
             with Interrupt() as interrupt, memory_errors(config.optim.batch_size, LESS_MEMORY):
                 return start(config, overrides, interrupt)
     except Stopped as stopped:
@@ -79,6 +79,8 @@ def start(config: Config, overrides: list[str], interrupt: Interrupt) -> Record 
         return record
     check_places(config)
     folder = Path(config.paths.runs, run)
+    if base is not None and not any((folder / "checkpoints").glob("*")):
+        find_run(base, Path(config.paths.runs), "init_from")  # now, and not once the data are there
     with lock_folder(folder) if is_main() else contextlib.nullcontext():
         return train(config, folder, portable_overrides(overrides, config.init_from), base, interrupt)
 

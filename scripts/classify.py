@@ -22,7 +22,7 @@ from data.imagenet.source import class_words
 from plstm.config import run_name
 from plstm.errors import UserError, first_line, printable, run_script
 from plstm.runs.weights import from_checkpoint
-from scripts.common import ROOT, Parser
+from scripts.common import Parser, machine_folder
 
 
 def read(path: Path) -> Image.Image:
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("pictures", type=Path, nargs="+", metavar="picture", help="an image file")
     parser.add_argument("--weights", help="a .safetensors file, or a run's folder or id")
     parser.add_argument("--checkpoint", choices=("last", "best"), default="last", help="of a run")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder that ids are looked up in")
+    parser.add_argument("--runs", type=Path, default=machine_folder("runs"), help="folder that ids are looked up in")
     arguments = parser.parse_args()
     logging.set_verbosity(logging.ERROR)
     pictures = [read(path) for path in arguments.pictures]

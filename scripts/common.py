@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from omegaconf import OmegaConf
+
 from data.files import write_errors, write_file
+from plstm.runs.cli import local_settings
 from plstm.training.environment import describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +36,11 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1")
     return int(text)
+
+
+def machine_folder(name: str, root: Path = ROOT) -> Path:
+    """The folder `runs` or `results`: where configs/local/default.yaml has it, else in the repository `root`."""
+    return root / (OmegaConf.select(local_settings(), f"paths.{name}") or name)
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from plstm.errors import UserError, run_script
 from plstm.models import VisionConfig
 from plstm.runs.weights import from_checkpoint
 from plstm.tasks.vision import draw_pattern, find_flow, normalise
-from scripts.common import ROOT, Parser, positive
+from scripts.common import ROOT, Parser, machine_folder, positive
 
 SPLITS = ("test", "test_ext")
 
@@ -36,7 +36,7 @@ def pick(variant: ArrowVariant, split: str, count: int) -> list[Any]:
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("run", nargs="+", help="a run's folder, or the first digits of its id")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of the runs")
+    parser.add_argument("--runs", type=Path, default=machine_folder("runs"), help="folder of the runs")
     parser.add_argument("--count", type=positive, default=2, help="images of each size")
     parser.add_argument("--out", type=Path, default=ROOT / "results/figures/arrow-flow", help="without .png and .svg")
     options = parser.parse_args()

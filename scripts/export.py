@@ -16,7 +16,7 @@ from absl import logging
 from plstm.config import run_name
 from plstm.errors import UserError, run_script
 from plstm.runs.weights import from_checkpoint, save_safetensors
-from scripts.common import ROOT, Parser
+from scripts.common import Parser, machine_folder
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("run", help="a run's folder or id")
     parser.add_argument("file", type=Path, help="the file to write, named *.safetensors")
     parser.add_argument("--checkpoint", choices=("last", "best"), default="last", help="of the run")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder that ids are looked up in")
+    parser.add_argument("--runs", type=Path, default=machine_folder("runs"), help="folder that ids are looked up in")
     arguments = parser.parse_args()
     logging.set_verbosity(logging.ERROR)
     if arguments.file.suffix != ".safetensors":

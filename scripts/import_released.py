@@ -30,7 +30,7 @@ from plstm.runs.cli import check_overrides
 from plstm.runs.programs import compose_experiment
 from plstm.runs.weights import Info, from_checkpoint, save_safetensors
 from plstm.tasks import TASKS
-from scripts.common import Parser
+from scripts.common import Parser, machine_folder
 
 ELSEWHERE = {"image_size": "data.size", "classes": "data.classes"}  # keys of the model that follow another
 
@@ -81,7 +81,7 @@ def main() -> None:
     if arguments.export and arguments.overrides:
         raise UserError(f"{arguments.overrides[0]}: --export takes no overrides; the weights have their config")
     if arguments.export:
-        model = from_checkpoint(arguments.source)
+        model = from_checkpoint(arguments.source, runs=machine_folder("runs"))
         config = model.info.config
         if not isinstance(config.model, VisionConfig):
             raise UserError(f"{arguments.source}: released names are known for vision models only")

@@ -1,8 +1,9 @@
-"""Write results/tables, and the generated numbers of README.md and docs/*.md; --check only names what is wrong.
+"""Write results/tables and figures, and the generated numbers of README.md and docs/*.md; --check names what is wrong.
 
---check names files that are stale, and metrics of records that differ from their curves. With names of tables, as in
-`python scripts/make_tables.py --check arrow`, only these. Exit status: 0, 1 if --check finds something, 2 if a record,
-a definition or a document is wrong.
+--check names tables and documents that are stale, and metrics of records that differ from their curves; figures are
+not looked at, as another Matplotlib draws them otherwise. With names of tables, as in `python scripts/make_tables.py
+--check arrow`, only these. Exit status: 0, 1 if --check finds something, 2 if a record, a definition or a document is
+wrong.
 """
 
 import sys
@@ -18,7 +19,7 @@ from plstm.results.figures import draw_table
 from plstm.results.records import read_records, record_problems
 from plstm.results.tables import render_table
 from plstm.runs.programs import experiment_cost
-from scripts.common import Parser
+from scripts.common import Parser, machine_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -26,19 +27,14 @@ ROOT = Path(__file__).resolve().parents[1]
 def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("names", nargs="*", help="tables to write, all and the documents if none is named")
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records and tables")
+    place = machine_folder("results", ROOT)
+    parser.add_argument("--results", type=Path, default=place, help="folder of records and tables")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something is wrong")
-    parser.add_argument("--figures", action="store_true", help="draw the figures and nothing else")
     arguments = parser.parse_args()
     results, folder = arguments.results, ROOT / "configs/tables"
     records = read_records(results)
     paths = [folder / f"{name}.yaml" for name in arguments.names] or sorted(folder.glob("*.yaml"))
     tables = [load_table(path) for path in paths]
-    if arguments.figures:
-        for table in tables:
-            drawn = draw_table(table, records, results)
-            print(f"{table.name}: {' '.join(map(str, drawn)) or 'no finished run, or no figure asked for'}")
-        return 0
     problems = []
 
     def update(path: Path, data: bytes) -> None:
@@ -52,6 +48,9 @@ def main() -> int:
     for table in tables:
         for path, data in render_table(table, records, results, experiment_cost).items():
             update(path, data)
+        if not arguments.check:
+            for path in draw_table(table, records, results):
+                print("drew", path)
     if not arguments.names:
         if results.resolve() == ROOT / "results":  # after the tables, which the documents quote
             for path in document_paths(ROOT):

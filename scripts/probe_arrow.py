@@ -6,7 +6,7 @@
 
 Altered images have the training size and twice it, unaltered ones all sizes. Balanced accuracy is the mean of the
 accuracies on images that point at the circle and on those that do not: altered images are mostly of the second kind.
-Writes results/probes/<run>.json, from which `make tables figures` draws accuracy by size and by distance.
+Writes results/probes/<run>.json, from which `make tables` draws accuracy by size and by distance.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from plstm.results.sweeps import find_groups
 from plstm.runs.weights import find_run, from_checkpoint, load_config
 from plstm.tasks import TASKS
 from plstm.training.steps import make_predict
-from scripts.common import ROOT, Parser, positive, write_results
+from scripts.common import ROOT, Parser, machine_folder, positive, write_results
 from scripts.shortcut_baselines import NO_LABEL, by_distance, distances, draw_geometries, score, training_reach
 
 SHOWN = ("accuracy", "balanced_accuracy", "answered_at", "labelled_at")
@@ -98,10 +98,10 @@ def probe(run: str, options: argparse.Namespace) -> None:
     config, folder, answer = load_answer(run, options.runs)
     training, law, rows = Canvas(config.data.size, config.data.scale), config.data.law, []
     reach = training_reach(training, options.count, law)
-    whole = (training.size, 2 * training.size)
+    whole = {training.size, 2 * training.size}
     print(f"{run_name(config)} ({folder.name})")
     print("".join(f"{title:>18}" for title in ("canvas_pixels", "images", *SHOWN)), " probe")
-    for size, (name, alter) in itertools.product(options.sizes or whole, PROBES.items()):
+    for size, (name, alter) in itertools.product(sorted(whole.union(options.sizes)), PROBES.items()):
         if name != GIVEN and size not in whole:
             continue
         canvas = Canvas(size, training.scale)
@@ -127,10 +127,10 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("run", nargs="*", help="a run's folder, or the first digits of its id")
     parser.add_argument("--table", help="instead: the runs that this table shows and that were not probed yet")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of the runs")
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records and probes")
+    parser.add_argument("--runs", type=Path, default=machine_folder("runs"), help="folder of the runs")
+    parser.add_argument("--results", type=Path, default=machine_folder("results"), help="folder of records and probes")
     parser.add_argument(
-        "--sizes", type=positive, nargs="+", help="canvases in pixels (default: training's and twice it)"
+        "--sizes", type=positive, nargs="+", default=[], help="further canvases in pixels, unaltered images only"
     )
     parser.add_argument("--count", type=positive, default=10_240, help="images a canvas; the paper's test has as many")
     parser.add_argument("--out", type=Path, help="of one run (default: RESULTS/probes/<run>.json)")

@@ -34,7 +34,7 @@ from plstm.results.figures import draw_table
 from plstm.results.records import Hardware, read_records
 from plstm.results.tables import render_table
 from plstm.runs.programs import experiment_cost
-from scripts.common import Parser, positive
+from scripts.common import Parser, machine_folder, positive
 
 ROOT = Path(__file__).resolve().parents[1]
 ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "NPROC": "1", "OMP_NUM_THREADS": "1"}
@@ -50,8 +50,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--processes", type=positive, help="how many run side by side (a core each; on GPUs 1)")
     parser.add_argument("--sections", metavar="A,B", help="only these sections of the table")
     parser.add_argument("--seeds", metavar="N,M", help="only these seeds")
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of records, tables and figures")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of runs")
+    results = machine_folder("results", ROOT)
+    parser.add_argument("--results", type=Path, default=results, help="folder of records, tables and figures")
+    parser.add_argument("--runs", type=Path, default=machine_folder("runs", ROOT), help="folder of runs")
     arguments = parser.parse_intermixed_args()
     if paths := [override for override in arguments.overrides if override.startswith("paths.")]:
         parser.error(f"{paths[0]}: use --results and --runs")

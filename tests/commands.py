@@ -87,7 +87,7 @@ def record_of(folder: Path) -> Record:
 
 def saved_run(folder: Path) -> dict:
     """The line of the only record and its curve, without times."""
-    (path,) = (folder / "results" / "runs").iterdir()
+    (path,) = (folder / "results" / "runs").glob("*.jsonl")
     (line,) = map(json.loads, path.read_text().splitlines())
     record = line["record"]
     # A commit made while the tests run gives a run earlier sessions.

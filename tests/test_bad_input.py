@@ -67,6 +67,10 @@ def entry(tmp_path, monkeypatch, capsys):
         ([*TINY, "data.generate=false", "data.train_images=255", "data.root=."], ["build it", "--train-images 255"]),
         (["experiment=imagenet/plstm_s_finetune"], ["init_from: name the run to fine-tune, init_from=<its id or"]),
         (["experiment=imagenet/plstm_s_finetune", "init_from=no-such"], ["init_from=no-such", "no such run"]),
+        (  # before the data are asked for
+            ["experiment=balanced/plstm_finetune", "init_from=aaaaaaaaaaaa", "data.generate=false", "data.root=/absent"],
+            ["init_from=aaaaaaaaaaaa", "no such run", "paths.results=outputs/again"],
+        ),
         ([*TINY, "data.size=32"], ["data.size=32", "45"]),
         ([*TINY, "optim.batch_size=512"], ["optim.batch_size=512", "data.train_images=256"]),
     ],

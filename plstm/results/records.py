@@ -5,7 +5,6 @@ A line is {"record": {...}, "curve": {"step": [...], "val.accuracy": [...], ...}
 
 import functools
 import json
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -151,16 +150,13 @@ def write_record(record: Record, points: Iterable[CurvePoint], results_dir: str 
         column[bisect_left(steps, step)] = float(f"{value:.{CURVE_DIGITS}g}")
     line = {"record": dict(record), "curve": curve}
     new = json.dumps(line, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        lock(folder, path.parent)  # processes that write at the same time take turns
+    with open(path.parent / ".lock", "w") as file:
+        lock(file, path.parent)  # processes that write at the same time take turns
         for left in path.parent.glob(f".{path.name}.*.tmp"):  # by a process that was killed while it wrote
             left.unlink()
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        lines = path.read_bytes().splitlines() if path.exists() else []
         lines = [text for text, line in zip(lines, _read_lines(path), strict=True) if line.record.id != record.id]
-        write_file(path, "\n".join([*lines, new, ""]).encode())
-    finally:
-        os.close(folder)
+        write_file(path, b"\n".join([*lines, new.encode(), b""]))
     return path
 
 

@@ -4,6 +4,7 @@ The same records give the same bytes: there are no dates, and CSV numbers have 1
 bits of a t quantile differ between SciPy releases.
 """
 
+import os
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from plstm.results.sweeps import Cell, Group, find_groups
 
 DASH = "–"
 FAR_APART = 0.1  # two seeds of a column
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "configs" / "experiment"
 CostOf = Callable[[str], Any]  # experiment -> its pixels, epochs, steps, parameters, flops (two a multiply-add)
 Line = dict[str, Any]  # of the CSV file; None where nothing is known
 ONLY_SHOWN = ["shown", "link", "giga", "hours"]  # parts of a line that the CSV file does not have
@@ -29,7 +31,8 @@ def render_table(
 ) -> dict[Path, bytes]:
     """The .md and .csv of a table, and the .md of its probes, path -> contents; `cost` is asked with `costs` only."""
     groups, left_out = find_groups(table, records)
-    lines = [_cell_line(table, group, cell, cost) for group in groups for cell in group.cells]
+    experiments = os.path.relpath(EXPERIMENTS, results_dir / "tables")
+    lines = [_cell_line(table, group, cell, cost, experiments) for group in groups for cell in group.cells]
     for section in table.section_values:
         lines += [_baseline_line(table, entry, section) for entry in read_baselines(table, results_dir)]
         for model in table.references:
@@ -77,10 +80,10 @@ def _are_far_apart(table: TableDefinition, cell: Cell) -> bool:
 
 
 # ---------------------------------------------------------------------- lines
-def _cell_line(table: TableDefinition, group: Group, cell: Cell, cost: CostOf | None) -> Line:
+def _cell_line(table: TableDefinition, group: Group, cell: Cell, cost: CostOf | None, experiments: str) -> Line:
     finished = sum(other.finished for other in group.cells)
     missing = sum(len(other.keys) - other.finished for other in group.needed)
-    link = f"[{_escape(cell.row.name)}](../../configs/experiment/{cell.row.experiment}.yaml)"
+    link = f"[{_escape(cell.row.name)}]({experiments}/{cell.row.experiment}.yaml)"
     link += f" ({finished} of {finished + missing} runs)" * bool(missing)
     line = {"shown": cell is group.chosen, "link": link, "section": cell.section, "model": cell.row.name}
     line |= {"experiment": cell.row.experiment, "init_from": cell.row.init_from}

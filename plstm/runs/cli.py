@@ -33,7 +33,8 @@ from plstm.training.environment import keep_freed_memory, keep_programs, whole_c
 EXIT_BAD_INPUT = 2
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)  # for `explain`
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-LOCAL_KEYS = ("paths.", "logger.", "data.root.", "data.workers.")  # what configs/local/default.yaml may have
+LOCAL = CONFIGS / "local" / "default.yaml"
+LOCAL_KEYS = ("paths.", "logger.", "data.root.", "data.workers.")  # what that file may have
 
 
 def register() -> None:
@@ -78,7 +79,7 @@ def run_entry(main: Callable[[], Any], entry: type) -> None:
     with lasting_output("the program continues without it"), whole_cache(), hydra_task(entry):
         if any(word.startswith("--experimental-rerun") for word in sys.argv[1:]):
             raise UserError("--experimental-rerun: reads a pickle, which can run anything; repeat the command instead")
-        check_local(CONFIGS / "local" / "default.yaml")
+        local_settings()
         check = to_config if entry is Config else to_eval_config
         Sweeper.validate_batch_is_legal = lambda sweeper, batch: _check_jobs(sweeper, batch, check)
         for word in sys.argv[1:]:
@@ -109,14 +110,18 @@ def quote_ids(word: str) -> str:
     return re.sub(r"(?<=[=,])\d+e\d+(?=,|$)", r'"\g<0>"', word)
 
 
-def check_local(path: Path) -> None:
-    """Raises UserError if a machine's own settings change what is computed: git does not see that file."""
-    settings = OmegaConf.load(path) if path.is_file() else OmegaConf.create()
+def local_settings(path: Path = LOCAL) -> DictConfig:
+    """A machine's own settings; UserError if they change what is computed: git does not see that file."""
+    try:
+        settings = OmegaConf.load(path) if path.is_file() else OmegaConf.create()
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: cannot be read ({_one_line(error)})") from error
     if not isinstance(settings, DictConfig):
         raise UserError(f"{path}: write keys and their values, such as paths: {{runs: /data/runs}}")
     for key in _dotted_keys(settings):
         if not any(f"{key}.".startswith(known) or known.startswith(f"{key}.") for known in LOCAL_KEYS):
             raise UserError(f"{path}: {key} has no place there, only paths, logger, data.root and data.workers have")
+    return settings
 
 
 def check_overrides(overrides: list[str]) -> None:
@@ -139,9 +144,12 @@ def check_overrides(overrides: list[str]) -> None:
             raise UserError(f"{word[:200]}: there is no such choice{_listed(key)}")
 
 
-def check_workers(overrides: list[str], config: Config) -> None:
-    """Raises UserError where the command line sets reading processes that nothing uses; a machine's settings may."""
+def check_machine_keys(overrides: list[str], config: Config) -> None:
+    """Raises UserError where the command line sets what has no effect on this run; a machine's settings may."""
     typed = {override.lstrip("+").partition("=")[0] for override in overrides}
+    for key in TASKS[config.task].unused_keys:
+        if f"data.{key}" in typed:
+            raise UserError(f"data.{key}: task {config.task} has no use for it; leave it out")
     if "data.workers" in typed and getattr(config.data, "placement", None) == "device":
         raise UserError("data.workers: no effect while the images lie on the device; add data.placement=stream")
 

@@ -70,8 +70,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 def check_places(config: Config) -> None:
     """Raises UserError, before anything is computed, where results cannot be written or W&B lets nobody in."""
-    if is_main():
-        choose_mode(config.logger.mode)
+    if not is_main():
+        return  # writes nothing there
+    choose_mode(config.logger.mode)
     folder = Path(config.paths.results).absolute() / "runs"
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
@@ -91,7 +92,7 @@ def find_run(run: str, runs: Path, key: str = "run") -> Path:
     if found:
         raise UserError(f"{key}={run}: {len(found)} runs in {runs} begin so: {', '.join(found[:5])}")
     there_are = f"there are {', '.join(known[:8])}{', ...' * (len(known) > 8)}" if known else "train one first"
-    again = "to train one again that has a record, set paths.results to another folder"
+    again = "one that has a record is trained again by its command with paths.results=outputs/again"
     raise UserError(f"{key}={run}: no such run in {runs}; {there_are}; {again}")
 
 

@@ -9,6 +9,7 @@ from data.arrow_pointing.builder import data_source, load_packed
 from data.arrow_pointing.geometry import LABELS, ArrowVariant
 from data.loading import DeviceBatches, PackedSplit, StreamedBatches
 from plstm.models import Mamba2DConfig, SS2DConfig, ViLConfig, VisionConfig
+from plstm.tasks.base import RunConfig
 from plstm.tasks.vision import VisionTask
 from plstm.training.meshes import Layout
 
@@ -42,6 +43,11 @@ class ArrowTask(VisionTask):
     splits = ("train", "val", "val_ext", "test", "test_ext")
     class_names = LABELS
     uncompiled = {**VisionTask.uncompiled, "data.train_seed": 0}
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        super().check(config)
+        _ = cls(config)._variant  # refuses what cannot be drawn
 
     def describe_data(self) -> str:
         data = self.config.data

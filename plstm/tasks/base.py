@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,10 +19,19 @@ from plstm.training.steps import Batch, Metrics, Split
 RunConfig = Any  # a `plstm.config.Config`, whose module imports the tasks
 
 
+@dataclass
+class MachineData:
+    """The keys of `data` that configs/local/default.yaml may set; every task takes them, see `Task.unused_keys`."""
+
+    root: str | None = None  # folder of all data sets; null: $PLSTM_DATA or ~/.cache/plstm/data
+    workers: int | None = None  # reading processes
+
+
 class Task:
     """A run's data, loss and metrics, for one config. Subclasses set the class variables and fill in the methods."""
 
     data_schema: ClassVar[type]  # the dataclass of the config's `data`
+    unused_keys: ClassVar[tuple[str, ...]] = ()  # of `MachineData`, those without effect
     inputs: ClassVar[str]  # what a batch holds; model families with the same `inputs` can learn the task
     splits: ClassVar[tuple[str, ...]]  # names
     unit: ClassVar[str] = "images"  # plural name of an example

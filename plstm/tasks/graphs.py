@@ -27,7 +27,7 @@ from data.loading import epoch_order
 from plstm.errors import UserError, require
 from plstm.models.graph import ReadoutModel
 from plstm.ops.dag import Dag, PackedDags, pack
-from plstm.tasks.base import RunConfig, Task, classification_metrics
+from plstm.tasks.base import MachineData, RunConfig, Task, classification_metrics
 from plstm.training.meshes import Layout
 from plstm.training.steps import Batch, Metrics
 
@@ -133,12 +133,11 @@ def _multiple(size: float, of: int) -> int:
 
 
 @dataclass
-class GraphData:
+class GraphData(MachineData):
     name: str = "MUTAG"  # PTC_FM, PROTEINS, NCI1, or any other set of TUDataset
     folds: int = 10  # stratified; each is the test set of one run, and 1 / (folds - 1) of the rest validates
     fold: int = 0  # which of them tests, from 0
     fold_seed: int = 42  # of the split into folds
-    root: str | None = None  # folder of all data sets; null: $PLSTM_DATA or ~/.cache/plstm/data
     download: bool = True  # fetch a missing set; otherwise missing data is an error
     verify: bool = True  # compare the set with the one that the results here come from, where it is a known one
 
@@ -192,6 +191,7 @@ class GraphTask(Task):
     """Batches are those of `GraphBatches`, padding included."""
 
     data_schema = GraphData
+    unused_keys = ("workers",)
     inputs = "graphs"
     splits = ("train", "val", "test")
     unit = "graphs"

@@ -22,7 +22,7 @@ from numpy.random import RandomState
 from data.languages import LANGUAGES, TERMINATOR, draw
 from plstm.errors import require
 from plstm.nn.recurrent import Rows
-from plstm.tasks.base import RunConfig
+from plstm.tasks.base import MachineData, RunConfig
 from plstm.tasks.streams import StreamTask, by_length
 from plstm.training.steps import Batch, Metrics
 
@@ -31,7 +31,7 @@ VAL_LENGTHS = 8
 
 
 @dataclass
-class LanguageData:
+class LanguageData(MachineData):
     name: str = "parity_check"  # of data.languages.LANGUAGES
     max_length: int = 40  # training lengths are uniform from 1 to this; `val` has eight of them
     longest: int = 500  # `test` has the lengths above max_length up to this one,

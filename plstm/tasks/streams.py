@@ -41,23 +41,25 @@ class LengthSplit:
     """Rows of several lengths to evaluate on; see `plstm.training.steps.Split`.
 
     draw(length): all `rows` rows, arrays [rows, ...], with a shape for each length, or padded to a few. A batch has
-    rows of one length, "mask" and "group", int32 [batch], the place of that length in `lengths`.
+    rows of one length, "mask" and "group", int32 [batch], the place of that length in `lengths`. Padding makes it a
+    multiple of the devices.
     """
 
     draw: Callable[[int], Batch]
     lengths: Sequence[int]
     rows: int  # of each length
-    batch_rows: int  # at most so many rows in a batch
+    batch_rows: int  # at most so many of them in a batch
 
     def __len__(self) -> int:
         return len(self.lengths) * self.rows
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        size = min(batch_size, self.batch_rows)
+        most = min(batch_size, self.batch_rows)
+        size = -(-most // jax.device_count()) * jax.device_count()
         for group, length in enumerate(self.lengths):
             drawn = self.draw(length)
-            for start in range(0, self.rows, size):
-                count = min(size, self.rows - start)
+            for start in range(0, self.rows, most):
+                count = min(most, self.rows - start)
                 pad = lambda x, count=count: np.pad(x, ((0, size - count), *((0, 0),) * (x.ndim - 1)))  # noqa: E731
                 batch = {name: pad(value[start : start + count]) for name, value in drawn.items()}
                 group_of = {"group": np.full(size, group, np.int32), "mask": np.arange(size) < count}
@@ -83,6 +85,7 @@ class StreamTask(Task):
     """Subclasses fill in `draw_batch`, `lengths` and `draw_at`, and perhaps set `batch_rows`. Their data have a `name`,
     `eval_rows`, of each length, and `eval_seed`."""
 
+    unused_keys = ("root", "workers")
     unit = "sequences"
     batch_rows: int = 64  # of an evaluation batch
 

@@ -15,7 +15,7 @@ from numpy.random import RandomState
 
 from data.tokens import TASKS as TOKEN_TASKS
 from plstm.errors import one_of, require
-from plstm.tasks.base import RunConfig
+from plstm.tasks.base import MachineData, RunConfig
 from plstm.tasks.streams import StreamTask, by_length
 from plstm.training.steps import Batch, Metrics
 
@@ -24,7 +24,7 @@ LONGEST = 2**15
 
 
 @dataclass
-class TokenData:
+class TokenData(MachineData):
     name: str = "parity"  # of data.tokens.TASKS
     length: int = 128  # of training rows; `test` has it 1, 4 and 16 times
     supervision: str = "all"  # what training learns from: "all" labels, or the "last" of each row

@@ -109,8 +109,8 @@ def test_runs_that_compile_the_same_share_it(config_of, experiment, same, other)
 
 
 def test_values_that_follow_others(config_of):
-    config = config_of("experiment=arrow/plstm", "seed=47", "data.size=96")
-    assert (config.data.train_seed, config.model.image_size, config.model.classes) == (47, 96, 2)
+    config = config_of("experiment=arrow/plstm", "seed=47", "data.size=384")
+    assert (config.data.train_seed, config.model.image_size, config.model.classes) == (47, 384, 2)
     assert configs.run_name(config) == "arrow-plstm-s47"
     assert configs.run_name(config_of("experiment=graphs/gin", "data.fold=3")) == "graphs-gin-MUTAG-f3-s43"
 
@@ -159,6 +159,7 @@ BAD_VALUES = {
         ("data.name", "imagenet", "arrow_pointing"),
         ("data.placement", "disk", "device, stream"),
         ("data.law", "even", "paper, balanced"),
+        ("data.scale", -1.0, "must be a positive number"),
         ("optim.name", "sgd", "adamw, lamb"),
         ("data.classes", 3, "2 classes"),
         *((key, 3, "follow data.classes and data.size") for key in ("data.size", "model.classes")),

@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
-from plstm.config import Config, run_id, to_config, to_eval_config
+from plstm.config import run_id, to_config, to_eval_config
 from plstm.errors import UserError
-from plstm.runs.cli import CONFIGS, check_local, hydra_task, register
+from plstm.runs.cli import CONFIGS, local_settings, register
+from scripts import common
+from scripts.common import ROOT, machine_folder
 
 
 def composed_from(configs: Path):
     """Trainings by name, one with values of its own, and an evaluation."""
-    names = ("arrow/plstm", "graphs/gin", "imagenet/vit_s")
+    names = ("arrow/plstm", "graphs/gin", "imagenet/vit_s", "tokens_reduced/plstm_2", "languages_reduced/lstm")
     with initialize_config_dir(str(configs), version_base="1.3"):
         trainings = {name: to_config(compose("train", [f"experiment={name}"])) for name in names}
         own = to_config(compose("train", ["paths.runs=here", "logger.mode=disabled", "data.root=there"]))
@@ -27,23 +30,29 @@ def test_the_local_config_of_the_readme_is_taken_where_nothing_is_given(tmp_path
     shutil.copytree(CONFIGS, folder, ignore=lambda path, names: ["default.yaml"] if path.endswith("local") else [])
     without, *_ = composed_from(folder)
     text = re.search("```yaml\n(.*)```", (CONFIGS / "local/README.md").read_text(), re.DOTALL)[1]
-    (folder / "local/default.yaml").write_text(text)
+    (folder / "local/default.yaml").write_text(text.replace("/scratch/data}", "/scratch/data, workers: 2}"))
     trainings, own, evaluation = composed_from(folder)
     for config in (*trainings.values(), evaluation):
-        assert (config.data.root, config.paths.runs) == ("/scratch/data", "/scratch/runs")
-        mode = "disabled" if getattr(config, "task", None) == "graphs" else "online"  # graphs/plstm.yaml says so
+        assert (config.data.root, config.data.workers) == ("/scratch/data", 2)
+        assert config.paths.runs == "/scratch/runs"
+        own_mode = getattr(config, "task", None) in ("graphs", "tokens")  # their experiments say "disabled"
+        mode = "disabled" if own_mode else "online"
         assert (config.logger.mode, config.logger.entity) == (mode, "my-team")
     assert (own.data.root, own.paths.runs, own.logger.mode) == ("there", "here", "disabled")
     for name, config in trainings.items():
         assert config != without[name] and run_id(config) == run_id(without[name])
 
 
-def test_a_local_config_that_is_not_one_is_named(tmp_path, capsys):
+def test_a_local_config_that_is_not_one_is_named(tmp_path):
     path = tmp_path / "default.yaml"
     path.write_text("[paths]")
     with pytest.raises(UserError, match=f"{path}: write keys and their values"):
-        check_local(path)
+        local_settings(path)
     path.write_text("paths: {runs: here")
-    with pytest.raises(SystemExit), hydra_task(Config):
-        check_local(path)
-    assert f'"{path}", line 1' in capsys.readouterr().err
+    with pytest.raises(UserError, match=f"{path}: cannot be read .*line 1"):
+        local_settings(path)
+
+
+def test_scripts_look_where_the_machine_has_its_runs(monkeypatch):
+    monkeypatch.setattr(common, "local_settings", lambda: OmegaConf.create({"paths": {"runs": "/scratch/runs"}}))
+    assert (machine_folder("runs"), machine_folder("results")) == (Path("/scratch/runs"), ROOT / "results")

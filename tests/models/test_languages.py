@@ -1,5 +1,6 @@
 """Models of formal languages: golden logits of sequential references, published sizes, padding that changes nothing."""
 
+import functools
 import math
 
 import jax
@@ -10,7 +11,7 @@ from flax import nnx
 
 from plstm.errors import UserError
 from plstm.models import LanguageConfig, build_model
-from plstm.nn.recurrent import Rows
+from plstm.nn.recurrent import Rows, TapeRNN
 
 SIZES = {"vocabulary": 2, "classes": 2}
 ENCODER = ["attention.query", "attention.key", "attention.value", "attention.out", "attention_norm", "up", "down"]
@@ -134,7 +135,8 @@ def test_more_tokens_add_to_the_leaves_alone():
 @pytest.mark.parametrize("kind", ORDER)
 def test_what_follows_the_last_answer_changes_nothing(kind):
     """Neither another token there, bit by bit, nor more padding, to rounding; nor other rows."""
-    model = by_formula(kind, **dict(GOLDEN_OPTIONS[kind]))
+    more_cells_than_steps = {"memory_cells": 20} if kind in ("stack_rnn", "tape_rnn") else {}
+    model = by_formula(kind, **GOLDEN_OPTIONS[kind] | more_cells_than_steps)
     rows = rows_of([[1, 0, 1], [0, 1]], blanks=3, padding=2)
     answer = nnx.jit(model, static_argnums=1)
     found = np.asarray(answer(rows, 3))
@@ -147,6 +149,36 @@ def test_what_follows_the_last_answer_changes_nothing(kind):
 
 
 GOLDEN_OPTIONS = {kind: options for kind, options, *_ in GOLDEN}
+
+
+class RolledTape(TapeRNN):
+    """The tape as such, its cells moved one by one."""
+
+    def memory(self, rows, dtype):
+        def change(h, cell, tape):
+            value = self.write[2](jax.nn.relu(self.write[1](jax.nn.relu(self.write[0](h)))))
+            tape = tape.at[:, 0].set(value)
+            jump = lambda sign: jax.vmap(lambda own, length: jnp.roll(own, sign * length, 0))(tape, rows.length)  # noqa: E731
+            moved = [tape, jnp.roll(tape, -1, 1), jnp.roll(tape, 1, 1), jump(-1), jump(1)]
+            tape = jnp.einsum("ra,arcw->rcw", jax.nn.softmax(self.action(h)), jnp.stack(moved))
+            return tape[:, 0], tape
+
+        tape = jnp.zeros((len(rows.tokens), self.memory_cells, self.memory_width), dtype)
+        return (tape[:, 0], tape), change
+
+
+@pytest.mark.parametrize("cells", [1, 2, 5, 8, 40])
+def test_the_tape_s_transform_moves_it_as_rolling_does(x64, cells):
+    rows = rows_of([[1, 0, 1, 1, 0, 1, 0], [1]], blanks=4)
+
+    def answers(kind, state):
+        layer = kind(3, 6, 3, cells, 5, nnx.Rngs(0))
+        nnx.update(layer, state)
+        return jnp.sin(layer(rows, 4)).sum()
+
+    start = jax.tree.map(lambda x: 2 * x.astype(jnp.float64), nnx.state(TapeRNN(3, 6, 3, cells, 5, nnx.Rngs(0))))
+    found, wanted = (jax.jit(jax.value_and_grad(functools.partial(answers, k)))(start) for k in (TapeRNN, RolledTape))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-11), found, wanted)
 
 
 def test_the_start_is_that_of_the_released_code():

@@ -92,6 +92,7 @@ def test_the_documents_here_are_fresh_and_a_changed_digit_is_stale(tmp_path, mon
     changed = re.sub(r"-->\d.*?<!--/-->", "-->0.12345<!--/-->", (ROOT / "README.md").read_text(), count=1)
     (tmp_path / "README.md").write_text(changed)
     monkeypatch.setattr(make_tables, "ROOT", tmp_path)
+    monkeypatch.setattr(make_tables, "draw_table", lambda *_: [])
     for arguments, status in ((["--check"], 1), ([], 0), (["--check"], 0)):
         monkeypatch.setattr("sys.argv", ["make_tables.py", *arguments])
         assert make_tables.main() == status

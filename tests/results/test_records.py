@@ -16,7 +16,7 @@ def test_round_trip(tmp_path):
         write_record(record, example_curve(0.9), tmp_path)
     assert read_records(tmp_path) == sorted(records, key=lambda record: record.id)
     assert read_curve(records[0], tmp_path) == [CurvePoint(*row) for row in example_curve(0.9)]
-    files = {path.name: len(path.read_text().splitlines()) for path in tmp_path.rglob("*") if path.is_file()}
+    files = {path.name: len(path.read_text().splitlines()) for path in tmp_path.rglob("*.jsonl")}
     assert files == {"arrow-plstm.jsonl": 2, "arrow-vit.jsonl": 1}
     assert find_record(records[1].id, "arrow/plstm", tmp_path) == records[1]
     assert find_record(records[1].id, "arrow/vit", tmp_path) is None is find_record("0" * 12, "arrow/none", tmp_path)
@@ -33,6 +33,13 @@ def test_a_rerun_takes_the_place_of_its_line(tmp_path):
     points = [(1, 0.1, "val", "top.5", 0.5), (2, 0.2, "train", "loss", 1e-9)]
     write_record(example_record(seed=43), points, tmp_path)
     assert [point[2:] for point in read_curve(example_record(seed=43), tmp_path)] == [point[2:] for point in points]
+
+
+def test_a_file_that_lost_its_last_newline_takes_another_run(tmp_path):
+    path = write_record(example_record(seed=43), [], tmp_path)
+    path.write_text(path.read_text().rstrip())
+    write_record(example_record(seed=44), [], tmp_path)
+    assert {record.seed for record in read_records(tmp_path)} == {43, 44}
 
 
 def test_processes_that_write_at_the_same_time_take_turns(tmp_path):

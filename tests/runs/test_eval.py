@@ -6,7 +6,7 @@ from hydra import compose
 from eval import check_typed, choose_source, choose_splits, choose_task
 from plstm.config import to_config, to_eval_config
 from plstm.errors import UserError
-from plstm.runs.cli import check_workers
+from plstm.runs.cli import check_machine_keys
 
 
 @pytest.fixture
@@ -43,6 +43,9 @@ def test_a_key_that_the_run_s_data_lack_is_refused_where_it_was_typed(composed, 
     for key in ("download", "max_corrupt"):
         with pytest.raises(UserError, match=f"data.{key}: the data of this run have no such key; leave it out"):
             check_typed({f"data.{key}"}, config, to_eval_config(compose("eval", [])))
+    tokens = to_config(composed("experiment=tokens_reduced/plstm_2"))
+    with pytest.raises(UserError, match=r"data\.root: the data of this run have no such key; leave it out"):
+        check_typed({"data.root"}, tokens, to_eval_config(compose("eval", [])))
     check_typed({"data.max_corrupt", "data.generate", "data.split", "run"}, config, options)
 
 
@@ -68,9 +71,12 @@ def test_reading_processes_that_nothing_uses_are_refused_where_they_were_typed(c
     """And not where a machine has them for all its runs."""
     typed, config = ["data.workers=4"], to_config(composed("data.workers=4"))
     with pytest.raises(UserError, match=r"data\.workers: no effect .*; add data\.placement=stream"):
-        check_workers(typed, config)
-    check_workers([], config)
-    check_workers(typed, to_config(composed("data.workers=4", "data.placement=stream")))
+        check_machine_keys(typed, config)
+    check_machine_keys([], config)
+    check_machine_keys(typed, to_config(composed("data.workers=4", "data.placement=stream")))
+    graphs = to_config(composed("experiment=graphs/gin", "data.workers=4"))
+    with pytest.raises(UserError, match=r"data\.workers: task graphs has no use for it; leave it out"):
+        check_machine_keys(typed, graphs)
     with pytest.raises(UserError, match=r"data\.workers: no effect .*; leave it out"):
         check_typed({"data.workers"}, config, to_eval_config(compose("eval", [])))
     check_typed({"data.workers"}, config, to_eval_config(compose("eval", ["data.folder=x"])))

@@ -15,7 +15,7 @@ from plstm.runs.weights import from_checkpoint
 from scripts.import_released import main, read
 from tests.models.vision_models import VIT, draw_images, filled, tiny
 
-CONFIG = tiny(patch_size=8, image_size=40, classes=2)
+CONFIG = tiny(patch_size=8, image_size=48, classes=2)
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,11 @@ def test_a_checkpoint_becomes_a_model_and_a_checkpoint_again(run, tree, tmp_path
     np.savez(source, **tree)
     run(source, file, "experiment=demo/plstm", "model.dtype=float32")
     assert capsys.readouterr().out.startswith(f"{file}: demo-plstm-s43, ")
-    model, images = from_checkpoint(file), draw_images(40, 40)
+    model, images = from_checkpoint(file), draw_images(48, 48)
     np.testing.assert_array_equal(model(images), from_released(tree, CONFIG)(images))
     info = model.info
-    assert (info.run, info.step, info.class_names, info.preprocessing.size) == ("released", 0, ("away", "at"), 40)
-    assert (info.config.model.modes, info.config.model.dim, info.config.data.size) == (["P", "D"], 16, 40)
+    assert (info.run, info.step, info.class_names, info.preprocessing.size) == ("released", 0, ("away", "at"), 48)
+    assert (info.config.model.modes, info.config.model.dim, info.config.data.size) == (["P", "D"], 16, 48)
     run("--export", file, back)
     assert_same(read(back), tree)
 
@@ -66,7 +66,7 @@ def test_all_formats_are_read_and_the_optimizer_is_left_out(tree, tmp_path):
 def test_bad_input_is_one_line(run, tree, tmp_path):
     (tmp_path / "empty").mkdir()
     np.savez(tmp_path / "tree.npz", **tree)
-    vit = tiny(patch_size=8, image_size=40, classes=2, **VIT)
+    vit = tiny(patch_size=8, image_size=48, classes=2, **VIT)
     np.savez(tmp_path / "vit.npz", **to_released(filled(vit), vit))
     np.savez(tmp_path / "less.npz", **{name: leaf for name, leaf in tree.items() if name != "head/bias"})
     np.savez(tmp_path / "pickle.npz", head=np.array([object()]))

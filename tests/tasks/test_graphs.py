@@ -56,7 +56,7 @@ def task(composed):
 
 
 def test_each_fold_leaves_a_record_and_three_curves(finished, records):
-    assert [path.name for path in (finished / "results").rglob("*") if path.is_file()] == ["graphs-gin.jsonl"]
+    assert [path.name for path in (finished / "results").rglob("*.jsonl")] == ["graphs-gin.jsonl"]
     assert set(records) == {0, 1} and records[0].metrics != records[1].metrics
     for fold, record in records.items():
         assert record.name == f"graphs-gin-TOY-f{fold}-s43"

@@ -102,7 +102,7 @@ def test_every_length_weighs_the_same_in_the_score(make):
     assert found["accuracy"] == pytest.approx((1 / 41 + 1 / 64) / 2) and found["count"] == 16
 
 
-def test_training_compiles_one_program_and_evaluation_one_a_width(make):
+def test_evaluation_compiles_one_program_a_width(make):
     task = make("data.name=parity_check", "data.longest=125", "data.every=10")
     graphdef, weights = nnx.split(task.build_model(0))
     traced = []

@@ -1,5 +1,6 @@
 """Drawn batches: each step's once, the same after a resume; evaluation over every row of every length."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -41,3 +42,10 @@ def test_every_row_of_every_length_is_evaluated_once_and_counts_for_its_length()
     assert found["count"] == len(split) == 15 and np.isclose(found["label"], 14 / 3)
     assert [found[f"label@{length}"] for length in (3, 7, 4)] == [3, 7, 4]
     assert {len(batch["mask"]) for batch in split.batches(1)} == {1}
+
+
+def test_a_batch_is_padded_for_the_devices(monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 3)
+    batches = list(LengthSplit(draw_at, lengths=(3,), rows=5, batch_rows=4).batches(64))
+    assert [len(batch["mask"]) for batch in batches] == [6, 6]
+    assert [batch["mask"].sum() for batch in batches] == [4, 1]
