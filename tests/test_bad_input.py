@@ -68,7 +68,12 @@ def entry(tmp_path, monkeypatch, capsys):
         (["experiment=imagenet/plstm_s_finetune"], ["init_from: name the run to fine-tune, init_from=<its id or"]),
         (["experiment=imagenet/plstm_s_finetune", "init_from=no-such"], ["init_from=no-such", "no such run"]),
         (  # before the data are asked for
-            ["experiment=balanced/plstm_finetune", "init_from=aaaaaaaaaaaa", "data.generate=false", "data.root=/absent"],
+            [
+                "experiment=balanced/plstm_finetune",
+                "init_from=aaaaaaaaaaaa",
+                "data.generate=false",
+                "data.root=/absent",
+            ],
             ["init_from=aaaaaaaaaaaa", "no such run", "paths.results=outputs/again"],
         ),
         ([*TINY, "data.size=32"], ["data.size=32", "45"]),

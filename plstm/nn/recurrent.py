@@ -20,6 +20,7 @@ from plstm.ops.recursive import prefix_state, prefix_states
 
 ATTENTION_BYTES = 2**27  # of the attention weights made at a time
 EMBEDDING_STD = 0.02
+Memory = tuple[Array, ...]  # first the cell that is read, [rows, memory_width]
 
 
 class Rows(NamedTuple):
@@ -112,7 +113,6 @@ class RNN(nnx.Module):
     def __call__(self, rows: Rows, answers: int, key: Array | None = None) -> Array:
         from_tokens, from_memory = self.input.kernel[: self.tokens], self.input.kernel[self.tokens :]
         inputs = jax.nn.one_hot(rows.tokens.T, self.tokens) @ from_tokens + self.input.bias
-
         memory, change = self.memory(rows, inputs.dtype)
 
         def step(carry, x):
@@ -123,11 +123,9 @@ class RNN(nnx.Module):
         start = jnp.zeros_like(inputs[0]), memory
         return take_answers(jax.lax.scan(step, start, inputs)[1], rows, answers)
 
-    def memory(self, rows: Rows, dtype: jnp.dtype) -> tuple[tuple[Array, ...], Callable[..., tuple[Array, ...]]]:
-        """The memory of the start, first the cell that is read, [rows, memory_width], and what makes the next memory of
-        a step's h and the memory before."""
-        empty = jnp.zeros((len(rows.tokens), 0), dtype)
-        return (empty,), lambda h, cell: (cell,)
+    def memory(self, rows: Rows, dtype: jnp.dtype) -> tuple[Memory, Callable[..., Memory]]:
+        """The memory of the start, all zero, and the function from a step's h and the memory before to the next."""
+        return (jnp.zeros((len(rows.tokens), 0), dtype),), lambda h, cell: (cell,)
 
 
 class StackRNN(RNN):
@@ -138,29 +136,27 @@ class StackRNN(RNN):
         super().__init__(tokens, dim, rngs)
         self.push, self.action = dense(dim, memory_width, rngs), dense(dim, 3, rngs)
 
-    def memory(self, rows: Rows, dtype: jnp.dtype) -> tuple[tuple[Array, ...], Callable[..., tuple[Array, ...]]]:
+    def memory(self, rows: Rows, dtype: jnp.dtype) -> tuple[Memory, Callable[..., Memory]]:
         count, steps = rows.tokens.shape
         cells = min(self.memory_cells, steps)  # a stack never uses more
 
-        def change(h: Array, top: Array, stack: Array) -> tuple[Array, Array]:
+        def change(h: Array, top: Array, stack: Array) -> Memory:
             push, pop, keep = jnp.moveaxis(jax.nn.softmax(self.action(h)), -1, 0)[..., None, None]
             pushed = jnp.concatenate([self.push(h)[:, None], stack[:, :-1]], axis=1)
             popped = jnp.concatenate([stack[:, 1:], jnp.zeros_like(stack[:, :1])], axis=1)
             stack = push * pushed + pop * popped + keep * stack
             return stack[:, 0], stack
 
-        return (
-            jnp.zeros((count, self.memory_width), dtype),
-            jnp.zeros((count, cells, self.memory_width), dtype),
-        ), change
+        stack = jnp.zeros((count, cells, self.memory_width), dtype)
+        return (stack[:, 0], stack), change
 
 
 class TapeRNN(RNN):
     """An RNN with a cyclic tape, its head at cell 0: a mixture of the tape moved by 0, -1, 1, -T, T cells, T the number
     of the row's tokens, after cell 0 was written.
 
-    The tape is kept as its Fourier transform over the cells, [rows, cells / 2 + 1, memory_width], where a move is a
-    factor and a write to cell 0 adds the same to all frequencies: three times as fast as moving 512 cells.
+    The tape is kept as its Fourier transform over the cells, real and imaginary part [rows, memory_width, cells / 2 +
+    1], where a move is a factor and a write to cell 0 adds the same everywhere: cheaper than moving 512 cells.
     """
 
     def __init__(self, tokens: int, dim: int, memory_width: int, memory_cells: int, hidden: int, rngs: nnx.Rngs):
@@ -170,29 +166,27 @@ class TapeRNN(RNN):
         self.write = nnx.List([dense(*pair, rngs) for pair in zip(sizes, sizes[1:], strict=False)])
         self.action = dense(dim, 5, rngs)
 
-    def memory(self, rows: Rows, dtype: jnp.dtype) -> tuple[tuple[Array, ...], Callable[..., tuple[Array, ...]]]:
-        count, cells = len(rows.tokens), self.memory_cells
-        numbers = jnp.arange(cells // 2 + 1)
-        angle = (2 * math.pi / cells) * numbers.astype(dtype)  # of a move by one cell, and by T
-        jump = (2 * math.pi / cells) * (numbers * rows.length[:, None] % cells).astype(dtype)
-        # Cell 0 is the mean over all frequencies; those above cells / 2 are the conjugates of the ones below.
+    def memory(self, rows: Rows, dtype: jnp.dtype) -> tuple[Memory, Callable[..., Memory]]:
+        cells = self.memory_cells
+        numbers = jnp.arange(cells // 2 + 1)  # of the frequencies; those above are the conjugates of these
+        turns = numbers, numbers * rows.length[:, None] % cells  # of a move by one cell, and by T, in 1 / cells
+        one, jump = ((2 * math.pi / cells) * turn.astype(dtype) for turn in turns)
+        cosines, sines = (jnp.cos(one), jnp.cos(jump)), (jnp.sin(one), jnp.sin(jump))
         weight = (jnp.where((numbers == 0) | (2 * numbers == cells), 1, 2) / cells).astype(dtype)
 
-        def change(h: Array, cell: Array, tape: Array) -> tuple[Array, Array]:
+        def change(h: Array, cell: Array, real: Array, imaginary: Array) -> Memory:
             value = h
             for layer in self.write:
                 value = layer(value if layer is self.write[0] else jax.nn.relu(value))
             stay, back, forth, jump_back, jump_forth = jnp.moveaxis(jax.nn.softmax(self.action(h)), -1, 0)[..., None]
-            real = stay + (back + forth) * jnp.cos(angle) + (jump_back + jump_forth) * jnp.cos(jump)
-            imaginary = (back - forth) * jnp.sin(angle) + (jump_back - jump_forth) * jnp.sin(jump)
-            tape = jax.lax.complex(real, imaginary)[..., None] * (tape + (value - cell)[:, None])
-            return jnp.einsum("f,rfw->rw", weight, tape.real), tape
+            c = stay + (back + forth) * cosines[0] + (jump_back + jump_forth) * cosines[1]
+            s = (back - forth) * sines[0] + (jump_back - jump_forth) * sines[1]
+            real, c, s = real + (value - cell)[..., None], c[:, None], s[:, None]
+            real, imaginary = c * real - s * imaginary, c * imaginary + s * real
+            return jnp.sum(weight * real, axis=-1), real, imaginary
 
-        empty = jnp.zeros((count, self.memory_width), dtype)
-        return (
-            empty,
-            jnp.zeros((count, len(numbers), self.memory_width), jnp.result_type(dtype, jnp.complex64)),
-        ), change
+        zero = jnp.zeros((len(rows.tokens), self.memory_width, len(numbers)), dtype)
+        return (zero[..., 0], zero, zero), change
 
 
 class LSTM(nnx.Module):
