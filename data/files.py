@@ -1,4 +1,4 @@
-"""Files on this machine: where data sets live, locks, and writing a file whole or not at all."""
+"""This machine: its cores, where data sets live, locks, and writing a file whole or not at all."""
 
 import contextlib
 import fcntl
@@ -36,6 +36,11 @@ def write_errors(path: Path, remedy: str = "correct that, or set another data.ro
         raise UserError(f"{error.filename or path}: {error.strerror or error}; {remedy}") from error
     except RuntimeError as error:  # array_record raises it on a full disk
         raise UserError(f"{path}: cannot be written ({error}); {remedy}") from error
+
+
+def core_count() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def lock(file: IO | int, path: Path, wait: bool = True) -> None:

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from data.files import core_count
 from plstm.errors import ReadError, first_line
 
 MAX_STEPS = 2**40  # effectively infinite
@@ -115,7 +116,7 @@ class StreamedBatches:
 
     def from_step(self, step: int) -> Iterator[dict[str, jax.Array]]:
         """As `DeviceBatches.from_step`."""
-        for batch in read(self._batch, step, MAX_STEPS, self.workers, threads=os.cpu_count() or 1):
+        for batch in read(self._batch, step, MAX_STEPS, self.workers, threads=core_count()):
             yield {name: self.put(value) for name, value in batch.items()}
 
     def _batch(self, step: int) -> dict[str, np.ndarray]:

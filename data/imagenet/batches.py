@@ -22,6 +22,7 @@ from PIL import Image
 from data.augment.recipes import AugmentConfig
 from data.augment.views import augment, evaluation_crop, view_rng
 from data.decoding import CorruptImage, decode
+from data.files import core_count
 from data.loading import MAX_STEPS, epoch_order, read
 from plstm.errors import ReadError
 
@@ -33,7 +34,7 @@ SHARED = "/dev/shm"
 
 def default_workers(batch_bytes: int) -> int:
     """One reading process a core of this process, as far as its batches take half of the free shared memory."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = core_count()
     if not os.path.isdir(SHARED):
         return cores
     return max(min(cores, (shutil.disk_usage(SHARED).free // 2 // batch_bytes - 3) // 4), 1)
@@ -88,7 +89,7 @@ class _Reader:
 
         images, labels, corrupt = make((rows, self.size, self.size, 3), np.uint8), np.empty(rows, np.int32), {}
         # In a reading process a second thread reads files while the first computes.
-        with ThreadPoolExecutor(2 if workers else os.cpu_count()) as threads:
+        with ThreadPoolExecutor(2 if workers else core_count()) as threads:
             list(threads.map(lambda job: fill(job, images, labels, corrupt), jobs))
         return {"image": images, "label": labels, "corrupt": sorted(corrupt.items())}
 

@@ -94,11 +94,15 @@ class DModeGates(nnx.Module):
         return _batch_first(GridGates(s_r, s_d, t_rl, jnp.zeros_like(t_rl), t_dl, t_du, m_l, m_u))
 
 
-# CPUs compute fast along the fastest axis of memory; there, between these two functions, it is that of the batch.
+# CPUs compute fast along the fastest axis of memory; on one, between these two functions, it is that of the batch.
+def _batch_is_last() -> bool:
+    return jax.default_backend() == "cpu" and jax.device_count() == 1
+
+
 def _channels_first(x: jax.Array) -> jax.Array:
-    """[..., Y, X, dim] -> float32 [dim, ..., Y, X], on CPUs [dim, Y, X, ...]."""
+    """[..., Y, X, dim] -> float32 [dim, ..., Y, X], on one CPU [dim, Y, X, ...]."""
     x = jnp.moveaxis(x.astype(jnp.float32), -1, 0)
-    return in_place(jnp.moveaxis(x, (-2, -1), (1, 2))) if jax.default_backend() == "cpu" else x
+    return in_place(jnp.moveaxis(x, (-2, -1), (1, 2))) if _batch_is_last() else x
 
 
 def _by_direction(gates: jax.Array, channels: jax.Array) -> jax.Array:
@@ -108,6 +112,6 @@ def _by_direction(gates: jax.Array, channels: jax.Array) -> jax.Array:
 
 def _batch_first(gates: GridGates) -> GridGates:
     """Of each, what `_by_direction` returns -> [..., heads, 4, Y, X]."""
-    if jax.default_backend() == "cpu":
+    if _batch_is_last():
         gates = jax.tree.map(lambda gate: jnp.moveaxis(gate, (2, 3), (-2, -1)), gates)
     return jax.tree.map(lambda gate: jnp.moveaxis(gate, (0, 1), (-4, -3)), gates)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from plstm.ops.common import matmul
+from plstm.ops.common import accumulation_dtype, matmul
 
 NORM_EPSILON = 1e-5
 KERNEL_INIT = nnx.initializers.variance_scaling(0.4, "fan_in", "normal")  # std sqrt(2 / (5 fan_in))
@@ -83,8 +83,9 @@ def exact_gelu(x: jax.Array) -> jax.Array:
 
 
 def _gelu_and_slope(x):
+    x, dtype = x.astype(accumulation_dtype(x)), x.dtype  # 1 + erf cancels, in bfloat16 to nothing
     phi = 0.5 * (1 + jax.lax.erf(x * math.sqrt(0.5)))
-    return x * phi, phi + x * jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return (x * phi).astype(dtype), (phi + x * jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)).astype(dtype)
 
 
 exact_gelu.defvjp(_gelu_and_slope, lambda slope, cotangent: (slope * cotangent,))

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 from jax import Array, lax
 
-from plstm.ops.scans import accumulation_dtype
+from plstm.ops.common import accumulation_dtype
 
 MOMENTUM, BATCH_EPSILON = 0.99, 1e-3  # of EfficientNet's running statistics and batch norms
 
@@ -65,8 +65,8 @@ def depthwise(x: Array, kernel: Array, stride: int = 1) -> Array:
 
 def _filter(x: Array, kernel: Array, stride: int) -> Array:
     side, channels = kernel.shape[0], kernel.shape[-1]
-    taps = kernel.reshape(side * side, channels).astype(x.dtype)
-    return sum(cells * tap for cells, tap in zip(windows(x, side, stride), taps, strict=True))
+    taps = kernel.reshape(side * side, channels).astype(accumulation_dtype(x))
+    return sum(cells * tap for cells, tap in zip(windows(x, side, stride), taps, strict=True)).astype(x.dtype)
 
 
 def _depthwise_forward(x: Array, kernel: Array, stride: int) -> tuple[Array, tuple[Array, Array]]:

@@ -40,7 +40,7 @@ def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, use_bias: bool = True) -> n
 def take_answers(states: Array, rows: Rows, answers: int) -> Array:
     """states [N, rows, dim] -> those after the row's tokens, [rows, answers, dim]; beyond its last step, any."""
     place = jnp.clip(rows.length[:, None] + jnp.arange(answers), max=len(states) - 1)
-    return states[place, jnp.arange(len(place))[:, None]]
+    return jax.vmap(lambda own, place: own[place], (1, 0))(states, place)
 
 
 # ---------------------------------------------------------------------- parallel recursion

@@ -2,7 +2,6 @@
 batch x heads, so small that their tensors stay in a CPU's cache (`scripts/benchmark.py chunks` measures it)."""
 
 import math
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -12,6 +11,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
+
+from data.files import core_count
 
 HIGHEST = lax.Precision.HIGHEST  # the default of GPUs and TPUs multiplies float32 in fewer bits
 product = partial(jnp.einsum, precision=HIGHEST)  # of gates
@@ -42,9 +43,9 @@ def split_over_devices(function: Callable[..., Array], batch: int) -> Callable[.
     return jax.shard_map(function, in_specs=rows, out_specs=rows, check_vma=False)
 
 
-def gate_dtype(gates):
-    """The dtype of gating and accumulation: that of the gates, at least float32."""
-    return jnp.promote_types(jnp.result_type(*gates), jnp.float32)
+def accumulation_dtype(*arrays: Array) -> jnp.dtype:
+    """The dtype that operators compute in: float32, or float64 where an argument is."""
+    return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -124,7 +125,7 @@ def num_chunks(batch_heads: int, matrix_bytes: int) -> int:
     """Number of chunks for so many entries whose gating matrices have `matrix_bytes` each; 1 except on CPUs."""
     if jax.default_backend() != "cpu":
         return 1
-    chunks = batch_heads * matrix_bytes // (BYTES_PER_CORE * (os.cpu_count() or 1))
+    chunks = batch_heads * matrix_bytes // (BYTES_PER_CORE * core_count())
     return max(min(chunks, batch_heads // MIN_ENTRIES), 1) if chunks >= MIN_CHUNKS else 1
 
 
@@ -136,7 +137,8 @@ def chunked_map(function: Callable, arguments: tuple, chunks: int, leading: int 
     device, so that an axis that is sharded stays so.
     """
     lead = jax.tree.leaves(arguments)[0].shape[:leading]
-    entries, devices = math.prod(lead), jax.device_count()
+    is_split = bool(jax.sharding.get_abstract_mesh().manual_axes)  # the entries are those of one device
+    entries, devices = math.prod(lead), 1 if is_split else jax.device_count()
     arguments = jax.tree.map(lambda x: x.reshape(entries, *x.shape[leading:]), arguments)
     if chunks == 1:
         return (out := function(*arguments)).reshape(*lead, *out.shape[1:])

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import check_choice, check_shape, product
-from plstm.ops.scans import METHODS, accumulation_dtype, cast, causal, check_chunk, join_axes, scan_chunks, scan_steps
+from plstm.ops.common import accumulation_dtype, check_choice, check_shape, product
+from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, check_chunk, join_axes, scan_chunks, scan_steps
 
 
 def gated_delta_rule(
@@ -28,7 +28,8 @@ def gated_delta_rule(
         check_shape(name, gate, "[..., T]", q.shape[:-1])
     *lead, length, d_k = q.shape
     chunk, dtype = check_chunk(chunk, length, power_of_two=True), accumulation_dtype(q, k, v, log_alpha, beta)
-    inputs = join_axes(cast((q * d_k**-0.5, k, v, log_alpha, beta), dtype), len(lead))
+    q, log_alpha = q.astype(dtype) * d_k**-0.5, jnp.maximum(log_alpha, FORGOTTEN)
+    inputs = join_axes(cast((q, k, v, log_alpha, beta), dtype), len(lead))
     state = jnp.zeros((len(inputs[0]), d_k, v.shape[-1]), dtype)
     recurrent = method == "recurrent"
     y = scan_steps(_step, state, inputs, 1) if recurrent else scan_chunks(_chunk, state, inputs, 1, chunk)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import HIGHEST, check_choice, check_shape
+from plstm.ops.common import HIGHEST, accumulation_dtype, check_choice, check_shape
 
 METHODS = ("rows", "recurrent")
 
@@ -29,7 +29,7 @@ def mamba2d(
         check_shape(name, a, "[e, N]", (u.shape[-1], b.shape[-1]))
     for name, gate in (("b", b), ("c", c)):
         check_shape(name, gate, "[..., H, W, N]", (*u.shape[:-1], b.shape[-1]))
-    dtype = jnp.promote_types(jnp.result_type(u, delta_t, delta_l, a_t, a_l, b, c), jnp.float32)
+    dtype = accumulation_dtype(u, delta_t, delta_l, a_t, a_l, b, c)
     cells = [x.astype(dtype).reshape(-1, *x.shape[-3:]) for x in (u, delta_t, delta_l, b, c)]
     a_t, a_l = a_t.astype(dtype), a_l.astype(dtype)
     y = (_rows if method == "rows" else _recurrent)(*cells, a_t, a_l)

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import check_choice, check_shape, product
-from plstm.ops.scans import METHODS, accumulation_dtype, cast, causal, check_chunk, join_axes, scan_chunks, scan_steps
+from plstm.ops.common import accumulation_dtype, check_choice, check_shape, product
+from plstm.ops.scans import METHODS, cast, causal, check_chunk, join_axes, scan_chunks, scan_steps
 
 EPSILON = 1e-6  # of the normaliser
+MOST = 80.0  # exp of more is infinite in float32, and its gradient NaN
 
 
 def mlstm(q: Array, k: Array, v: Array, i: Array, f: Array, *, method: str = "auto", chunk: int = 64) -> Array:
@@ -40,7 +41,7 @@ def mlstm(q: Array, k: Array, v: Array, i: Array, f: Array, *, method: str = "au
 
 def _normalise(summed: Array, m: Array) -> Array:
     """Sums of values and, last, of ones [..., d_v + 1], over exp(m) [...] -> h [..., d_v]."""
-    size = jnp.maximum(jnp.abs(summed[..., -1]), jnp.exp(-m)) + EPSILON
+    size = jnp.maximum(jnp.abs(summed[..., -1]), jnp.exp(jnp.minimum(-m, MOST))) + EPSILON
     return summed[..., :-1] / size[..., None]
 
 

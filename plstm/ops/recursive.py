@@ -15,13 +15,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from plstm.ops.common import check_choice
+
 State = Any
 Compose = Callable[[State, State], State]
 
 
 def prefix_states(leaves: State, compose: Compose, *, method: str = "scan") -> State:
     """The states of all prefixes, of the shapes of the leaves. method: "scan", about 2 T compositions in parallel, or
-    "fold", each prefix by itself as the definition says."""
+    "fold", each prefix by itself as the definition says; ValueError for another."""
+    check_choice("method", method, ("scan", "fold"))
     if method == "scan":
         return jax.lax.associative_scan(compose, leaves)  # groups the leaves in just this way
     length = len(jax.tree.leaves(leaves)[0])

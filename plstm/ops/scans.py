@@ -8,12 +8,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 METHODS = ("auto", "chunkwise", "recurrent")
+FORGOTTEN = -120.0  # log decays have it at least: exp is 0 in float32, and their sums, which cancel, stay exact enough
 Step = Callable[[Any, tuple[Array, ...]], tuple[Any, Array]]  # state, inputs -> state, output
-
-
-def accumulation_dtype(*arrays: Array) -> jnp.dtype:
-    """The dtype that operators compute in: float32, or float64 where an argument is."""
-    return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 
 
 def scan_steps(step: Step, state: Any, inputs: tuple[Array, ...], axis: int) -> Array:

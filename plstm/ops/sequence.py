@@ -6,16 +6,16 @@ from jax import Array
 
 from plstm.ops.common import DagGates as SequenceGates
 from plstm.ops.common import (
+    accumulation_dtype,
     attend,
     check_choice,
     check_inputs,
     check_shape,
     direct_term,
-    gate_dtype,
     product,
     small_product,
 )
-from plstm.ops.scans import METHODS, accumulation_dtype, cast, check_chunk, scan_chunks, scan_steps, split_chunks
+from plstm.ops.scans import METHODS, cast, check_chunk, scan_chunks, scan_steps, split_chunks
 
 
 def segment_products(transition: Array) -> Array:
@@ -49,7 +49,7 @@ def plstm1d(q: Array, k: Array, v: Array, gates: SequenceGates, direct: Array, *
     check_inputs(q, k, v, direct, "T")
     for name, gate in gates._asdict().items():
         check_shape(name, gate, "[..., T]", q.shape[:-1])
-    dtype, scale, small = gate_dtype(gates), q.shape[-1] ** -0.5, q.shape[-2] <= q.shape[-1] * v.shape[-1]
+    dtype, scale, small = accumulation_dtype(*gates), q.shape[-1] ** -0.5, q.shape[-2] <= q.shape[-1] * v.shape[-1]
     gates, direct = jax.tree.map(lambda gate: gate.astype(dtype), (gates, direct))
     if method == "parallel" or (method == "auto" and small):
         gating = gating_matrix_1d(gates).swapaxes(-1, -2) + direct[..., None] * jnp.eye(q.shape[-2], dtype=dtype)
@@ -95,7 +95,8 @@ def plstm1d_tracking(
     arrays = dict(q=q, k=k, v=v, source=source, transition=transition, mark=mark, direct=direct)
     _check_tracking(arrays)
     chunk, dtype, axis = check_chunk(chunk, q.shape[-3]), accumulation_dtype(*arrays.values()), q.ndim - 3
-    inputs = cast((q * q.shape[-2] ** -0.5, *list(arrays.values())[1:]), dtype)
+    q, *others = cast(tuple(arrays.values()), dtype)
+    inputs = (q * q.shape[-2] ** -0.5, *others)
     state = jnp.zeros((*q.shape[:-3], transition.shape[-1], q.shape[-2], v.shape[-2]), dtype)
     by_steps = transition.shape[-1] > 3 and q.shape[-3] < 256  # faster there; longer rows keep too many states
     if method == "recurrent" or (method == "auto" and by_steps):

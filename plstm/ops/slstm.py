@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import check_shape, product
-from plstm.ops.scans import accumulation_dtype, cast, check_length, scan_steps
+from plstm.ops.common import accumulation_dtype, check_shape, product
+from plstm.ops.scans import cast, check_length, scan_steps
 
 
 def slstm(i: Array, f: Array, z: Array, o: Array, recurrent: Array) -> Array:

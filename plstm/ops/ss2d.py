@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import check_choice, check_shape
+from plstm.ops.common import accumulation_dtype, check_choice, check_shape
 
 METHODS = ("scans", "recurrent")
 
@@ -24,7 +24,7 @@ def ss2d(u: Array, delta: Array, a: Array, b: Array, c: Array, *, method: str = 
     check_shape("a", a, "[e, N]", (u.shape[-1], b.shape[-1]))
     for name, gate in (("b", b), ("c", c)):
         check_shape(name, gate, "[..., H, W, N]", (*u.shape[:-1], b.shape[-1]))
-    dtype = jnp.promote_types(jnp.result_type(u, delta, a, b, c), jnp.float32)
+    dtype = accumulation_dtype(u, delta, a, b, c)
     cells = [x.astype(dtype).reshape(-1, *x.shape[-3:]).transpose(1, 2, 0, 3) for x in (u, delta, b, c)]
     y = (_scans if method == "scans" else _recurrent)(*cells, a.astype(dtype))
     return y.transpose(2, 0, 1, 3).reshape(u.shape).astype(u.dtype)

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import check_choice, check_shape, product
-from plstm.ops.scans import METHODS, accumulation_dtype, cast, causal, check_chunk, scan_chunks, scan_steps
+from plstm.ops.common import accumulation_dtype, check_choice, check_shape, product
+from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, check_chunk, scan_chunks, scan_steps
 
 
 def ssd(x: Array, dt: Array, a: Array, b: Array, c: Array, *, method: str = "auto", chunk: int = 64) -> Array:
@@ -26,7 +26,8 @@ def ssd(x: Array, dt: Array, a: Array, b: Array, c: Array, *, method: str = "aut
         check_shape(name, array, "[..., T, N]", (*lead, length, b.shape[-1]))
     chunk, dtype, out_dtype = check_chunk(chunk, length), accumulation_dtype(x, dt, a, b, c), x.dtype
     x, dt, b, c = cast((x.swapaxes(-2, -3), dt.swapaxes(-1, -2), b[..., None, :, :], c[..., None, :, :]), dtype)
-    inputs = x * dt[..., None], -dt * a.astype(dtype)[:, None], b, c  # the heads before the time axis
+    log_decay = jnp.maximum(-dt * a.astype(dtype)[:, None], FORGOTTEN)
+    inputs = x * dt[..., None], log_decay, b, c  # the heads before the time axis
     state = jnp.zeros((*lead, heads, width, b.shape[-1]), dtype)
     if method == "recurrent":
         y = scan_steps(_step, state, inputs, len(lead) + 1)

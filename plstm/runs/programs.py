@@ -75,8 +75,8 @@ def compile_programs(config_json: str, steps: int, steps_per_epoch: int, warmup_
     layout = Layout(make_mesh(config.optim.batch_size, config.mesh.fsdp))
     parts = task.batch_parts() if jax.default_backend() == "cpu" and layout.mesh.size == 1 else 1
     step = make_train_step(graphdef, optimizer, schedule, task.loss, layout=layout, parts=parts)
-    functions = (task.metrics, task.logits, task.statistics)
-    return Programs(graphdef, optimizer, step, *(make_predict(graphdef, function) for function in functions))
+    predict, inspect = (make_predict(graphdef, function) for function in (task.logits, task.statistics))
+    return Programs(graphdef, optimizer, step, make_predict(graphdef, task.metrics, layout), predict, inspect)
 
 
 class Cost(NamedTuple):

@@ -22,6 +22,7 @@ from unittest import mock
 import jax
 
 import plstm
+from data.files import core_count
 from plstm.errors import UserError, first_line
 
 CODE_PATHS = ("train.py", "eval.py", "plstm", "data", "configs", "scripts", "pyproject.toml", "requirements.lock")
@@ -53,7 +54,7 @@ def describe_environment(repo_root: str | Path) -> dict:
         "device_kind": device.device_kind,
         "device_count": jax.device_count(),  # over all processes
         "cpu_model": model[1].strip() if model else platform.processor() or platform.machine(),
-        "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cpu_cores": core_count(),
     }
     return {
         "commit": commit,

@@ -1,5 +1,6 @@
 """The training step, what a training run carries from step to step, and evaluation."""
 
+import contextlib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -125,9 +126,17 @@ def in_parts(gradient: Callable, parts: int) -> Callable:
     return whole
 
 
-def make_predict(graphdef: nnx.GraphDef, function: Callable[[nnx.Module, Batch], Any]) -> Callable[[Any, Batch], Any]:
-    """A jitted function (weights, batch) of a task's (model, batch); the weights are those of `TrainState.weights`."""
-    return jax.jit(lambda weights, batch: function(nnx.merge(graphdef, weights), batch))
+def make_predict(
+    graphdef: nnx.GraphDef, function: Callable[[nnx.Module, Batch], Any], layout: Layout | None = None
+) -> Callable[[Any, Batch], Any]:
+    """A jitted function (weights, batch) of a task's (model, batch); the weights are those of `TrainState.weights`.
+    layout: where weights and batch lie; None: on one device."""
+
+    def predict(weights: Any, batch: Batch) -> Any:
+        with jax.sharding.use_abstract_mesh(layout.mesh.abstract_mesh) if layout else contextlib.nullcontext():
+            return function(nnx.merge(graphdef, weights), batch)
+
+    return jax.jit(predict)
 
 
 # ---------------------------------------------------------------------- evaluation
@@ -142,7 +151,7 @@ def make_ready(model: nnx.Module, function: Callable, batch_size: int) -> tuple[
     """The arguments measure, weights and place of `evaluate` for a model and a task's function (model, batch)."""
     layout = Layout(make_mesh(batch_size))
     graphdef, weights = nnx.split(model)
-    return make_predict(graphdef, function), layout.place_copies(weights), layout.place_rows
+    return make_predict(graphdef, function, layout), layout.place_copies(weights), layout.place_rows
 
 
 def evaluate(

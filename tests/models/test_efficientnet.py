@@ -109,6 +109,13 @@ def test_the_gradient_of_a_bfloat16_kernel_is_summed_in_float32():
     np.testing.assert_allclose(backward(x).item(), expected, rtol=2e-3)
 
 
+def test_a_bfloat16_filter_is_summed_in_float32():
+    x, kernel = jax.random.normal(jax.random.key(0), (9, 9, 4, 8)), jax.random.normal(jax.random.key(1), (5, 5, 1, 8))
+    x = x.astype(jnp.bfloat16)
+    expected = depthwise(x.astype(jnp.float32), kernel).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(depthwise(x, kernel), expected)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -1,7 +1,6 @@
 """The operator a chunk of batch x heads at a time: the numbers of the whole, however it divides."""
 
 import functools
-import os
 
 import jax
 import jax.numpy as jnp
@@ -48,13 +47,13 @@ def test_every_entry_is_computed_once_and_in_its_place():
 
 
 def test_chunks_by_cores_and_size(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(2))
     matrix = 4 * 144**2  # 12 x 12 nodes
     assert num_chunks(150, matrix) == 1  # eleven would do
     assert num_chunks(512, matrix) == 40
     assert num_chunks(9, 4 * 2304**2) == 4  # two entries at the least
     assert num_chunks(1, 4 * 2304**2) == num_chunks(0, matrix) == 1
-    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
     assert num_chunks(4096, matrix) == 40
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert num_chunks(4096, matrix) == 1

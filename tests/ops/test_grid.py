@@ -189,7 +189,7 @@ def test_forms_that_a_structure_does_not_have_are_named(form, structure):
 def test_auto_is_chunkwise_from_the_measured_size_on_and_where_the_matrix_would_be_huge(monkeypatch):
     measured = {"chunkwise_from": {"rank_one": {16: 100, 64: 400}, "no_ru": {64: None}}}
     monkeypatch.setitem(grid.TABLE, "cpu", measured)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(2))
     for shape, structure, expected in (
         ((3, 19, 21, 64), "rank_one", False),
         ((3, 20, 20, 64), "rank_one", True),

@@ -37,6 +37,14 @@ def test_chunks_are_the_steps_in_values_and_gradients(length, bits):
         check(chunkwise, recurrent, *draw(length, f"float{bits}"), TOLERANCES[bits])
 
 
+@pytest.mark.parametrize("operator", [chunkwise, recurrent])
+def test_gates_that_close_for_good_have_finite_gradients(operator):
+    arguments, cotangent = draw(40)
+    arguments |= {"i": jnp.full((2, 40), -100.0), "f": jnp.full((2, 40), -3.0)}
+    gradients = jax.grad(lambda arguments: jnp.vdot(operator(**arguments), cotangent))(arguments)
+    assert all(jnp.isfinite(gradient).all() for gradient in gradients.values())
+
+
 def test_bfloat16_inputs():
     check_bfloat16(chunkwise, recurrent, *draw(7), 2e-2)
 

@@ -69,9 +69,31 @@ def test_chunks_are_the_steps_in_values_and_gradients(operator, length, bits):
         check(CHUNKS[operator], STEPS[operator], *DRAWS[operator](length, f"float{bits}"), {64: 1e-10, 32: 1e-3}[bits])
 
 
+@pytest.mark.parametrize("decay", [1e3, 1e6, np.inf])
+def test_what_follows_a_token_that_forgets_all_is_as_exact_as_steps(decay):
+    """In chunks, decays are differences of sums, in which such a token would drown the others."""
+    arguments, cotangent = draw_delta_rule(24, jnp.float32)
+    arguments["log_alpha"] = arguments["log_alpha"].at[:2, 9].set(-decay)
+    check(CHUNKS[gated_delta_rule], STEPS[gated_delta_rule], arguments, cotangent, 1e-4)
+    arguments, cotangent = draw_ssd(24, jnp.float32)
+    arguments["dt"] = jnp.clip(arguments["dt"], max=1).at[:, 9].set(min(decay, 1e30))
+    arguments["x"] = arguments["x"].at[:, 9].set(0)
+    check(CHUNKS[ssd], STEPS[ssd], arguments, cotangent, 1e-4)
+
+
 @pytest.mark.parametrize("operator", [gated_delta_rule, pytest.param(plstm1d_tracking, marks=pytest.mark.slow)])
 def test_bfloat16_inputs(operator):
     check_bfloat16(CHUNKS[operator], STEPS[operator], *DRAWS[operator](8, jnp.float32), 3e-2)
+
+
+@pytest.mark.parametrize("operator", [gated_delta_rule, plstm1d_tracking])
+def test_bfloat16_queries_are_scaled_in_float32(operator):
+    arguments = DRAWS[operator](8, jnp.float32)[0]
+    if operator is gated_delta_rule:
+        arguments |= {name: arguments[name][..., :3] for name in "qk"}  # of no width whose scale is exact
+    half = arguments["q"].astype(jnp.bfloat16)
+    found, wanted = (CHUNKS[operator](**arguments | {"q": q}) for q in (half, half.astype(jnp.float32)))
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_float32_of_a_repeated_key_is_as_exact_as_steps(x64):

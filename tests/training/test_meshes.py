@@ -99,10 +99,10 @@ def test_two_processes_give_the_numbers_of_one_device(report, tmp_path):
 
 
 @pytest.mark.multiprocess
-def test_devices_exchange_nothing_but_gradients():
+def test_devices_exchange_nothing_but_gradients_and_metrics():
     environment = simulated(4, "--xla_backend_optimization_level=0")  # LLVM's work comes after the exchanges
     report = json.loads(end(begin(EXCHANGES, environment=environment))[0].splitlines()[-1])
-    assert report == dict.fromkeys(["efficientnet", "mamba2d", "ss2d", "vil"], ["all-reduce"])
+    assert report == dict.fromkeys(["efficientnet", "mamba2d", "ss2d", "vil", "vision"], ["all-reduce"])
 
 
 @pytest.mark.slow

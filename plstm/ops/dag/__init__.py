@@ -11,7 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from plstm.ops.common import DagGates, attend, check_choice, check_inputs, check_shape, direct_term, gate_dtype, product
+from plstm.ops.common import (
+    DagGates,
+    accumulation_dtype,
+    attend,
+    check_choice,
+    check_inputs,
+    check_shape,
+    direct_term,
+    product,
+)
 from plstm.ops.dag.line_graph import Dag, PackedDags, pack
 
 __all__ = ["Dag", "DagGates", "PackedDags", "normalise_transitions", "pack", "plstm_dag", "plstm_dag_oracle"]
@@ -57,7 +66,7 @@ def plstm_dag(
     if method == "auto":
         method = _choose(dag, q.shape[-1] * v.shape[-1])
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    heads, dtype, shape = math.prod(v.shape[:-2]), gate_dtype(gates), v.shape
+    heads, dtype, shape = math.prod(v.shape[:-2]), accumulation_dtype(*gates), v.shape
     q, k, v = (jnp.moveaxis(tensor.reshape(heads, *tensor.shape[-2:]), 0, 1) for tensor in (q, k, v))
     *gates, direct = (gate.reshape(heads, gate.shape[-1]).T.astype(dtype) for gate in (*gates, direct))
     masks = dag.edge_mask, dag.line_mask, dag.edge_mask

@@ -15,12 +15,12 @@ from jax import Array
 
 from plstm.errors import UserError
 from plstm.ops.common import (
+    accumulation_dtype,
     attend,
     check_choice,
     check_inputs,
     check_shape,
     chunked_map,
-    gate_dtype,
     num_chunks,
     split_over_devices,
 )
@@ -79,7 +79,7 @@ def plstm2d(
             raise ValueError(f'method="fused" runs on GPUs alone; this is {backend}')
         if fused.pl is None:
             raise UserError('method="fused" needs Pallas on Triton, which this JAX does not have: use method="auto"')
-    dtype = gate_dtype(gates)
+    dtype = accumulation_dtype(*gates)
     inputs = q, k, v, *jax.tree.map(lambda gate: gate.astype(dtype), (gates, direct))
     run = split_over_devices(functools.partial(_run, method=method, structure=structure), lead[0] if lead else 1)
     return run(*inputs).astype(v.dtype)
@@ -111,7 +111,7 @@ def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "
     check_choice("structure", structure, STRUCTURES)
     _check_gates(gates, gates.s_r.shape)
     *lead, _, height, width = gates.s_r.shape
-    gates = jax.tree.map(lambda gate: gate.reshape(-1, *gate.shape[-3:]).astype(gate_dtype(gates)), gates)
+    gates = jax.tree.map(lambda gate: gate.reshape(-1, *gate.shape[-3:]).astype(accumulation_dtype(*gates)), gates)
     no_direct = jnp.zeros_like(gates.s_r[:, 0])
     gating = _gating_by_target(gates, no_direct, structure, form).swapaxes(1, 2)
     return gating.reshape(*lead, height, width, height, width)

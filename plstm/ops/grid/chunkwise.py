@@ -26,7 +26,7 @@ from plstm.ops.common import chunked_map, direct_term
 from plstm.ops.grid.oracle import GridGates, mirror, mirror_gates, pass_node
 
 BLOCK = 4  # nodes a side: an edge costs as much as d_k nodes, so blocks are small
-matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+multiply = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
 def chunkwise(
@@ -61,7 +61,7 @@ def _one_chunk(q, k, v, gates: GridGates, structure: str, block: int) -> Array:
 
     upper = jnp.zeros((q.shape[1], 4 * batch, block, q.shape[-1] * v.shape[-1]), q.dtype)
     _, hidden = lax.scan(visit_row, upper, (q, k, v, transfer, source, mark))
-    hidden = hidden + matmul(within * matmul(q, k.swapaxes(-1, -2)), v)
+    hidden = hidden + multiply(within * multiply(q, k.swapaxes(-1, -2)), v)
     rows, columns, _, _, size = hidden.shape  # `_cut` is undone
     hidden = hidden.reshape(rows, columns, batch, 4, block, block, size).transpose(3, 2, 0, 4, 1, 5, 6)
     hidden = hidden.reshape(4, batch, rows * block, columns * block, size)[:, :, :height, :width]
@@ -75,8 +75,8 @@ def _visit_block(left, up, q, k, v, transfer, source, mark):
     states = jnp.concatenate([left, up], axis=1)
     to_edges = source[..., None, :] * k.swapaxes(1, 2)[:, None]  # [lanes, 2R, d_k, nodes]
     to_nodes = mark[..., None] * q[:, :, None]  # [lanes, nodes, 2R, d_k]
-    leaving = matmul(transfer, states) + matmul(to_edges.reshape(len(v), -1, v.shape[1]), v).reshape(states.shape)
-    hidden = matmul(to_nodes.reshape(*v.shape[:2], -1), states.reshape(len(v), -1, v.shape[2]))
+    leaving = multiply(transfer, states) + multiply(to_edges.reshape(len(v), -1, v.shape[1]), v).reshape(states.shape)
+    hidden = multiply(to_nodes.reshape(*v.shape[:2], -1), states.reshape(len(v), -1, v.shape[2]))
     right, lower = jnp.split(leaving, 2, axis=1)
     return right, (lower, hidden)
 

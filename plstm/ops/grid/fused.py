@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from plstm.ops.common import gate_dtype
+from plstm.ops.common import accumulation_dtype
 from plstm.ops.grid.oracle import GridGates, fill_unread
 from plstm.ops.sequence import segment_products
 
@@ -74,7 +74,7 @@ def fused(
     interpret: run the kernels as plain JAX on any backend: slow, for tests.
     """
     *_, height, width, key_size = q.shape
-    nodes, columns, dtype = height * width, _padded(width), gate_dtype(gates)
+    nodes, columns, dtype = height * width, _padded(width), accumulation_dtype(*gates)
     stacked = jnp.stack(fill_unread(gates, structure), axis=-4).astype(dtype).reshape(-1, len(gates), 4, height, width)
     block = min(block or min(64, max(SMALLEST, LARGEST_TILE // columns)), _padded(nodes))
     plan = Plan(height, width, nodes, columns, key_size**-0.5, structure == "no_ru", block, interpret)
