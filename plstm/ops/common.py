@@ -2,6 +2,7 @@
 batch x heads, so small that their tensors stay in a CPU's cache (`scripts/benchmark.py chunks` measures it)."""
 
 import math
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -11,8 +12,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
-
-from data.files import core_count
 
 HIGHEST = lax.Precision.HIGHEST  # the default of GPUs and TPUs multiplies float32 in fewer bits
 product = partial(jnp.einsum, precision=HIGHEST)  # of gates
@@ -125,7 +124,8 @@ def num_chunks(batch_heads: int, matrix_bytes: int) -> int:
     """Number of chunks for so many entries whose gating matrices have `matrix_bytes` each; 1 except on CPUs."""
     if jax.default_backend() != "cpu":
         return 1
-    chunks = batch_heads * matrix_bytes // (BYTES_PER_CORE * core_count())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    chunks = batch_heads * matrix_bytes // (BYTES_PER_CORE * cores)
     return max(min(chunks, batch_heads // MIN_ENTRIES), 1) if chunks >= MIN_CHUNKS else 1
 
 
