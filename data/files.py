@@ -43,9 +43,10 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def lock(file: IO | int, path: Path, wait: bool = True) -> None:
-    """Locks the open file or folder `path` until it is closed. BlockingIOError: another process has it, and not `wait`.
-    A file system without locks (Lustre without -o flock, NFS without lockd) gets a line on standard error instead."""
+def lock(file: IO, path: Path, wait: bool = True) -> None:
+    """Locks the file, open for writing, until it is closed; `path` names what it stands for. BlockingIOError: another
+    process has it, and not `wait`. A file system without locks (Lustre without -o flock, NFS without lockd) gets a line
+    on standard error instead."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
