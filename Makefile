@@ -38,7 +38,7 @@ $(READY): requirements.lock pyproject.toml
 
 .PHONY: help
 help: ## List all commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-24s %s\n", $$1, $$2 }'
 
 .PHONY: setup
 setup: $(READY) ## Install the pinned dependencies into .venv (EXTRA=cuda, EXTRA=cuda,slurm, PYTHON=python3.11)
@@ -69,52 +69,35 @@ test-gpu: $(READY) ## Run the tests that need an accelerator
 lint: $(READY) ## Check the code with ruff
 	$(PY) -m ruff check .
 
-.PHONY: table-arrow
-table-arrow: $(READY) ## Run what is missing of the paper's Table 3, arrow pointing (ARGS=--dry-run lists the runs)
-	$(PY) scripts/run_table.py arrow $(ARGS)
-
-.PHONY: table-imagenet
-table-imagenet: $(READY) ## Run what is missing of Table 4, ImageNet pre-training and fine-tuning (ARGS=--dry-run lists the runs)
-	$(PY) scripts/run_table.py imagenet $(ARGS)
-
-.PHONY: table-ablation
-table-ablation: $(READY) ## Run what is missing of Table 5, the ImageNet ablation (ARGS=--dry-run lists the runs)
-	$(PY) scripts/run_table.py ablation $(ARGS)
-
-.PHONY: table-graphs
-table-graphs: $(READY) ## Run what is missing of Table 1, graphs (ARGS=--dry-run lists the runs, ARGS="--sections MUTAG" one set)
-	$(PY) scripts/run_table.py graphs $(ARGS)
-
-.PHONY: table-tokens
-table-tokens: $(READY) ## Run what is missing of counting and state tracking, arXiv 2606.12364 (330 runs of hours; for a GPU)
-	$(PY) scripts/run_table.py tokens $(ARGS)
-
-.PHONY: table-tokens-reduced
-table-tokens-reduced: $(READY) ## Run what is missing of the REDUCED table of counting and state tracking (440 runs of minutes)
-	$(PY) scripts/run_table.py tokens-reduced $(ARGS)
-
-.PHONY: table-tracking
-table-tracking: $(READY) ## Run what is missing of the REDUCED table of longer state tracking (120 runs of up to ten minutes)
-	$(PY) scripts/run_table.py tracking $(ARGS)
-
-.PHONY: table-languages
-table-languages: $(READY) ## Run what is missing of formal languages at full size (GPUs; ARGS="--sections bucket_sort" one task)
-	$(PY) scripts/run_table.py languages $(ARGS)
-
-.PHONY: table-languages-ablation
-table-languages-ablation: $(READY) ## Run what is missing of PR-LSTM's and PR-RNN's refinements at full size
-	$(PY) scripts/run_table.py languages-ablation $(ARGS)
+# Each runs what is missing of configs/tables/NAME.yaml; ARGS=--dry-run lists it.
+table-arrow: ## Run what is missing of the paper's Table 3, arrow pointing (ARGS=--dry-run lists the runs)
+table-reduced: ## Run what is missing of the REDUCED arrow table (eleven small models, 55 runs, some 30 hours on 2 cores)
+table-balanced: ## Run what is missing of the REDUCED table of arrow pointing without shortcuts (28 runs of 20 to 45 minutes)
+table-imagenet: ## Run what is missing of Table 4, ImageNet pre-training and fine-tuning (ARGS=--dry-run lists the runs)
+table-imagenet-reduced: ## Run what is missing of the REDUCED ImageNet table (after `make photos`; minutes a run on 2 cores)
+table-ablation: ## Run what is missing of Table 5, the ImageNet ablation (ARGS=--dry-run lists the runs)
+table-graphs: ## Run what is missing of Table 1, graphs (ARGS=--dry-run lists the runs, ARGS="--sections MUTAG" one set)
+table-tokens: ## Run what is missing of counting and state tracking, arXiv 2606.12364 (330 runs of hours; for a GPU)
+table-tokens-reduced: ## Run what is missing of the REDUCED table of counting and state tracking (440 runs of minutes)
+table-tracking: ## Run what is missing of the REDUCED table of longer state tracking (120 runs of up to ten minutes)
+table-languages: ## Run what is missing of formal languages at full size (GPUs; ARGS="--sections bucket_sort" one task)
+table-languages-ablation: ## Run what is missing of PR-LSTM's and PR-RNN's refinements at full size
+table-languages-reduced: ## Run what is missing of the REDUCED formal languages (119 runs of minutes, the Transformer's of hours)
+TABLE_reduced := arrow-reduced
+TABLE_balanced := arrow-balanced-reduced
+TABLES := table-arrow table-reduced table-balanced table-imagenet table-imagenet-reduced table-ablation table-graphs table-tokens \
+  table-tokens-reduced table-tracking table-languages table-languages-ablation table-languages-reduced
+.PHONY: $(TABLES)
+$(TABLES): table-%: $(READY)
+	$(PY) scripts/run_table.py $(or $(TABLE_$*),$*) $(ARGS)
 
 .PHONY: tables
 tables: $(READY) ## Write results/tables and figures, and the generated numbers of README.md and docs, from the run records
 	$(PY) scripts/make_tables.py $(ARGS)
 
-.PHONY: tables-check
-tables-check: $(READY) ## Fail if tables, README.md or docs differ from the run records, or records from their curves
-	$(PY) scripts/make_tables.py --check
-
 .PHONY: verify
-verify: tables-check ## What CI checks of the results; the same as tables-check
+verify: $(READY) ## Fail if tables, README.md or docs differ from the run records, or records from their curves
+	$(PY) scripts/make_tables.py --check
 
 .PHONY: benchmark
 benchmark: $(READY) ## Measure on this machine (ARGS=operator, ARGS=model, ...; ARGS=--help lists the subjects)
@@ -134,27 +117,11 @@ baselines: $(READY) ## Measure the accuracy of shortcuts: arrow pointing, formal
 	$(PY) scripts/language_baselines.py
 	$(PY) scripts/majority_baselines.py
 
-.PHONY: table-reduced
-table-reduced: $(READY) ## Run what is missing of the REDUCED arrow table (eleven small models, 55 runs, some 30 hours on 2 cores)
-	$(PY) scripts/run_table.py arrow-reduced $(ARGS)
-
-.PHONY: table-balanced
-table-balanced: $(READY) ## Run what is missing of the REDUCED table of arrow pointing without shortcuts (28 runs of 20 to 45 minutes)
-	$(PY) scripts/run_table.py arrow-balanced-reduced $(ARGS)
-
-.PHONY: table-languages-reduced
-table-languages-reduced: $(READY) ## Run what is missing of the REDUCED formal languages (119 runs of minutes, the Transformer's of hours)
-	$(PY) scripts/run_table.py languages-reduced $(ARGS)
-
 .PHONY: photos
 photos: $(READY) ## Draw the photographs of the REDUCED ImageNet table and prepare them like ImageNet
 	$(PY) scripts/make_photos.py --classes 10 --train 200 --val 50 --out outputs/photos
 	mkdir -p outputs/photos/data
 	$(MAKE) data-imagenet MANUAL=outputs/photos DATA=outputs/photos/data
-
-.PHONY: table-imagenet-reduced
-table-imagenet-reduced: $(READY) ## Run what is missing of the REDUCED ImageNet table (after `make photos`; minutes a run on 2 cores)
-	$(PY) scripts/run_table.py imagenet-reduced $(ARGS)
 
 .PHONY: lock
 lock: ## Update requirements.lock from pyproject.toml (needs uv)

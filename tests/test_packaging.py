@@ -85,7 +85,7 @@ def test_make_alone_lists_every_target():
 
 
 @needs_make
-@pytest.mark.parametrize("target", ["demo", "test", "lint", "tables-check"])
+@pytest.mark.parametrize("target", ["demo", "test", "lint", "verify"])
 def test_one_command_sets_up_and_runs_unless_an_environment_is_named(target):
     as_in_a_fresh_clone = ("-n", "-W", "requirements.lock")  # -W: as if the lock were new
     fresh = make(*as_in_a_fresh_clone, target)
