@@ -48,9 +48,10 @@ def print_metrics(options: EvalConfig) -> None:
     shown = f", {options.checkpoint} checkpoint" if options.weights is None else ""
     print(f"{run_name(config)} ({source}){shown}, step {model.info.step:,}")
     devices = jax.device_count()
-    batch_size = -(-config.optim.batch_size // devices) * devices  # the run's, where the devices divide it
-    measure, weights, place = make_ready(model, task.metrics, batch_size)
     splits = choose_splits(task, options)
+    rows = min(config.optim.batch_size, len(splits["folder"])) if options.data.folder else config.optim.batch_size
+    batch_size = -(-rows // devices) * devices  # the run's, where the devices divide it and no folder has fewer images
+    measure, weights, place = make_ready(model, task.metrics, batch_size)
     for name, split in splits.items():
         with memory_errors(batch_size, "the batch size is the run's; take more devices, or one with more memory"):
             found = evaluate(measure, weights, split, batch_size, place)

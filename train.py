@@ -123,8 +123,8 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
             info["earlier"].append({"until": last, **info["environment"]})
             info["environment"] = environment
     elif base is not None:
-        params, origin = initial_weights(base, config, state.params, layout.copies)
-        state = state._replace(params=layout.place_state(params))
+        found, origin = initial_weights(base, config, layout.gather(state.params), layout.copies)
+        state = state._replace(**layout.place_state(found))
     seconds_before, step = info["wall_seconds"], int(state.step)
     averager = MetricAverager(info["averager"])
 

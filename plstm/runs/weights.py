@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +36,7 @@ from data.files import lock, write_errors, write_file
 from plstm.config import Config, from_file, plain_config, portable_config, run_id
 from plstm.errors import UserError, first_line, first_problem
 from plstm.models import build_model, named_variables
+from plstm.nn.maps import bicubic
 from plstm.tasks import TASKS
 from plstm.tasks.vision import Preprocessing
 from plstm.training.checkpoints import Checkpoints
@@ -48,7 +49,7 @@ MAX_NAME = 255  # letters of a file name that every file system takes
 FORMAT, VERSION = "plstm", "3"
 SAVED = nnx.Any(nnx.Param, nnx.BatchStat)
 # Keys of `model` in which the two models may differ: they do not change the parameters' meaning.
-MAY_DIFFER = ("image_size", "classes", "drop_path", "dtype", "method", "gate_init", "remat")
+MAY_DIFFER = ("image_size", "classes", "drop_path", "dropout", "dtype", "method", "gate_init", "remat")
 POSITION, HEAD = "position", "head."
 
 
@@ -306,13 +307,16 @@ def initial_id(init_from: str, runs: Path) -> str:
     """The id of the run that `init_from` names by id or folder: a new run's id must not follow from where it lies."""
     if not init_from:  # as experiments that fine-tune have it
         raise UserError("init_from: name the run to fine-tune, init_from=<its id or folder>")
+    if _is_file(init_from):
+        raise UserError(f"init_from={init_from}: takes a run, its id or folder, and not a file of weights")
     if re.fullmatch(r"[0-9a-f]{12}", init_from):
         return init_from
     return run_id(load_config(find_run(init_from, runs, "init_from")))
 
 
-def initial_weights(run: str, config: Config, params: Any, sharding: Sharding) -> tuple[Any, str]:
-    """A finished run's weights for the new `params` of a run with `config`, and a line on them; else UserError."""
+def initial_weights(run: str, config: Config, params: Any, sharding: Sharding) -> tuple[dict[str, Any], str]:
+    """A finished run's `params` and `statistics` for a run with `config` and the new `params`, which every process has
+    whole, and a line on them; else UserError."""
     folder = find_run(run, Path(config.paths.runs), "init_from")
     trained = load_config(folder)
     theirs, ours = asdict(trained.model), asdict(config.model)
@@ -325,14 +329,22 @@ def initial_weights(run: str, config: Config, params: Any, sharding: Sharding) -
     if checkpoints.info(last)["final"] is None:
         raise UserError(f"init_from={folder}: this run has not finished (stopped at step {last:,}); finish it first")
     _, state, _ = restore_state(checkpoints, step, trained, sharding)
-    params, changes = adapt(state.params, params)
-    return params, "; ".join([f"the weights of {folder}, step {step:,}", *changes])
+    resize = bicubic if ours["family"] == "vil" else resize_bicubic  # as the model does in evaluation at another size
+    params, changes = adapt(state.params, params, resize)
+    return {"params": params, "statistics": state.statistics}, "; ".join(
+        [f"the weights of {folder}, step {step:,}", *changes]
+    )
 
 
-def adapt(found: Any, wanted: Any) -> tuple[Any, list[str]]:
+def resize_bicubic(cells: jax.Array, grid: tuple[int, int]) -> jax.Array:
+    """[Y, X, dim] -> [*grid, dim] as JAX resizes."""
+    return jax.image.resize(cells, (*grid, cells.shape[-1]), "bicubic")
+
+
+def adapt(found: Any, wanted: Any, resize: Callable = resize_bicubic) -> tuple[Any, list[str]]:
     """A tree like `wanted` of the trained parameters `found`, and words for what was not simply taken over.
 
-    The position embedding [Y, X, dim] is resized (bicubic, as in evaluation at another size). If any parameter of the
+    The position embedding [Y, X, dim] is resized by `resize`. If any parameter of the
     head has another number of classes (its last axis), the whole head stays as `wanted` has it. Any other difference
     raises UserError naming the parameter.
     """
@@ -348,7 +360,7 @@ def adapt(found: Any, wanted: Any) -> tuple[Any, list[str]]:
         weights = trained[name]
         if name == POSITION and weights.shape != leaf.shape and weights.shape[2:] == leaf.shape[2:]:
             changes.append("position embedding {} x {} -> {} x {}".format(*weights.shape[:2], *leaf.shape[:2]))
-            weights = jax.image.resize(weights, leaf.shape, "bicubic")
+            weights = resize(weights, leaf.shape[:2])
         elif new_head and name.startswith(HEAD) and weights.shape[:-1] == leaf.shape[:-1]:
             weights = leaf
         if weights.shape != leaf.shape:

@@ -22,7 +22,7 @@ from plstm.training.steps import Batch, Metrics
 ERASED_AREA = (0.02, 0.33)  # of the image
 ERASED_ASPECT = (0.3, 3.3)  # height over width
 TRIES = 10
-PARTNERS = 128  # rows that mix with each other, where it divides the batch
+PARTNERS = 64  # rows that mix with each other, where it divides the batch
 
 
 def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -190,7 +190,7 @@ class ImageNetTask(VisionTask):
         config, data = self.config, self.config.data
         source = self._source("train")
         if len(source) != self.train_examples:
-            have = f"the prepared data have {len(source) + data.held_out} training images"
+            have = f"the prepared data have {len(load_source('train', data.root, held_out=0))} training images"
             raise UserError(f"data.train_images={data.train_images}: {have}; give this number, or another data.root")
         batch_size, splits = config.optim.batch_size, {*config.loop.eval_splits, *config.loop.final_splits}
         beside = max(self.split(name).shared_bytes(batch_size) for name in splits)

@@ -14,6 +14,7 @@ from plstm.models import VisionConfig, build_model
 from plstm.runs.cli import quote_ids
 from plstm.runs.weights import adapt, initial_id, initial_weights
 from plstm.training.steps import named_leaves
+from tests.models.vision_models import filled
 from tests.runs.test_weights import save_run
 from train import start
 
@@ -59,6 +60,9 @@ def test_a_run_is_named_by_its_id_its_first_digits_or_its_folder_and_the_new_id_
         assert initial_id(name, runs) == trained.name
     other = "0123456789ab"
     assert initial_id(other, runs) == other  # its folder need not be here
+    (file := tmp_path / "model.safetensors").touch()
+    with pytest.raises(UserError, match=f"init_from={file}: takes a run, its id or folder, and not a file of weights"):
+        initial_id(str(file), runs)
     for name in ("no-such", "/no/such"):
         with pytest.raises(UserError, match=f"init_from={name}: no such run.*{trained.name}"):
             initial_id(name, runs)
@@ -97,14 +101,32 @@ def test_ids_that_look_like_numbers_are_ids_and_only_these_are_quoted(composed):
 def test_a_larger_image_gives_what_the_trained_model_gives(finetuning, pretraining, weights):
     config = finetuning("init_checkpoint=best")
     fresh = build_model(config.model, 99)
-    params, line = initial_weights(config.init_from, config, nnx.state(fresh, nnx.Param), HERE)
-    assert line.endswith("step 8; position embedding 6 x 6 -> 8 x 8")
+    found, line = initial_weights(config.init_from, config, nnx.state(fresh, nnx.Param), HERE)
+    assert found["statistics"] is None and line.endswith("step 8; position embedding 6 x 6 -> 8 x 8")
     trained = build_model(pretraining.model, 0)
     images = jax.random.normal(jax.random.key(0), (2, 64, 64, 3))
     wanted = trained(images)
     assert (fresh(images) != wanted).any()
-    nnx.update(fresh, params)
+    nnx.update(fresh, found["params"])
     np.testing.assert_array_equal(fresh(images), wanted)
+
+
+@pytest.mark.parametrize(("name", "small"), [("efficientnet_b0", "efficientnet_small"), ("vil_t", "vil_small")])
+def test_so_does_a_model_with_running_statistics_or_a_resize_of_its_own(composed, tmp_path, name, small):
+    chosen = ["debug=smoke", f"experiment=imagenet/{name}", f"model={small}", f"paths.runs={tmp_path}"]
+    pretraining = to_config(composed(*chosen, "data.size=48"))
+    trained, folder = filled(pretraining.model, 1), tmp_path / run_id(pretraining)
+    params, statistics = nnx.state(trained, nnx.Param), nnx.state(trained, nnx.BatchStat)
+    statistics = jax.tree.map(lambda leaf: leaf + 0.5, statistics) if jax.tree.leaves(statistics) else None
+    nnx.update(trained, *filter(None, (params, statistics)))
+    save_run(folder, pretraining, {8: (params, {}, 0.9)}, statistics)
+
+    config = to_config(composed(*chosen, "data.size=64", f"init_from={folder.name}"))
+    fresh = build_model(config.model, 99)
+    found, _ = initial_weights(folder.name, config, nnx.state(fresh, nnx.Param), HERE)
+    nnx.update(fresh, *filter(None, found.values()))
+    images = jax.random.normal(jax.random.key(0), (2, 64, 64, 3))
+    np.testing.assert_array_equal(fresh(images), trained(images))
 
 
 def test_another_model_is_refused(finetuning):

@@ -24,15 +24,22 @@ def test_the_launchers_compose(composed, name, gpus, cores):
 
 
 @needs_plugin
-def test_a_job_of_several_nodes_ends_where_one_of_its_processes_does(composed):
-    """What sbatch is given, with a step by srun, which reads this variable."""
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        ("slurm", ["SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"]),
+        ("slurm_node", ["SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK", "SLURM_KILL_BAD_EXIT=1"]),
+    ],
+)
+def test_the_step_of_a_job_has_its_cores_and_ends_where_one_of_its_processes_does(composed, name, variables):
+    """What sbatch is given, with a step by srun, which reads these variables."""
     from submitit.slurm.slurm import _make_sbatch_string
 
-    overrides = ["hydra/launcher=slurm_node", "hydra.launcher.nodes=2"]
+    overrides = [f"hydra/launcher={name}", "hydra.launcher.nodes=2"]
     launcher = compose("train", overrides=overrides, return_hydra_config=True).hydra.launcher
     script = _make_sbatch_string("train", "jobs", nodes=launcher.nodes, setup=list(launcher.setup)).splitlines()
     step = next(number for number, line in enumerate(script) if line.startswith("srun "))
-    assert script.index("export SLURM_KILL_BAD_EXIT=1") < step
+    assert all(script.index(f"export {variable}") < step for variable in variables)
 
 
 @needs_plugin

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,13 +32,13 @@ CONFIG = Config(
 ID = run_id(CONFIG)
 
 
-def save_run(folder: Path, config: Config, checkpoints: dict[int, tuple]) -> None:
+def save_run(folder: Path, config: Config, checkpoints: dict[int, tuple], statistics: Any = None) -> None:
     """A run as train.py leaves it, with checkpoints {step: (parameters, end of the training, score)}."""
     write_config(folder, config, [])
     kept = Checkpoints(folder / "checkpoints", run_id(config))
     optimizer = build_optimizer(config.optim, lambda step: 0.0)
     for step, (params, final, score) in checkpoints.items():
-        state = TrainState(jnp.int32(step), params, optimizer.init(params), jnp.int32(-1))
+        state = TrainState(jnp.int32(step), params, optimizer.init(params), jnp.int32(-1), statistics)
         kept.save(step, state, {"sizes": {}, "class_names": ["away", "at"], "final": final}, score)
     kept.close()
 
