@@ -12,7 +12,7 @@ from flax import nnx
 from jax import Array
 
 from plstm.errors import MAX_SIZE, one_of, positive, require
-from plstm.nn.layers import DTYPES, dense, linear
+from plstm.nn.layers import DTYPES, dense, drop, linear
 from plstm.nn.maps import BatchNorm, depthwise, unfold
 from plstm.ops.common import HIGHEST
 
@@ -108,6 +108,4 @@ class EfficientNet(nnx.Module):
             x = block(x, train)
         x = jax.nn.silu(self.features_norm(self.features(x), train))
         x = x.mean((0, 1), dtype=jnp.promote_types(x.dtype, jnp.float32))
-        if train and self.dropout:
-            x = jnp.where(jax.random.bernoulli(key, 1 - self.dropout, x.shape), x / (1 - self.dropout), 0)
-        return self.head(x)
+        return self.head(drop(x, self.dropout, key))

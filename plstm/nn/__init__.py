@@ -1,1 +1,1 @@
-"""flax.nnx layers: gates, the mixer of graphs, and what models share."""
+"""flax.nnx layers: gates, mixers, recurrent cells, feature maps, and what models share."""

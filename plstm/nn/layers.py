@@ -116,8 +116,9 @@ class LayerScale(nnx.Module):
 def drop_path(branch: jax.Array, rate: float, key: jax.Array | None, axis: int = 0) -> jax.Array:
     """Stochastic depth: each sample, a place on `axis`, keeps its branch, divided by 1 - rate, with probability
     1 - rate; all do without a key (evaluation)."""
-    if key is None or rate == 0.0:
-        return branch
-    shape = [size if n == axis else 1 for n, size in enumerate(branch.shape)]
-    keep = jax.random.bernoulli(key, 1 - rate, shape)
-    return jnp.where(keep, branch / (1 - rate), 0).astype(branch.dtype)
+    return drop(branch, rate, key, tuple(n for n in range(branch.ndim) if n != axis))
+
+
+def drop(x: jax.Array, rate: float, key: jax.Array | None, alike: tuple[int, ...] = ()) -> jax.Array:
+    """Dropout in a training pass, which has a key; entries along the axes `alike` are dropped together."""
+    return x if key is None else nnx.Dropout(rate, broadcast_dims=alike, deterministic=False)(x, rngs=key)

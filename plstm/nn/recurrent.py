@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from plstm.nn.layers import NORM_EPSILON
+from plstm.nn.layers import NORM_EPSILON, drop
 from plstm.ops.common import chunked_map
 from plstm.ops.recursive import prefix_state, prefix_states
 
@@ -254,8 +254,3 @@ def position_code(position: Array, dim: int) -> Array:
     """int [...] -> float [..., dim]: sines, then cosines, of the position times 10000^(-2k / dim)."""
     angle = position[..., None] * 10_000.0 ** (-jnp.arange(0, dim, 2) / dim)
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
-
-
-def drop(x: Array, rate: float, key: Array | None) -> Array:
-    """Dropout in a training pass, which has a key."""
-    return x if key is None else nnx.Dropout(rate, deterministic=False)(x, rngs=key)

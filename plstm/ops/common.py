@@ -159,14 +159,15 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
 
 
-def check_shape(name: str, array: Array, axes: str, shape: tuple[int, ...]) -> None:
-    if array.shape != shape:
-        raise ValueError(f"{name} must be {axes} = {shape}; got {array.shape}")
+def check_shapes(axes: str, shape: tuple[int, ...], **arrays: Array) -> None:
+    for name, array in arrays.items():
+        if array.shape != shape:
+            raise ValueError(f"{name} must be {axes} = {shape}; got {array.shape}")
 
 
-def check_inputs(q: Array, k: Array, v: Array, direct: Array, axes: str) -> None:
-    """Raises ValueError unless q, k are [..., axes, d_k], v is [..., axes, d_v] and direct is [..., axes]."""
+def check_inputs(axes: str, q: Array, k: Array, v: Array, **gates: Array) -> None:
+    """Raises ValueError unless q, k are [..., axes, d_k], v is [..., axes, d_v] and the gates are [..., axes]."""
     if q.ndim < 2 + axes.count(",") or q.shape != k.shape:
         raise ValueError(f"q and k must have one shape [..., {axes}, d_k]; got q {q.shape} and k {k.shape}")
-    check_shape("v", v, f"[..., {axes}, d_v]", (*q.shape[:-1], *v.shape[-1:]))
-    check_shape("direct", direct, f"[..., {axes}]", q.shape[:-1])
+    check_shapes(f"[..., {axes}, d_v]", (*q.shape[:-1], *v.shape[-1:]), v=v)
+    check_shapes(f"[..., {axes}]", q.shape[:-1], **gates)

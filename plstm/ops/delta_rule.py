@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import accumulation_dtype, check_choice, check_shape, product
+from plstm.ops.common import accumulation_dtype, check_choice, check_inputs, product
 from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, check_chunk, join_axes, scan_chunks, scan_steps
 
 
@@ -21,11 +21,7 @@ def gated_delta_rule(
     is unknown.
     """
     check_choice("method", method, METHODS)
-    if q.ndim < 2 or q.shape != k.shape:
-        raise ValueError(f"q and k must have one shape [..., T, d_k]; got q {q.shape} and k {k.shape}")
-    check_shape("v", v, "[..., T, d_v]", (*q.shape[:-1], *v.shape[-1:]))
-    for name, gate in (("log_alpha", log_alpha), ("beta", beta)):
-        check_shape(name, gate, "[..., T]", q.shape[:-1])
+    check_inputs("T", q, k, v, log_alpha=log_alpha, beta=beta)
     *lead, length, d_k = q.shape
     chunk, dtype = check_chunk(chunk, length, power_of_two=True), accumulation_dtype(q, k, v, log_alpha, beta)
     q, log_alpha = q.astype(dtype) * d_k**-0.5, jnp.maximum(log_alpha, FORGOTTEN)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import HIGHEST, accumulation_dtype, check_choice, check_shape
+from plstm.ops.common import HIGHEST, accumulation_dtype, check_choice, check_shapes
 
 METHODS = ("rows", "recurrent")
 
@@ -23,12 +23,9 @@ def mamba2d(
     Raises ValueError where shapes disagree or the method is unknown.
     """
     check_choice("method", method, METHODS)
-    for name, delta in (("delta_t", delta_t), ("delta_l", delta_l)):
-        check_shape(name, delta, "[..., H, W, e]", u.shape)
-    for name, a in (("a_t", a_t), ("a_l", a_l)):
-        check_shape(name, a, "[e, N]", (u.shape[-1], b.shape[-1]))
-    for name, gate in (("b", b), ("c", c)):
-        check_shape(name, gate, "[..., H, W, N]", (*u.shape[:-1], b.shape[-1]))
+    check_shapes("[..., H, W, e]", u.shape, delta_t=delta_t, delta_l=delta_l)
+    check_shapes("[e, N]", (u.shape[-1], b.shape[-1]), a_t=a_t, a_l=a_l)
+    check_shapes("[..., H, W, N]", (*u.shape[:-1], b.shape[-1]), b=b, c=c)
     dtype = accumulation_dtype(u, delta_t, delta_l, a_t, a_l, b, c)
     cells = [x.astype(dtype).reshape(-1, *x.shape[-3:]) for x in (u, delta_t, delta_l, b, c)]
     a_t, a_l = a_t.astype(dtype), a_l.astype(dtype)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import accumulation_dtype, check_choice, check_shape, product
+from plstm.ops.common import accumulation_dtype, check_choice, check_inputs, product
 from plstm.ops.scans import METHODS, cast, causal, check_chunk, join_axes, scan_chunks, scan_steps
 
 EPSILON = 1e-6  # of the normaliser
@@ -22,11 +22,7 @@ def mlstm(q: Array, k: Array, v: Array, i: Array, f: Array, *, method: str = "au
     Raises ValueError where shapes disagree, T or `chunk` is under 1 or the method is unknown.
     """
     check_choice("method", method, METHODS)
-    if q.ndim < 2 or q.shape != k.shape:
-        raise ValueError(f"q and k must have one shape [..., T, d_k]; got q {q.shape} and k {k.shape}")
-    check_shape("v", v, "[..., T, d_v]", (*q.shape[:-1], *v.shape[-1:]))
-    for name, gate in (("i", i), ("f", f)):
-        check_shape(name, gate, "[..., T]", q.shape[:-1])
+    check_inputs("T", q, k, v, i=i, f=f)
     chunk, dtype, (*lead, _, d_k) = check_chunk(chunk, q.shape[-2]), accumulation_dtype(q, k, v, i, f), q.shape
     # The normaliser n is one more column of C, that of a value of 1.
     values = jnp.concatenate([v.astype(dtype), jnp.ones((*v.shape[:-1], 1), dtype)], axis=-1)

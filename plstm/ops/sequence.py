@@ -10,7 +10,7 @@ from plstm.ops.common import (
     attend,
     check_choice,
     check_inputs,
-    check_shape,
+    check_shapes,
     direct_term,
     product,
     small_product,
@@ -46,9 +46,7 @@ def plstm1d(q: Array, k: Array, v: Array, gates: SequenceGates, direct: Array, *
     Raises ValueError where shapes disagree or the method is unknown.
     """
     check_choice("method", method, ("auto", "parallel", "recurrent"))
-    check_inputs(q, k, v, direct, "T")
-    for name, gate in gates._asdict().items():
-        check_shape(name, gate, "[..., T]", q.shape[:-1])
+    check_inputs("T", q, k, v, direct=direct, **gates._asdict())
     dtype, scale, small = accumulation_dtype(*gates), q.shape[-1] ** -0.5, q.shape[-2] <= q.shape[-1] * v.shape[-1]
     gates, direct = jax.tree.map(lambda gate: gate.astype(dtype), (gates, direct))
     if method == "parallel" or (method == "auto" and small):
@@ -122,7 +120,7 @@ def _check_tracking(arrays: dict[str, Array]) -> None:
         "direct": ("J_O, J_Q, J_K, J_V", (j_o, j_q, j_k, j_v)),
     }
     for name, (axes, shape) in expected.items():
-        check_shape(name, arrays[name], f"[..., T, {axes}]", (*lead, *shape))
+        check_shapes(f"[..., T, {axes}]", (*lead, *shape), **{name: arrays[name]})
 
 
 def _track_by_steps(state, q, k, v, source, transition, mark, direct, axis):

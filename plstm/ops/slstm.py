@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import accumulation_dtype, check_shape, product
+from plstm.ops.common import accumulation_dtype, check_shapes, product
 from plstm.ops.scans import cast, check_length, scan_steps
 
 
@@ -19,10 +19,9 @@ def slstm(i: Array, f: Array, z: Array, o: Array, recurrent: Array) -> Array:
     """
     if z.ndim < 3:
         raise ValueError(f"z must be [..., T, heads, d_h]; got {z.shape}")
-    for name, gate in (("i", i), ("f", f), ("o", o)):
-        check_shape(name, gate, "[..., T, heads, d_h]", z.shape)
+    check_shapes("[..., T, heads, d_h]", z.shape, i=i, f=f, o=o)
     *lead, length, heads, dim = z.shape
-    check_shape("recurrent", recurrent, "[heads, d_h, 4, d_h]", (heads, dim, 4, dim))
+    check_shapes("[heads, d_h, 4, d_h]", (heads, dim, 4, dim), recurrent=recurrent)
     check_length(length)
     dtype = accumulation_dtype(i, f, z, o, recurrent)
     weight = recurrent.astype(dtype)

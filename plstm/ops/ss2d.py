@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import accumulation_dtype, check_choice, check_shape
+from plstm.ops.common import accumulation_dtype, check_choice, check_shapes
 
 METHODS = ("scans", "recurrent")
 
@@ -20,10 +20,9 @@ def ss2d(u: Array, delta: Array, a: Array, b: Array, c: Array, *, method: str = 
     Raises ValueError where shapes disagree or the method is unknown.
     """
     check_choice("method", method, METHODS)
-    check_shape("delta", delta, "[..., H, W, e]", u.shape)
-    check_shape("a", a, "[e, N]", (u.shape[-1], b.shape[-1]))
-    for name, gate in (("b", b), ("c", c)):
-        check_shape(name, gate, "[..., H, W, N]", (*u.shape[:-1], b.shape[-1]))
+    check_shapes("[..., H, W, e]", u.shape, delta=delta)
+    check_shapes("[e, N]", (u.shape[-1], b.shape[-1]), a=a)
+    check_shapes("[..., H, W, N]", (*u.shape[:-1], b.shape[-1]), b=b, c=c)
     dtype = accumulation_dtype(u, delta, a, b, c)
     cells = [x.astype(dtype).reshape(-1, *x.shape[-3:]).transpose(1, 2, 0, 3) for x in (u, delta, b, c)]
     y = (_scans if method == "scans" else _recurrent)(*cells, a.astype(dtype))

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import accumulation_dtype, check_choice, check_shape, product
+from plstm.ops.common import accumulation_dtype, check_choice, check_shapes, product
 from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, check_chunk, scan_chunks, scan_steps
 
 
@@ -20,10 +20,9 @@ def ssd(x: Array, dt: Array, a: Array, b: Array, c: Array, *, method: str = "aut
     if x.ndim < 3:
         raise ValueError(f"x must be [..., T, H, P]; got {x.shape}")
     *lead, length, heads, width = x.shape
-    check_shape("dt", dt, "[..., T, H]", x.shape[:-1])
-    check_shape("a", a, "[H]", (heads,))
-    for name, array in (("b", b), ("c", c)):
-        check_shape(name, array, "[..., T, N]", (*lead, length, b.shape[-1]))
+    check_shapes("[..., T, H]", x.shape[:-1], dt=dt)
+    check_shapes("[H]", (heads,), a=a)
+    check_shapes("[..., T, N]", (*lead, length, b.shape[-1]), b=b, c=c)
     chunk, dtype, out_dtype = check_chunk(chunk, length), accumulation_dtype(x, dt, a, b, c), x.dtype
     x, dt, b, c = cast((x.swapaxes(-2, -3), dt.swapaxes(-1, -2), b[..., None, :, :], c[..., None, :, :]), dtype)
     log_decay = jnp.maximum(-dt * a.astype(dtype)[:, None], FORGOTTEN)

@@ -75,7 +75,6 @@ class Figure(Strict):
     dots: bool = False  # the table's columns beside the paper's numbers
     panels: dict[str, str] = {}  # training curves: split -> title
     paper: str | None = None  # of these, those of the paper's runs: a CSV file below the results folder
-    metric: str = PRIMARY_METRIC  # of these
     baseline: str | None = None  # in these, an entry of the baseline file
     lengths: str | None = None  # accuracy against the length in this split, a panel a section
     sizes: bool = False  # accuracy against the canvas and the distance, and a table of altered images, from probes

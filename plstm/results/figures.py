@@ -1,4 +1,5 @@
-"""Figures of results tables, from run records: training curves, and columns beside the paper's numbers."""
+"""Figures of results tables, from run records: training curves, accuracy against size, distance or length, and columns
+beside the paper's numbers."""
 
 import itertools
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ MODEL_STYLES = {
 OTHER_STYLES = [("#777777", line) for line in ("-", "--", "-.", ":")]
 OURS, PAPER = "#0072B2", "#D55E00"  # of dots: there a colour says whose number it is, and the line the model
 BASELINE = {"color": "0.45", "lw": 0.9, "ls": (0, (6, 3)), "zorder": 0}
+CHANCE = {"color": "0.45", "lw": 1, "ls": ":", "label": "chance", "zorder": 0}
+GRID = {"color": "0.92", "lw": 0.7}
 PANELS = 4  # side by side, of accuracy against length; there the rows of a table have these colours, then again dashed
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 BASELINE_DASHES = [(0, (6, 3)), (0, (3, 2)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (8, 2, 1, 2, 1, 2)), (0, (12, 3))]
@@ -48,7 +51,7 @@ def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: P
 
 
 def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:
-    """Draw `figure.metric` over epochs, a panel a split and a line a model, as in Figures 2 and 6 of arXiv 2506.11997.
+    """Draw accuracy over epochs, a panel a split and a line a model, as in Figures 2 and 6 of arXiv 2506.11997.
 
     A line is the mean over the runs, its band their 90% t interval, and a thin line the mean over the paper's runs;
     chance is dotted, the definition's baseline dashed.
@@ -56,7 +59,7 @@ def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path
     wanted, styles, published = table.figure, _styles(table), _paper_curves(table, results_dir)
     if not cells and not published:
         return []
-    curves = {cell.row.name: _mean_curves(cell.runs, wanted.metric, results_dir) for cell in cells}
+    curves = {cell.row.name: _mean_curves(cell.runs, results_dir) for cell in cells}
     baseline = next((entry for entry in read_baselines(table, results_dir) if entry["name"] == wanted.baseline), {})
     with style():
         figure = new_figure(3.4 * len(wanted.panels), 3.5)
@@ -70,13 +73,13 @@ def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path
                     colour, line = styles[row.experiment]
                     axis.plot(curve["epoch"], curve["mean"], color=colour, ls=line, lw=0.8, label=f"{row.name} (paper)")
             if table.chance is not None:
-                axis.axhline(table.chance, color="0.45", lw=1, ls=":", label="chance", zorder=0)
+                axis.axhline(table.chance, **CHANCE)
             if split in baseline:
                 axis.axhline(baseline[split], label=baseline["name"], **BASELINE)
             axis.set(title=title, xlabel="Epoch")
-            axis.grid(axis="y", color="0.92", lw=0.7)
+            axis.grid(axis="y", **GRID)
             axis.set_xlim(left=0)
-        axes[0].set_ylabel(wanted.metric.capitalize())
+        axes[0].set_ylabel(PRIMARY_METRIC.capitalize())
         legend_below(figure, axes)
         return save(figure, results_dir / "figures" / f"{table.name}-curves")
 
@@ -99,23 +102,22 @@ def _style(experiment: str) -> tuple | None:
     return colour and (colour, DASHED if name.endswith("_finetune") else line)
 
 
-def _mean_curves(runs: Sequence[Record], metric: str, results_dir: Path) -> dict[str, pd.DataFrame]:
-    """Split -> epoch, mean and half width over the runs at the steps at which every run was evaluated."""
-    points = pd.DataFrame([point for run in runs for point in read_curve(run, results_dir)])
-    found = {}
-    for split, part in points[points["metric"] == metric].groupby("split"):
-        steps = [(step["epoch"].iloc[0], *t_interval(step["value"])) for _, step in part.groupby("step")]
-        frame = pd.DataFrame(steps, columns=["epoch", "mean", "half_width", "n"])
-        found[split] = frame[frame["n"] == len(runs)]
-    return found
+def _mean_curves(runs: Sequence[Record], results_dir: Path) -> dict[str, pd.DataFrame]:
+    """Split -> `_mean_points` over the epochs."""
+    curves = [[point for point in read_curve(run, results_dir) if point.metric == PRIMARY_METRIC] for run in runs]
+
+    def of_split(split: str) -> pd.DataFrame:
+        return _mean_points([[(p.epoch, p.value) for p in curve if p.split == split] for curve in curves])
+
+    return {split: of_split(split) for split in {point.split for curve in curves for point in curve}}
 
 
 def _draw_line(axis: Any, curve: pd.DataFrame, label: str, colour: str, line: object) -> None:
     marker = "o" if len(curve) == 1 else None  # a line of one point shows nothing
-    axis.plot(curve["epoch"], curve["mean"], color=colour, ls=line, lw=1.6, marker=marker, ms=4, label=label, zorder=3)
+    axis.plot(curve["x"], curve["mean"], color=colour, ls=line, lw=1.6, marker=marker, ms=4, label=label, zorder=3)
     if curve["half_width"].notna().any():
         low, high = ((curve["mean"] + sign * curve["half_width"]).clip(0, 1) for sign in (-1, 1))
-        axis.fill_between(curve["epoch"], low, high, color=colour, alpha=0.18, lw=0, zorder=2)
+        axis.fill_between(curve["x"], low, high, color=colour, alpha=0.18, lw=0, zorder=2)
 
 
 def draw_sizes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:
@@ -140,9 +142,9 @@ def draw_sizes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path)
             for cell, runs in probed.items():
                 frame = _mean_points([points(rows) for rows in runs])
                 _draw_line(axis, frame, f"{cell.row.name} (n={len(runs)})", *styles[cell.row.experiment])
-            axis.axhline(0.5, color="0.45", lw=1, ls=":", label="chance", zorder=0)
+            axis.axhline(0.5, **CHANCE)
             axis.set(xlabel=label, ylabel="Test accuracy")
-            axis.grid(axis="y", color="0.92", lw=0.7)
+            axis.grid(axis="y", **GRID)
             legend_below(figure, [axis], columns=2)
             written += save(figure, results_dir / "figures" / f"{table.name}-{kind}")
     return written
@@ -150,9 +152,9 @@ def draw_sizes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path)
 
 def _mean_points(curves: Sequence[Sequence[tuple[float, float]]]) -> pd.DataFrame:
     """Points (x, value) of several runs -> x, mean and half width where all of them have a point."""
-    points = pd.DataFrame([point for curve in curves for point in curve], columns=["epoch", "value"])
-    means = [(x, *t_interval(part["value"].tolist())) for x, part in points.groupby("epoch")]
-    frame = pd.DataFrame(means, columns=["epoch", "mean", "half_width", "n"])
+    points = pd.DataFrame([point for curve in curves for point in curve], columns=["x", "value"])
+    means = [(x, *t_interval(part["value"].tolist())) for x, part in points.groupby("x")]
+    frame = pd.DataFrame(means, columns=["x", "mean", "half_width", "n"])
     return frame[frame["n"] == len(curves)]
 
 
@@ -174,13 +176,13 @@ def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
                 for points in curves if len(curves) > 1 else ():
                     axis.plot(*zip(*points, strict=True), color=colour, ls=line, lw=0.6, alpha=0.35)
                 mean = _mean_points(curves)
-                axis.plot(mean["epoch"], mean["mean"], color=colour, ls=line, lw=1.6, label=cell.row.name)
+                axis.plot(mean["x"], mean["mean"], color=colour, ls=line, lw=1.6, label=cell.row.name)
             if str(section) in chance:
-                axis.axhline(chance[str(section)], color="0.45", lw=1, ls=":", label="chance", zorder=0)
+                axis.axhline(chance[str(section)], **CHANCE)
             axis.set(title=table.section_title(section), ylim=(0, 1.03))
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter("{x:.0f}")
-            axis.grid(axis="y", color="0.92", lw=0.7)
+            axis.grid(axis="y", **GRID)
         for axis in axes[len(sections) :]:
             axis.set_visible(False)
         for axis in axes[max(len(sections) - columns, 0) : len(sections)]:
@@ -223,7 +225,7 @@ def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) 
             axis.set(title=table.section_title(section) if table.sections else first.title)
             axis.set(xlabel=f"{first.split} {first.metric}".capitalize() + " (%)" * table.percent)
             axis.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-            axis.grid(color="0.92", lw=0.7)
+            axis.grid(**GRID)
         axes[0].set_yticks(range(len(names)), names)
         axes[0].invert_yaxis()
         legend_below(figure, axes)

@@ -163,11 +163,13 @@ def draw_gating(model: nnx.Module, image: jax.Array, path: Path) -> list[Path]:
     if not shown:
         return []
     with style():
-        axes = _picture_grid(len(shown), columns=4, width=3.3, height=3.0)
-        for axis, (mode, (n, pattern)) in zip(axes, shown.items(), strict=True):
+        figure = new_figure(3.3 * len(shown), 3.0)
+        for place, (mode, (n, pattern)) in enumerate(shown.items(), 1):
+            axis = figure.add_subplot(1, len(shown), place, xticks=[], yticks=[])
+            axis.spines[:].set(visible=True, color="0.6", linewidth=0.6)
             draw_pattern(axis, pattern, (row, column))
             axis.set_title(f"{mode}-mode, layer {n + 1}, head 1")
-        return save(axis.figure, path)[:1]
+        return save(figure, path)[:1]
 
 
 def find_flow(
@@ -200,14 +202,3 @@ def draw_pattern(axis: Any, pattern: np.ndarray, source: tuple[int, int], scale:
         bar = axis.figure.colorbar(picture, ax=axis, shrink=0.85, ticks=ticks, format=lambda x, _: f"{x:.1g}")
         bar.ax.minorticks_off()
         bar.outline.set_visible(False)
-
-
-def _picture_grid(count: int, columns: int, width: float, height: float) -> list[Any]:
-    """`count` framed axes for pictures in one figure, in lines of at most `columns`; inches for each."""
-    columns = min(count, columns)
-    lines = -(-count // columns)
-    figure = new_figure(width * columns, height * lines)
-    axes = [figure.add_subplot(lines, columns, index + 1, xticks=[], yticks=[]) for index in range(count)]
-    for axis in axes:
-        axis.spines[:].set(visible=True, color="0.6", linewidth=0.6)
-    return axes

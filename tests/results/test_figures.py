@@ -61,17 +61,11 @@ def test_curves_of_the_papers_runs_stand_beside_ours_or_alone(arrow, add, tmp_pa
     assert last["epoch"] == 50 and last["mean"] == pytest.approx(0.589, abs=5e-4)
 
 
-def test_curves_of_another_metric(arrow, add, tmp_path):
-    add()
-    figure = arrow.figure.model_copy(update={"metric": "loss", "panels": {"train": "Training"}})
-    assert "Loss" in svg_texts(drawn(arrow.model_copy(update={"figure": figure}), tmp_path)[1])
-
-
 def test_the_mean_curve_is_taken_where_all_runs_were_evaluated(add, tmp_path):
     runs = [add(seed=seed, val=val) for seed, val in ((43, 0.9), (44, 0.7))]
-    curves = figures._mean_curves(runs, "accuracy", tmp_path)
+    curves = figures._mean_curves(runs, tmp_path)
     assert len(curves["val"]) == 20 and curves["val"]["mean"].iloc[-1] == pytest.approx(0.8, abs=1e-4)
-    assert set(curves) == {"train", "val", "val_ext"} and curves["val"]["epoch"].iloc[0] == 2.5
+    assert set(curves) == {"train", "val", "val_ext"} and curves["val"]["x"].iloc[0] == 2.5
 
 
 def test_a_missing_curve_is_named(arrow, add, tmp_path):

@@ -17,7 +17,7 @@ from plstm.ops.common import (
     attend,
     check_choice,
     check_inputs,
-    check_shape,
+    check_shapes,
     direct_term,
     product,
 )
@@ -58,11 +58,10 @@ def plstm_dag(
     """
     dag = dag.packed if isinstance(dag, Dag) else dag
     check_choice("method", method, METHODS)
-    check_inputs(q, k, v, direct, "N")
-    check_shape("q and k", q, "[..., N, d_k]", (*q.shape[:-2], dag.num_nodes, q.shape[-1]))
-    for (name, gate), axis in zip(gates._asdict().items(), "ELE", strict=True):
-        size = dag.num_edges if axis == "E" else dag.num_line_edges
-        check_shape(name, gate, f"[..., {axis}]", (*q.shape[:-2], size))
+    check_inputs("N", q, k, v, direct=direct)
+    check_shapes("[..., N, d_k]", (*q.shape[:-2], dag.num_nodes, q.shape[-1]), q=q)
+    check_shapes("[..., E]", (*q.shape[:-2], dag.num_edges), source=gates.source, mark=gates.mark)
+    check_shapes("[..., L]", (*q.shape[:-2], dag.num_line_edges), transition=gates.transition)
     if method == "auto":
         method = _choose(dag, q.shape[-1] * v.shape[-1])
     scale = q.shape[-1] ** -0.5 if scale is None else scale

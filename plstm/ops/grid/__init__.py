@@ -19,7 +19,7 @@ from plstm.ops.common import (
     attend,
     check_choice,
     check_inputs,
-    check_shape,
+    check_shapes,
     chunked_map,
     num_chunks,
     split_over_devices,
@@ -69,7 +69,7 @@ def plstm2d(
     """
     check_choice("method", method, METHODS)
     check_choice("structure", structure, STRUCTURES)
-    check_inputs(q, k, v, direct, "Y, X")
+    check_inputs("Y, X", q, k, v, direct=direct)
     *lead, height, width, _ = q.shape
     _check_gates(gates, (*lead, 4, height, width))
     if method == "fused":
@@ -163,5 +163,4 @@ def _gating_by_target(gates: GridGates, direct: Array, structure: str, form: str
 def _check_gates(gates: GridGates, expected: tuple[int, ...]) -> None:
     if len(expected) < 3 or expected[-3] != 4:
         raise ValueError(f"gates must be [..., 4, Y, X]; got s_r {expected}")
-    for name, gate in gates._asdict().items():
-        check_shape(name, gate, "[..., 4, Y, X]", expected)
+    check_shapes("[..., 4, Y, X]", expected, **gates._asdict())
