@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from plstm.config import Config, EvalConfig, check, run_name, to_eval_config
 from plstm.errors import UserError
-from plstm.runs.cli import hydra_task, run_entry
+from plstm.runs.cli import one_line_errors, run_entry
 from plstm.runs.weights import config_of, from_checkpoint
 from plstm.tasks import TASKS, Task
 from plstm.training.environment import memory_errors
@@ -29,7 +29,7 @@ RUN_KEYS = ("root", "generate", "download", "workers", "max_corrupt")  # of `dat
 def main(node: DictConfig) -> None:
     """Prints the metrics of each split."""
     logging.set_verbosity(logging.ERROR)
-    with hydra_task(EvalConfig):
+    with one_line_errors(EvalConfig):
         print_metrics(to_eval_config(node))
 
 

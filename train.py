@@ -7,7 +7,6 @@ and a curve enter results/runs, from which tables and figures are made. Read fro
 import contextlib
 import signal
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import hydra
@@ -22,8 +21,8 @@ from plstm.config import Config, plain_config, portable_overrides, run_id, run_n
 from plstm.errors import ReadError
 from plstm.results.finished import finished_record
 from plstm.results.records import Record, curve_points, find_record, record_path, write_record
-from plstm.runs.cli import check_machine_keys, hydra_task, run_entry
-from plstm.runs.programs import Plan, check_finite, compile_programs, describe_run, is_best, last_step
+from plstm.runs.cli import check_machine_keys, one_line_errors, run_entry
+from plstm.runs.programs import Plan, check_finite, compile_programs, describe_run, first_info, is_best, last_step
 from plstm.runs.weights import check_places, find_run, initial_id, initial_weights, lock_folder, write_config
 from plstm.tasks import TASKS
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
@@ -51,7 +50,7 @@ def main(node: DictConfig) -> Record | None:
     """Trains one run to its end, or until a signal stops it; returns its record (in process 0)."""
     logging.set_verbosity(logging.ERROR)
     try:
-        with hydra_task(Config):
+        with one_line_errors(Config):
             config, overrides = to_config(node), list(HydraConfig.get().overrides.task)
             check_machine_keys(overrides, config)
             with Interrupt() as interrupt, memory_errors(config.optim.batch_size, LESS_MEMORY):
@@ -111,10 +110,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     # 1. the last undamaged checkpoint of this run, 2. the weights of the run to fine-tune, 3. the state just drawn
     checkpoints = Checkpoints(folder / "checkpoints", folder.name, say=say)
     last = checkpoints.last_step()
-    info = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "wall_seconds": 0.0}
-    info |= {"evaluated": 0, "best": None, "final": None}  # evaluated: the last step that was
-    info |= {"averager": None, "metrics": [], "environment": environment, "earlier": []}  # of sessions before this one
-    info |= {"sizes": dict(task.sizes), "class_names": list(task.class_names), "steps": plan.steps}
+    info = first_info(task, plan, environment)
     origin = None
     if last:
         state, saved = checkpoints.restore(last, state)
@@ -212,7 +208,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
                     state, step_metrics = programs.step(state, averager.fetch(batches), step_key)
                     step += 1
                     averager.add(step_metrics)
-                    interrupt.wait_for_saving()
+                    interrupt.save_before_leaving()
                     if 0 in (step % plan.log_every, step % plan.eval_every, step - plan.steps):
                         log()
                     stop_if_asked()

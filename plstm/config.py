@@ -11,7 +11,6 @@ from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from data.arrow_pointing.geometry import LAWS
 from data.augment.recipes import AugmentConfig
 from plstm.errors import UserError
 from plstm.models import MODELS
@@ -153,7 +152,6 @@ def _check_keys(config: Config) -> None:
         "loop.best_tie": ("latest", "earliest"),
         "init_checkpoint": ("last", "best"),
         "logger.mode": MODES,
-        "data.law": LAWS,
         "data.placement": ("device", "stream"),
     }
     rules = [(key, f"must be {words}", is_good) for words, is_good, keys in ranges for key in keys.split()]
@@ -169,10 +167,6 @@ def _check_keys(config: Config) -> None:
         raise UserError(f"optim.warmup_epochs={config.optim.warmup_epochs}: must be under optim.epochs")
     if config.augment is not None and not task.augments:
         raise UserError(f"augment: task {config.task} takes its training examples as they are; leave it out")
-    if set(getattr(config.model, "modes", ())) == {"attention"}:
-        for key in ("gate_init", "method"):
-            if (value := getattr(config.model, key)) != getattr(type(config.model)(), key):
-                raise UserError(f"model.{key}={value}: a model of attention alone has no gates; leave it out")
     if config.init_checkpoint != "last" and config.init_from is None:
         raise UserError(f"init_checkpoint={config.init_checkpoint}: says which weights of init_from, which is not set")
 

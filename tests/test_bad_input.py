@@ -11,7 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from plstm.config import Config, EvalConfig
 from plstm.errors import UserError
-from plstm.runs.cli import JobFailed, hydra_task, known_keys, run_entry
+from plstm.runs.cli import JobFailed, known_keys, one_line_errors, run_entry
 from plstm.runs.weights import lock_folder
 from tests.commands import ROOT, files, paths
 
@@ -130,7 +130,7 @@ def test_a_backend_that_is_not_there_is_named(entry, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_of_which_no_file_is_named(capsys):
-    with pytest.raises(SystemExit, match="2"), hydra_task(Config):
+    with pytest.raises(SystemExit, match="2"), one_line_errors(Config):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert capsys.readouterr().err == "error: a file: No space left on device\n"
 

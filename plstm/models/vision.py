@@ -62,13 +62,15 @@ class VisionConfig:
         )
         attention, side = "attention" in modes, self.image_size // self.patch_size
         no_token = "a class token has no place on pLSTM's grid; use corners"
-        no_gates = "attention has no such gates; leave it out"
+        no_gates = "a model of attention has no gates; leave it out"
         of_heads, of_gates = f"must divide model.dim={self.dim}", f"4 x heads to divide model.dim={self.dim}"
         check(
             ("modes", not attention or len(set(modes)) == 1, "attention cannot alternate with P or D"),
             ("pooling", self.pooling != "class_token" or attention, no_token),
             ("gates", self.gates == "released" or "P" in modes, f"only P-mode has it, and model.modes={modes}"),
             ("stm_bias_only", not (self.stm_bias_only and attention), no_gates),
+            ("gate_init", self.gate_init == "zeros" or not attention, no_gates),
+            ("method", self.method == "auto" or not attention, no_gates),
             ("depth", self.depth % len(modes) == 0, f"must be a multiple of the {len(modes)} model.modes"),
             ("patch_size", self.image_size % self.patch_size == 0, f"must divide model.image_size={self.image_size}"),
             (

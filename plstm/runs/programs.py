@@ -4,6 +4,7 @@ import functools
 import json
 import math
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -113,6 +114,24 @@ def experiment_cost(experiment: str) -> Cost:
 
 
 # ---------------------------------------------------------------------- a run under way
+def first_info(task: Task, plan: Plan, environment: dict[str, Any]) -> dict[str, Any]:
+    """What a run's checkpoints hold beside the state, before the first step."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "wall_seconds": 0.0,
+        "evaluated": 0,  # the last step that was
+        "best": None,
+        "final": None,
+        "averager": None,
+        "metrics": [],
+        "environment": environment,
+        "earlier": [],  # environments of sessions before this one
+        "sizes": dict(task.sizes),
+        "class_names": list(task.class_names),
+        "steps": plan.steps,
+    }
+
+
 def is_best(found: dict[str, dict[str, float]], best: dict[str, Any] | None, loop: LoopConfig, metric: str) -> bool:
     """Whether an evaluation is the best so far; ties are broken by loop.best_tie."""
     if loop.best_split is None or best is None:

@@ -136,7 +136,7 @@ def share_programs(runs: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def whole_cache() -> Iterator[None]:
+def repair_cache() -> Iterator[None]:
     """Within it a damaged entry of the compilation cache is deleted, with one line; JAX would keep it, and warn."""
     show = warnings.showwarning
 

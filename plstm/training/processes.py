@@ -120,9 +120,9 @@ class Votes:
 class Interrupt:
     """A context manager within which signals of `STOPS` end a run, with one line and exit status 128 + their number.
 
-    They stop it at once, even during a compilation, but after `wait_for_saving` the first of them sets `signal_number`,
-    and a second SIGINT ends the run. SIGUSR2 sets it, too, if something handles it: submitit has Slurm send it when a
-    job's time is nearly up, and queues the job again when the signal is raised once more, after saving.
+    They stop it at once, even during a compilation, but after `save_before_leaving` the first of them sets
+    `signal_number`, and a second SIGINT ends the run. SIGUSR2 sets it, too, if something handles it: submitit has Slurm
+    send it when a job's time is nearly up, and queues the job again when the signal is raised once more, after saving.
     """
 
     def __init__(self):
@@ -150,7 +150,7 @@ class Interrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def wait_for_saving(self) -> None:
+    def save_before_leaving(self) -> None:
         """There is something to save."""
         self._at_once = False
 

@@ -178,7 +178,10 @@ def test_recomputed_blocks_give_the_same_gradients_in_less_memory():
         ({"modes": ["P", "attention"]}, "model.modes.*cannot alternate"),
         ({"pooling": "class_token"}, "model.pooling=class_token"),
         *(({"modes": [mode], "gates": "printed"}, "gates=printed: only P-mode has it") for mode in ("attention", "D")),
-        ({"modes": ["attention"], "stm_bias_only": True}, "model.stm_bias_only=True: attention has no such gates"),
+        (
+            {"modes": ["attention"], "stm_bias_only": True},
+            "model.stm_bias_only=True: a model of attention has no gates",
+        ),
         ({"depth": 3}, "model.depth=3.*2 model.modes"),
         ({"patch_size": 5}, "model.patch_size=5.*model.image_size=16"),
         *(({"heads": heads}, f"model.heads={heads}.*model.dim=16") for heads in (3, 8)),

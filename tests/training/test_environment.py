@@ -10,7 +10,7 @@ import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 import plstm
-from plstm.training.environment import describe_environment, keep_programs, share_programs, whole_cache
+from plstm.training.environment import describe_environment, keep_programs, repair_cache, share_programs
 
 CACHE = {"jax_compilation_cache_dir": None, "jax_persistent_cache_min_compile_time_secs": 0.0}
 CACHE |= {"jax_persistent_cache_min_entry_size_bytes": -1}
@@ -111,7 +111,7 @@ def test_a_damaged_entry_of_the_compilation_cache_is_replaced_with_one_line(tmp_
             if damage:
                 (entry,) = tmp_path.glob("jit_cubed-*-cache")
                 entry.write_bytes(entry.read_bytes()[:100])
-            with whole_cache(), warnings.catch_warnings():
+            with repair_cache(), warnings.catch_warnings():
                 warnings.simplefilter("always")
                 assert jax.jit(cubed)(x).tolist() == [0, 1, 8, 27]
             said.append(capsys.readouterr().err)

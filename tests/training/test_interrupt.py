@@ -20,7 +20,7 @@ def heeded():
 def test_the_first_signal_is_a_request_and_a_second_ctrl_c_ends_it(number):
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
-        interrupt.wait_for_saving()
+        interrupt.save_before_leaving()
         assert interrupt.signal_number is None
         signal.raise_signal(number)
         assert interrupt.signal_number == number
@@ -43,7 +43,7 @@ import contextlib, hashlib, io, signal, sys
 from plstm.training.processes import Interrupt
 with Interrupt() as interrupt:
     if sys.argv[1] == "all saved":
-        interrupt.wait_for_saving()
+        interrupt.save_before_leaving()
         signal.raise_signal(int(sys.argv[2]))
         assert interrupt.signal_number == int(sys.argv[2])
         interrupt.leave_at_once("saved")
