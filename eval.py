@@ -57,8 +57,8 @@ def print_metrics(options: EvalConfig) -> None:
             found = evaluate(measure, weights, split, batch_size, place)
         print(describe(name, found, task.unit), flush=True)
     if options.figures:
-        predict = make_predict(nnx.graphdef(model), task.logits)
-        for path in task.draw(model, predict, splits, Path(options.paths.results, "figures"), run_name(config)):
+        predict, name = make_predict(nnx.graphdef(model), task.logits), f"{run_name(config)}-{model.info.run}"
+        for path in task.draw(model, predict, splits, Path(options.paths.results, "figures"), name):
             print(path)
 
 

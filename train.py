@@ -17,13 +17,14 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
+from data.files import write_errors
 from plstm.config import Config, plain_config, portable_overrides, run_id, run_name, shared_config, to_config
 from plstm.errors import ReadError
 from plstm.results.finished import finished_record
 from plstm.results.records import Record, curve_points, find_record, record_path, write_record
 from plstm.runs.cli import check_machine_keys, one_line_errors, run_entry
 from plstm.runs.programs import Plan, check_finite, compile_programs, describe_run, first_info, is_best, last_step
-from plstm.runs.weights import check_places, find_run, initial_id, initial_weights, lock_folder, write_config
+from plstm.runs.weights import check_places, initial_id, initial_run, initial_weights, lock_folder, write_config
 from plstm.tasks import TASKS
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
 from plstm.training.environment import describe_environment, forget_programs_near_limit, memory_errors, share_programs
@@ -75,11 +76,12 @@ def start(config: Config, overrides: list[str], interrupt: Interrupt) -> Record 
     if from_main(int(record is not None)):
         path = record_path(config.experiment, config.paths.results)
         say(f"{run_name(config)} ({run}) has finished; its record is in {path}")
+        say("to train it again: the same command with paths.results=outputs/again")
         return record
     check_places(config)
     folder = Path(config.paths.runs, run)
     if base is not None and not any((folder / "checkpoints").glob("*")):
-        find_run(base, Path(config.paths.runs), "init_from")  # now, and not once the data are there
+        initial_run(base, config)  # now, and not once the data are there
     with lock_folder(folder) if is_main() else contextlib.nullcontext():
         return train(config, folder, portable_overrides(overrides, config.init_from), base, interrupt)
 
@@ -170,7 +172,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         for split, values in found.items():
             write(split, values)
             if shown:
-                print_plain(console, f"step {step:,}  {describe(split, values, task.unit)}")
+                print_plain(console, f"{name}: step {step:,}  {describe(split, values, task.unit)}")
         if inside := jax.device_get(programs.inspect(layout.local(weights), probe)):
             write("model", inside)
         if is_best(found, info["best"], loop, task.primary_metric):
@@ -246,7 +248,9 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         curve = curve_points(metrics.lines)
         parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
         record = finished_record(config, overrides, task, plan, info, parameters, curve)
-        path = write_record(record, [p for p in curve if task.keeps_curve(p.split, p.metric)], config.paths.results)
+        curve = [point for point in curve if task.keeps_curve(point.split, point.metric)]
+        with write_errors(config.paths.results, "correct that, or choose another paths.results; then the same command"):
+            path = write_record(record, curve, config.paths.results)
         print(f"{name}: finished; record in {path}", flush=True)
         return record
     finally:

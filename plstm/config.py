@@ -139,7 +139,7 @@ def _check_keys(config: Config) -> None:
         ("at least 0", lambda value: value >= 0, "seed optim.warmup_epochs optim.weight_decay data.fold_seed"),
         ("from 0 to 1024", lambda value: 0 <= value <= 1024, "data.workers"),
         ("in [0, 1)", lambda value: 0 <= value < 1, "optim.b1 optim.b2 optim.label_smoothing"),
-        ("in [0, 1]", lambda value: 0 <= value <= 1, "optim.end_factor data.max_corrupt"),
+        ("in [0, 1]", lambda value: 0 <= value <= 1, "optim.end_factor data.max_corrupt loop.stop_at"),
         ("given, or left out", lambda value: value != "", "paths.runs paths.results data.root"),
         # W&B's tags have at most 64 letters; file names and links have it, too.
         ("a name such as arrow/plstm, of at most 64 letters", re.compile(NAME).fullmatch, "experiment"),

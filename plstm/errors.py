@@ -95,10 +95,16 @@ def lasting_output(note: str = "") -> Iterator[None]:
 
 
 def run_script(main: Callable[[], int | None]) -> NoReturn:
-    """Ends the process with the status that a script's `main` returns; a UserError ends it with one line and 2."""
+    """Ends the process with the status that a script's `main` returns; a UserError, or a file that cannot be read or
+    written, ends it with one line and 2."""
     with lasting_output():
         try:
             sys.exit(main())
         except UserError as error:
             print(f"error: {printable(str(error))}", file=sys.stderr)
+            sys.exit(2)
+        except OSError as error:
+            if not error.filename:
+                raise
+            print(f"error: {printable(f'{error.filename}: {error.strerror}')}", file=sys.stderr)
             sys.exit(2)

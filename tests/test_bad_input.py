@@ -9,9 +9,10 @@ import jax
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from plstm.config import Config, EvalConfig
+from plstm.config import Config, EvalConfig, run_id
 from plstm.errors import UserError
 from plstm.runs.cli import JobFailed, known_keys, one_line_errors, run_entry
+from plstm.runs.programs import compose_experiment
 from plstm.runs.weights import lock_folder
 from tests.commands import ROOT, files, paths
 
@@ -114,7 +115,7 @@ def test_a_job_that_fails_does_not_keep_the_others_of_a_sweep_from_starting(entr
     assert (status, started) == (2, [43, 44, 45, 46])
     first, second, last = [line for line in said.splitlines() if line.startswith("error: ")]
     assert "seed=44" in first and first.endswith(": seed 44 is not finite") and "seed 45 is not" in second
-    assert last.startswith("error: 2 jobs of this sweep failed, each with a line above; the first: ")
+    assert last == "error: 2 jobs of this sweep failed, each with a line above"
 
 
 def test_evaluations_are_swept_as_well(entry, tmp_path):
@@ -186,7 +187,8 @@ def test_eval_names_the_key(entry, tmp_path, arguments, parts):
 
 def test_a_second_start_of_a_run_is_refused(entry, tmp_path):
     entry("train", *TINY, *paths(tmp_path), "data.root=/nowhere/at/all")
-    (folder,) = (tmp_path / "runs").iterdir()
+    assert not any((tmp_path / "runs").iterdir())  # refused, it leaves nothing
+    folder = tmp_path / "runs" / run_id(compose_experiment("arrow/plstm", *(TINY[:1] + TINY[2:])))
     with lock_folder(folder):
         told = f"error: {folder}: this run is being trained by another process; wait for it or stop it\n"
         assert entry("train", *TINY, *paths(tmp_path)) == (2, told)

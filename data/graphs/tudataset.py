@@ -182,7 +182,7 @@ def _download(name: str, folder: Path) -> Path:
                 os.rename(Path(new, name), folder)
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         why = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else error
-        remedy = f"if there is such a set, put its text files into {folder}"
+        remedy = f"is it one of {', '.join(SIZES)}? If there is such a set, put its text files into {folder}"
         raise UserError(f"data.name={name}: cannot fetch {url} ({why}); {remedy}") from error
     return folder
 

@@ -209,6 +209,9 @@ def record_problems(record: Record, results_dir: str | Path) -> list[str]:
                 written = () if value is None else (float(f"{value:.{CURVE_DIGITS}g}"), round(value, 4))
                 if kept not in (value, *written):
                     found.append((f"metrics.{at}.{name}.{metric}", value, kept))
+        for (_, name, metric), kept in (point for point in curve.items() if point[0][0] == step):
+            if name in splits and metric not in splits[name]:
+                found.append((f"metrics.{at}.{name}.{metric}", None, kept))
     split, later = value_at(record.config, "loop.best_split"), value_at(record.config, "loop.best_tie") == "latest"
     scores = [(score, step) for (step, *key), score in curve.items() if key == [split, PRIMARY_METRIC]]
     wanted = max(scores, key=lambda pair: (pair[0], pair[1] if later else -pair[1]), default=(0, best["step"]))[1]

@@ -55,8 +55,8 @@ def one_line_errors(entry: type) -> Iterator[None]:
     keep_freed_memory()
     try:
         yield
-    except JobFailed as error:
-        _fail(f"{len(JobFailed.all)} jobs of this sweep failed, each with a line above; the first: {error}")
+    except JobFailed:
+        _fail(f"{len(JobFailed.all)} jobs of this sweep failed, each with a line above")
     except UserError as error:
         _fail(str(error))
     except CONFIG_ERRORS as error:
@@ -218,6 +218,8 @@ def explain(error: Exception, entry: type) -> str:
         if key in known_keys(entry):
             return f"{key}: not a key of this run's data or model; choose other data=... or model=..."
         return f"{key}: there is no such key{_nearest(key, known_keys(entry))}"
+    if inner := re.search(r"Could not override '([^'/]+)/([^']+)'. No match", text):
+        return f"{inner[1]}/{inner[2]}: choose by {inner[1]}={inner[2]}/<name>"
     if option := re.search(r"Could not (?:find|load) '([^']+)'", text):
         if option[1].startswith("hydra/launcher/submitit"):
             return "hydra/launcher: this one needs the Slurm plugin; install it: make setup EXTRA=slurm"

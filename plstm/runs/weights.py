@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -66,7 +67,12 @@ def lock_folder(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             told = f"{folder}: this run is being trained by another process; wait for it or stop it"
             raise UserError(told) from None
-        yield
+        try:
+            yield
+        except UserError:
+            if [path.name for path in folder.iterdir()] == [".lock"]:  # refused before it began
+                shutil.rmtree(folder)
+            raise
 
 
 def check_places(config: Config) -> None:
@@ -197,6 +203,7 @@ def save_safetensors(model: Any, path: str | os.PathLike) -> None:
     tensors = {name: np.ascontiguousarray(leaf[...], np.float32) for name, leaf in named.items()}
     metadata["sha256"] = _digest(tensors)
     try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, path, metadata)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be written ({first_line(error)})") from error
@@ -314,9 +321,8 @@ def initial_id(init_from: str, runs: Path) -> str:
     return run_id(load_config(find_run(init_from, runs, "init_from")))
 
 
-def initial_weights(run: str, config: Config, params: Any, sharding: Sharding) -> tuple[dict[str, Any], str]:
-    """A finished run's `params` and `statistics` for a run with `config` and the new `params`, which every process has
-    whole, and a line on them; else UserError."""
+def initial_run(run: str, config: Config) -> tuple[Path, Config]:
+    """The folder and config of the run to fine-tune. Raises UserError unless it has the model of `config`."""
     folder = find_run(run, Path(config.paths.runs), "init_from")
     trained = load_config(folder)
     theirs, ours = asdict(trained.model), asdict(config.model)
@@ -324,16 +330,22 @@ def initial_weights(run: str, config: Config, params: Any, sharding: Sharding) -
         if key not in MAY_DIFFER and theirs.get(key) != ours.get(key):
             has = f"the run {folder} has {theirs.get(key)}; fine-tune with the same model"
             raise UserError(f"model.{key}={ours.get(key)}: {has}")
+    return folder, trained
+
+
+def initial_weights(run: str, config: Config, params: Any, sharding: Sharding) -> tuple[dict[str, Any], str]:
+    """A finished run's `params` and `statistics` for a run with `config` and the new `params`, which every process has
+    whole, and a line on them; else UserError."""
+    folder, trained = initial_run(run, config)
     checkpoints, step = open_checkpoint(folder, trained, config.init_checkpoint, "init_checkpoint")
     last = checkpoints.last_step()
     if checkpoints.info(last)["final"] is None:
         raise UserError(f"init_from={folder}: this run has not finished (stopped at step {last:,}); finish it first")
     _, state, _ = restore_state(checkpoints, step, trained, sharding)
-    resize = bicubic if ours["family"] == "vil" else resize_bicubic  # as the model does in evaluation at another size
-    params, changes = adapt(state.params, params, resize)
-    return {"params": params, "statistics": state.statistics}, "; ".join(
-        [f"the weights of {folder}, step {step:,}", *changes]
-    )
+    # As the model does in evaluation at another size.
+    params, changes = adapt(state.params, params, bicubic if config.model.family == "vil" else resize_bicubic)
+    origin = "; ".join([f"the weights of {folder}, step {step:,}", *changes])
+    return {"params": params, "statistics": state.statistics}, origin
 
 
 def resize_bicubic(cells: jax.Array, grid: tuple[int, int]) -> jax.Array:

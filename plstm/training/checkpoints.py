@@ -223,8 +223,10 @@ def _damage(folder: Path) -> str | None:
         lines = (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()
         wanted = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
         found = _digests(folder, wanted)
-    except (OSError, ValueError) as error:
-        return f"{getattr(error, 'filename', None) or CHECKSUMS} cannot be read ({first_line(error)})"
+    except OSError as error:
+        return f"{error.filename or CHECKSUMS} cannot be read ({first_line(error)})"
+    except ValueError:
+        return f"{CHECKSUMS} is damaged"
     for name in wanted | found:
         if wanted.get(name) != found.get(name):
             what = "has changed since it was written" if name in wanted else f"is not in {CHECKSUMS}"

@@ -38,7 +38,7 @@ class Progress(Bar):
         super().__init__(*columns, console=console, **options)
         self.add_task(name, total=total, completed=start, text=COMPILING)
         if hidden and start < total:
-            print_plain(console, COMPILING)
+            print_plain(console, f"{name}: {COMPILING}")
 
     def show(self, step: int, values: Mapping[str, float]) -> None:
         """Shows that `step` steps are done, and any values, "epoch" and "examples_per_second" among them."""
@@ -51,7 +51,7 @@ class Progress(Bar):
         self.update(task.id, completed=step, text=text)
         if self.disable and (self.get_time() >= self._next_line or step >= task.total):
             self._next_line = self.get_time() + EVERY_SECONDS
-            print_plain(self.console, f"{text}  eta {self._time_left.render(task)}")
+            print_plain(self.console, f"{task.description}: {text}  eta {self._time_left.render(task)}")
 
 
 def banner(title: str, rows: list[tuple[str, str]], console: Console) -> None:

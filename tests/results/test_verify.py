@@ -38,6 +38,7 @@ def test_a_metric_that_was_not_finite_has_no_point_in_the_curve(run, tmp_path):
         (lambda m: m["last"]["val"].update(accuracy=0.2501), "latest", "metrics.last.val.accuracy is 0.2501, but 0.25"),
         (lambda m: m["last"]["val"].update(loss=0.14287), "latest", "metrics.last.val.loss is 0.14287, but 0.142857"),
         (lambda m: m["last"]["test"].update(accuracy=0.2), "latest", "metrics.last.test.accuracy is 0.2, but 0.1"),
+        (lambda m: m["last"]["test"].pop("accuracy"), "latest", "metrics.last.test.accuracy is None, but 0.1"),
         (lambda m: m["best"]["val"].update(loss=0.51), "latest", "metrics.best.val.loss is 0.51, but 0.5"),
         (lambda m: None, "earliest", "metrics.best.step is 20, but 10"),
         (lambda m: m["best"].update(step=25), "latest", "metrics.best.step is 25, but 20"),

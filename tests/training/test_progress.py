@@ -30,10 +30,10 @@ def test_plain_line_shows_step_values_and_time_left():
         progress.show(3000, {})
     # 100 steps took 30 seconds, so the other 1,800 take 540; the narrow console does not break the line.
     assert console.file.getvalue().splitlines() == [
-        "compiling the training step",
-        f"step 1,100/3,000  {SHOWN}  eta -:--:--",
-        "step 1,200/3,000  gate_norm 0.0001235  eta 0:09:00",
-        "step 3,000/3,000  eta 0:00:00",
+        "arrow [pLSTM]: compiling the training step",
+        f"arrow [pLSTM]: step 1,100/3,000  {SHOWN}  eta -:--:--",
+        "arrow [pLSTM]: step 1,200/3,000  gate_norm 0.0001235  eta 0:09:00",
+        "arrow [pLSTM]: step 3,000/3,000  eta 0:00:00",
     ]
 
 
@@ -43,7 +43,7 @@ def test_plain_lines_come_at_most_every_so_often_and_for_the_last_step():
         for step in range(11, 101):
             progress.show(step, {"loss": 1.0})
             clock.now += 1.0
-    steps = [line.split()[1] for line in console.file.getvalue().splitlines()[1:]]
+    steps = [line.split()[3] for line in console.file.getvalue().splitlines()[1:]]
     assert steps == ["11/100", "41/100", "71/100", "100/100"]
 
 
