@@ -36,9 +36,10 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
-def legend_below(figure: Any, axes: Sequence[Any], columns: int = 5) -> None:
-    """One legend for all axes, each label once."""
+def legend_below(figure: Any, axes: Sequence[Any], columns: int = 5, order: Sequence[str] = ()) -> None:
+    """One legend for all axes, each label once: those of `order` in it, the others behind them."""
     entries = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    entries = {label: entries[label] for label in dict.fromkeys([*order, *entries]) if label in entries}
     figure.legend(
         entries.values(), entries.keys(), loc="outside lower center", ncols=columns, fontsize=8, columnspacing=1.2
     )

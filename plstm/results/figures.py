@@ -35,7 +35,10 @@ OURS, PAPER = "#0072B2", "#D55E00"  # of dots: there a colour says whose number 
 BASELINE = {"color": "0.45", "lw": 0.9, "ls": (0, (6, 3)), "zorder": 0}
 CHANCE = {"color": "0.45", "lw": 1, "ls": ":", "label": "chance", "zorder": 0}
 GRID = {"color": "0.92", "lw": 0.7}
-PANELS = 4  # side by side, of accuracy against length; there the rows of a table have these colours, then again dashed
+# Of counting and state tracking, so that a model looks the same in both tables.
+TOKEN_MODELS = ("xlstm_1_0", "xlstm_1_1", "xlstm_0_1", "mamba2", "gdn", "gdn_negative")
+TOKEN_MODELS += ("plstm_1", "plstm_2", "plstm_3", "plstm_4", "transformer")
+PANELS = 4  # side by side, of accuracy against length; there models have these colours, then again dashed
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 BASELINE_DASHES = [(0, (6, 3)), (0, (3, 2)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (8, 2, 1, 2, 1, 2)), (0, (12, 3))]
 
@@ -164,7 +167,10 @@ def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
     sections = [section for section in table.section_values if any(cell.section == section for cell in cells)]
     chance = next((entry for entry in read_baselines(table, results_dir) if entry["name"] == "chance"), {})
     columns = min(len(sections), PANELS)
-    styles = dict(zip((row.name for row in table.rows), itertools.product(("-", DASHED, ":"), COLOURS), strict=False))
+    models = [row.experiment.rpartition("/")[2] for row in table.rows]
+    order = TOKEN_MODELS if {*models} <= {*TOKEN_MODELS} else models
+    looks = dict(zip(order, itertools.product(("-", DASHED, ":"), COLOURS), strict=False))
+    styles = {row.name: looks[model] for row, model in zip(table.rows, models, strict=True)}
     with style():
         lines = -(-len(sections) // columns)
         figure = new_figure(2.6 * columns + 0.6, 2.2 * lines + 0.9)
@@ -189,7 +195,7 @@ def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
             axis.set_xlabel("Length")
             axis.tick_params(labelbottom=True)
         figure.supylabel("Accuracy", fontsize=9)
-        legend_below(figure, axes[: len(sections)], columns=min(5, 2 * columns))
+        legend_below(figure, axes[: len(sections)], min(5, 2 * columns), [row.name for row in table.rows])
         return save(figure, results_dir / "figures" / f"{table.name}-lengths")
 
 
