@@ -53,7 +53,7 @@ def print_metrics(options: EvalConfig) -> None:
     batch_size = -(-rows // devices) * devices  # the run's, where the devices divide it and no folder has fewer images
     measure, weights, place = make_ready(model, task.metrics, batch_size)
     for name, split in splits.items():
-        with memory_errors(batch_size, "the batch size is the run's; take more devices, or one with more memory"):
+        with memory_errors(batch_size, "take more devices, or one with more memory"):
             found = evaluate(measure, weights, split, batch_size, place)
         print(describe(name, found, task.unit), flush=True)
     if options.figures:

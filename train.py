@@ -76,7 +76,7 @@ def start(config: Config, overrides: list[str], interrupt: Interrupt) -> Record 
     if from_main(int(record is not None)):
         path = record_path(config.experiment, config.paths.results)
         say(f"{run_name(config)} ({run}) has finished; its record is in {path}")
-        say("to train it again: the same command with paths.results=outputs/again")
+        say("to train it again: the same command with paths.results=outputs/again paths.runs=outputs/again/runs")
         return record
     check_places(config)
     folder = Path(config.paths.runs, run)

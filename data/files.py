@@ -38,6 +38,13 @@ def write_errors(path: Path, remedy: str = "correct that, or set another data.ro
         raise UserError(f"{path}: cannot be written ({error}); {remedy}") from error
 
 
+def check_writable(folder: Path, key: str) -> None:
+    """Raises UserError naming the `key` where `folder`, which need not exist, cannot be written."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise UserError(f"{key}: {there} cannot be written; choose another")
+
+
 def core_count() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

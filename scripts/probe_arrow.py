@@ -22,7 +22,7 @@ from flax import nnx
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.arrow_pointing.geometry import KAPPA, Arrow, Canvas, render
-from data.files import write_errors
+from data.files import check_writable
 from data.loading import PackedSplit, pack
 from plstm.config import Config, run_name
 from plstm.errors import UserError, run_script
@@ -140,8 +140,8 @@ def main() -> None:
         parser.error("name a run, or --table")
     if options.out and (options.table or len(options.run) > 1):
         parser.error("--out is for one run")
-    with write_errors(options.out or options.results, "choose another --out or --results"):  # now, before hours of work
-        (options.out.parent if options.out else options.results / "probes").mkdir(parents=True, exist_ok=True)
+    path = options.out or options.results / "probes" / "run.json"
+    check_writable(path.parent, f"--out {path}" if options.out else f"--results {options.results}")
     logging.set_verbosity(logging.ERROR)
     for run in options.run or shown_runs(options.table, options.results):
         probe(run, options)

@@ -1,6 +1,7 @@
 """Standard output that is lost, to `| head` or a full disk, ends nothing."""
 
 import contextlib
+import errno
 import os
 
 import pytest
@@ -39,10 +40,15 @@ def test_a_script_ends_as_it_would_have(lost, capfd):
 
 
 def test_errors_of_a_script_are_one_line_and_a_closed_output_is_none(capfd):
-    def fail():
+    def fail(error):
         print("not seen")
-        raise UserError("what is wrong")
+        raise error
 
-    with contextlib.redirect_stdout(None), pytest.raises(SystemExit, match="2"):  # None, as after >&-
-        run_script(fail)
-    assert capfd.readouterr().err == "error: what is wrong\n"
+    full = OSError(errno.ENOSPC, "No space left on device", "results/a.md")
+    for error, words in (
+        (UserError("what is wrong"), "what is wrong"),
+        (full, "results/a.md: No space left on device"),
+    ):
+        with contextlib.redirect_stdout(None), pytest.raises(SystemExit, match="2"):  # None, as after >&-
+            run_script(lambda: fail(error))  # noqa: B023
+        assert capfd.readouterr().err == f"error: {words}\n"

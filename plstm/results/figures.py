@@ -35,7 +35,7 @@ OURS, PAPER = "#0072B2", "#D55E00"  # of dots: there a colour says whose number 
 BASELINE = {"color": "0.45", "lw": 0.9, "ls": (0, (6, 3)), "zorder": 0}
 CHANCE = {"color": "0.45", "lw": 1, "ls": ":", "label": "chance", "zorder": 0}
 GRID = {"color": "0.92", "lw": 0.7}
-# Of counting and state tracking, so that a model looks the same in both tables.
+# Of counting and state tracking, so that a model looks the same in all their tables.
 TOKEN_MODELS = ("xlstm_1_0", "xlstm_1_1", "xlstm_0_1", "mamba2", "gdn", "gdn_negative")
 TOKEN_MODELS += ("plstm_1", "plstm_2", "plstm_3", "plstm_4", "transformer")
 PANELS = 4  # side by side, of accuracy against length; there models have these colours, then again dashed

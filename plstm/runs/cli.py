@@ -83,7 +83,7 @@ def run_entry(main: Callable[[], Any], entry: type) -> None:
         check = to_config if entry is Config else to_eval_config
         Sweeper.validate_batch_is_legal = lambda sweeper, batch: _check_jobs(sweeper, batch, check)
         for word in sys.argv[1:]:
-            if word.startswith("--experiment=") or (CONFIGS / "experiment" / f"{word}.yaml").is_file():
+            if word.startswith("--experiment=") or os.path.isfile(CONFIGS / "experiment" / f"{word}.yaml"):
                 raise UserError(f"{word}: an experiment is named so: experiment={word.removeprefix('--experiment=')}")
         words = [quote_ids(word) for word in sys.argv[1:]]
         sys.argv[1:] = sorted(words, key=lambda word: word not in ("-m", "--multirun"))  # or Hydra would not read on

@@ -33,7 +33,7 @@ from pydantic import BaseModel, Field, Json, NonNegativeInt, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from data.files import lock, write_errors, write_file
+from data.files import check_writable, lock, write_errors, write_file
 from plstm.config import Config, from_file, plain_config, portable_config, run_id
 from plstm.errors import UserError, first_line, first_problem
 from plstm.models import build_model, named_variables
@@ -57,7 +57,8 @@ POSITION, HEAD = "position", "head."
 # ---------------------------------------------------------------------- folders
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Holds a run's folder, made where missing. Raises UserError where another process does, or it is read-only."""
+    """Holds a run's folder, made where missing, and removed where a UserError leaves it empty. Raises UserError where
+    another process holds it, or it is read-only."""
     with write_errors(folder, "choose another paths.runs"):
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "w")  # noqa: SIM115 (held until the end of the with block below)
@@ -70,8 +71,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
         try:
             yield
         except UserError:
-            if [path.name for path in folder.iterdir()] == [".lock"]:  # refused before it began
-                shutil.rmtree(folder)
+            with contextlib.suppress(OSError):
+                if [path.name for path in folder.iterdir()] == [".lock"]:  # refused before it began
+                    shutil.rmtree(folder)
             raise
 
 
@@ -80,10 +82,7 @@ def check_places(config: Config) -> None:
     if not is_main():
         return  # writes nothing there
     choose_mode(config.logger.mode)
-    folder = Path(config.paths.results).absolute() / "runs"
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise UserError(f"paths.results={config.paths.results}: {there} cannot be written; choose another")
+    check_writable(Path(config.paths.results, "runs"), f"paths.results={config.paths.results}")
 
 
 def find_run(run: str, runs: Path, key: str = "run") -> Path:
@@ -183,7 +182,7 @@ def config_of(source: str | os.PathLike, runs: str | os.PathLike = "runs") -> Co
 
 
 def _is_file(source: str | os.PathLike) -> bool:
-    return str(source).endswith(".safetensors") or Path(source).is_file()
+    return str(source).endswith(".safetensors") or os.path.isfile(source)
 
 
 def save_safetensors(model: Any, path: str | os.PathLike) -> None:
@@ -321,8 +320,9 @@ def initial_id(init_from: str, runs: Path) -> str:
     return run_id(load_config(find_run(init_from, runs, "init_from")))
 
 
-def initial_run(run: str, config: Config) -> tuple[Path, Config]:
-    """The folder and config of the run to fine-tune. Raises UserError unless it has the model of `config`."""
+def initial_run(run: str, config: Config) -> tuple[Config, Checkpoints, int]:
+    """The config and checkpoints of the run to fine-tune, and the step to start from. Raises UserError unless it has
+    finished, with the model of `config`."""
     folder = find_run(run, Path(config.paths.runs), "init_from")
     trained = load_config(folder)
     theirs, ours = asdict(trained.model), asdict(config.model)
@@ -330,21 +330,21 @@ def initial_run(run: str, config: Config) -> tuple[Path, Config]:
         if key not in MAY_DIFFER and theirs.get(key) != ours.get(key):
             has = f"the run {folder} has {theirs.get(key)}; fine-tune with the same model"
             raise UserError(f"model.{key}={ours.get(key)}: {has}")
-    return folder, trained
+    checkpoints, step = open_checkpoint(folder, trained, config.init_checkpoint, "init_checkpoint")
+    last = checkpoints.last_step()
+    if checkpoints.info(last)["final"] is None:
+        raise UserError(f"init_from={folder}: this run has not finished (stopped at step {last:,}); finish it first")
+    return trained, checkpoints, step
 
 
 def initial_weights(run: str, config: Config, params: Any, sharding: Sharding) -> tuple[dict[str, Any], str]:
     """A finished run's `params` and `statistics` for a run with `config` and the new `params`, which every process has
     whole, and a line on them; else UserError."""
-    folder, trained = initial_run(run, config)
-    checkpoints, step = open_checkpoint(folder, trained, config.init_checkpoint, "init_checkpoint")
-    last = checkpoints.last_step()
-    if checkpoints.info(last)["final"] is None:
-        raise UserError(f"init_from={folder}: this run has not finished (stopped at step {last:,}); finish it first")
+    trained, checkpoints, step = initial_run(run, config)
     _, state, _ = restore_state(checkpoints, step, trained, sharding)
     # As the model does in evaluation at another size.
     params, changes = adapt(state.params, params, bicubic if config.model.family == "vil" else resize_bicubic)
-    origin = "; ".join([f"the weights of {folder}, step {step:,}", *changes])
+    origin = "; ".join([f"the weights of {checkpoints.folder.parent}, step {step:,}", *changes])
     return {"params": params, "statistics": state.statistics}, origin
 
 

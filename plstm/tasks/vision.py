@@ -115,7 +115,7 @@ class VisionTask(Task):
         """Samples with predictions (Figure 5) and, for pLSTM, what a node passes on (Figure 1)."""
         weights, samples = nnx.state(model), {}
         for split, source in splits.items():
-            batch = source.first(self.config.optim.batch_size)
+            batch = source.first(min(self.config.optim.batch_size, len(source)))
             samples[split] = as_pixels(batch["image"]), batch, predict(weights, batch)
         written = draw_samples(samples, self.class_names, folder / f"{name}-samples")
         if not isinstance(model, VisionModel):
