@@ -30,7 +30,8 @@ from plstm.results.definitions import load_table
 from plstm.results.probes import GIVEN
 from plstm.results.records import read_records
 from plstm.results.sweeps import find_groups
-from plstm.runs.weights import find_run, from_checkpoint, load_config
+from plstm.runs.folders import find_run, load_config
+from plstm.runs.weights import from_checkpoint
 from plstm.tasks import TASKS
 from plstm.training.steps import make_predict
 from scripts.common import ROOT, Parser, machine_folder, positive, write_results

@@ -29,7 +29,8 @@ from plstm.results.definitions import load_table, read_baselines
 from plstm.results.records import read_records, record_problems
 from plstm.results.sweeps import started_runs
 from plstm.runs.cli import register, run_entry
-from plstm.runs.weights import config_of, from_checkpoint, load_config
+from plstm.runs.folders import load_config
+from plstm.runs.weights import config_of, from_checkpoint
 from tests.commands import ROOT, SOURCES
 
 TOY = ROOT / "tests/data/tudataset/TOY"

@@ -15,7 +15,7 @@ from plstm import config as configs
 from plstm.config import Config, check, plain_config, run_id, shared_config, to_config
 from plstm.errors import UserError
 from plstm.runs.cli import explain
-from plstm.runs.weights import load_config, write_config
+from plstm.runs.folders import load_config, write_config
 from plstm.tasks.arrow import ArrowData
 
 # Where a run lives, what reads its images and where it is shown: not what its numbers are.

@@ -23,8 +23,8 @@ from plstm import config as configs
 from plstm.config import Config, EvalConfig, to_config
 from plstm.errors import UserError, printable
 from plstm.runs.cli import CONFIGS, check_overrides, explain, known_keys, uncomposable
+from plstm.runs.finetuning import initial_id
 from plstm.runs.programs import Plan, compile_programs
-from plstm.runs.weights import initial_id
 from plstm.tasks import TASKS
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import learning_rate_schedule

@@ -7,7 +7,7 @@ import pytest
 
 from data.files import lock
 from plstm.errors import UserError
-from plstm.runs.weights import lock_folder
+from plstm.runs.folders import lock_folder
 
 
 def test_a_lock_is_held_by_one(tmp_path):

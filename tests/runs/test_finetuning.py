@@ -12,7 +12,7 @@ from plstm.config import Config, run_id, to_config, to_eval_config
 from plstm.errors import UserError
 from plstm.models import VisionConfig, build_model
 from plstm.runs.cli import quote_ids
-from plstm.runs.weights import adapt, initial_id, initial_weights
+from plstm.runs.finetuning import adapt, initial_id, initial_weights
 from plstm.training.steps import named_leaves
 from tests.models.vision_models import filled
 from tests.runs.test_weights import save_run

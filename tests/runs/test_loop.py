@@ -11,8 +11,8 @@ import train
 from plstm.config import LoopConfig, run_id, to_config
 from plstm.errors import ReadError, UserError
 from plstm.results.records import commits_of, read_curve, read_records, record_path
+from plstm.runs.folders import lock_folder
 from plstm.runs.programs import Plan, is_best
-from plstm.runs.weights import lock_folder
 from plstm.tasks import TASKS
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.processes import Interrupt

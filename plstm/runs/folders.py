@@ -1,0 +1,116 @@
+"""The folders of runs: their lock, config and checkpoints."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import yaml
+from flax import nnx
+from jax.sharding import Sharding, SingleDeviceSharding
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from data.files import check_writable, lock, write_errors, write_file
+from plstm.config import Config, from_file, plain_config, run_id
+from plstm.errors import UserError
+from plstm.models import build_model
+from plstm.training.checkpoints import Checkpoints
+from plstm.training.optimizers import build_optimizer
+from plstm.training.processes import is_main
+from plstm.training.steps import TrainState, init_state
+from plstm.training.tracking import choose_mode
+
+MAX_NAME = 255  # letters of a file name that every file system takes
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Holds a run's folder, made where missing, and removed where a UserError leaves it empty. Raises UserError where
+    another process holds it, or it is read-only."""
+    with write_errors(folder, "choose another paths.runs"):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "w")  # noqa: SIM115 (held until the end of the with block below)
+    with file:
+        try:
+            lock(file, folder, wait=False)
+        except BlockingIOError:
+            told = f"{folder}: this run is being trained by another process; wait for it or stop it"
+            raise UserError(told) from None
+        try:
+            yield
+        except UserError:
+            with contextlib.suppress(OSError):
+                if [path.name for path in folder.iterdir()] == [".lock"]:  # refused before it began
+                    shutil.rmtree(folder)
+            raise
+
+
+def check_places(config: Config) -> None:
+    """Raises UserError, before anything is computed, where results cannot be written or W&B lets nobody in."""
+    if not is_main():
+        return  # writes nothing there
+    choose_mode(config.logger.mode)
+    check_writable(Path(config.paths.results, "runs"), f"paths.results={config.paths.results}")
+
+
+def find_run(run: str, runs: Path, key: str = "run") -> Path:
+    """The folder of a run given by its folder or the first digits of its id. Raises UserError naming the `key`."""
+    if len(run) > MAX_NAME or not run.isprintable():
+        raise UserError(f"{key}={run[:40]!r}...: no such run in {runs}; name its folder or id")
+    if (Path(run) / ".hydra").is_dir():
+        return Path(run)
+    known = sorted(path.name for path in runs.glob("*") if (path / ".hydra").is_dir())
+    found = [name for name in known if run and name.startswith(run)]
+    if len(found) == 1:
+        return runs / found[0]
+    if found:
+        raise UserError(f"{key}={run}: {len(found)} runs in {runs} begin so: {', '.join(found[:5])}")
+    there_are = f"there are {', '.join(known[:8])}{', ...' * (len(known) > 8)}" if known else "train one first"
+    again = "one that has a record is trained again by its command with paths.results=outputs/again"
+    raise UserError(f"{key}={run}: no such run in {runs}; {there_are}; {again}")
+
+
+def write_config(folder: Path, config: Config, overrides: list[str]) -> None:
+    """Writes .hydra/config.yaml and overrides.yaml, once: a resumed run keeps those of its start."""
+    path = folder / ".hydra" / "config.yaml"
+    if not path.exists():
+        write_file(path.with_name("overrides.yaml"), yaml.safe_dump(overrides).encode())
+        write_file(path, yaml.safe_dump(plain_config(config), sort_keys=False).encode())
+
+
+def load_config(folder: Path) -> Config:
+    """The checked config that the run in `folder` was started with. Raises UserError where it is missing or damaged."""
+    path = folder / ".hydra" / "config.yaml"
+    try:
+        return from_file(OmegaConf.to_container(OmegaConf.load(path)))
+    except (OSError, ValueError, TypeError, RecursionError, UserError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{path}: not the config of a run ({str(error).splitlines()[0]})") from error
+
+
+def open_checkpoint(folder: Path, config: Config, which: str, key: str = "checkpoint") -> tuple[Checkpoints, int]:
+    """The checkpoints of a run, and the step of its "last" or "best". Raises UserError where there is none."""
+    loop = config.loop
+    if which == "best" and (loop.best_split is None or loop.save_every is not None):
+        why = "loop.best_split is null" if loop.best_split is None else f"loop.save_every is {loop.save_every}"
+        raise UserError(f"{key}=best: {folder} kept none ({why}); take {key}=last")
+    checkpoints = Checkpoints(folder / "checkpoints", run_id(config), read_only=True)
+    step = checkpoints.last_step() if which == "last" else checkpoints.best_step()
+    if step is None:
+        other = f", or take {key}=last" if checkpoints.last_step() else ""
+        raise UserError(f"{key}={which}: {folder} has none; train the run until its first evaluation{other}")
+    return checkpoints, step
+
+
+def restore_state(
+    checkpoints: Checkpoints, step: int, config: Config, sharding: Sharding | None = None
+) -> tuple[nnx.GraphDef, TrainState, dict[str, Any]]:
+    """The model's definition, the training state and the info of a run's checkpoint; no data are needed."""
+    info, sharding = checkpoints.info(step), sharding or SingleDeviceSharding(jax.local_devices()[0])
+    optimizer = build_optimizer(config.optim, lambda step: 0.0)
+    model = nnx.eval_shape(lambda: build_model(config.model, 0, info["sizes"]))
+    graphdef, state = nnx.graphdef(model), nnx.eval_shape(lambda: init_state(model, optimizer)[1])
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state)
+    return graphdef, checkpoints.restore(step, like)[0], info
