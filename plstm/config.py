@@ -134,7 +134,11 @@ def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def _check_keys(config: Config) -> None:
     task = TASKS[config.task]
     ranges = (
-        ("at least 1", lambda n: n >= 1, "optim.batch_size loop.log_every loop.eval_every mesh.fsdp data.train_images"),
+        (
+            "at least 1",
+            lambda n: n >= 1,
+            "optim.batch_size loop.log_every loop.eval_every mesh.fsdp data.train_images data.size",
+        ),
         ("positive", lambda value: value > 0, "optim.epochs optim.peak_lr optim.eps optim.clip_norm mesh.timeout"),
         ("at least 0", lambda value: value >= 0, "seed optim.warmup_epochs optim.weight_decay data.fold_seed"),
         ("from 0 to 1024", lambda value: 0 <= value <= 1024, "data.workers"),

@@ -55,6 +55,7 @@ def entry(tmp_path, monkeypatch, capsys):
         (["loop.eval_splits=[val,val_ext,val]"], ["loop.eval_splits: val is named twice"]),
         (["model=vit_t", "model.gate_init=normal"], ["model.gate_init=normal", "no gates"]),
         (["model=vit_t", "model.method=recurrent"], ["model.method=recurrent", "no gates"]),
+        (["data.size=-48"], ["data.size=-48: must be at least 1"]),
         (["loop.stop_at=99"], ["loop.stop_at=99.0: must be in [0, 1]"]),
         (["model/graphs=gat"], ["model/graphs: choose by model=graphs/<name>"]),
         (["optim.batch_size=1.5"], ["optim.batch_size", "1.5"]),
