@@ -110,6 +110,6 @@ def test_drop_path_is_off_without_a_key_and_at_rate_zero_and_leaves_nothing_of_w
     branch = normal(64, 2)
     np.testing.assert_array_equal(drop_path(branch, 0.9, None), branch)
     np.testing.assert_array_equal(drop_path(branch, 0.0, jax.random.key(0)), branch)
-    dropped = drop_path(np.full((64, 2), np.inf, jnp.bfloat16), 0.5, jax.random.key(0))
+    dropped = drop_path(jnp.full((64, 2), np.inf, jnp.bfloat16), 0.5, jax.random.key(0))
     assert dropped.dtype == jnp.bfloat16
     assert set(np.unique(np.asarray(dropped, np.float32))) == {0.0, np.inf}
