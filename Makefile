@@ -85,8 +85,7 @@ table-languages-ablation: ## Run what is missing of PR-LSTM's and PR-RNN's refin
 table-languages-reduced: ## Run what is missing of the REDUCED formal languages (119 runs of minutes, the Transformer's of hours)
 TABLE_reduced := arrow-reduced
 TABLE_balanced := arrow-balanced-reduced
-TABLES := table-arrow table-reduced table-balanced table-imagenet table-imagenet-reduced table-ablation table-graphs table-tokens \
-  table-tokens-reduced table-tracking table-languages table-languages-ablation table-languages-reduced
+TABLES := $(shell grep -oE '^table-[a-z-]+' $(firstword $(MAKEFILE_LIST)))
 .PHONY: $(TABLES)
 $(TABLES): table-%: $(READY)
 	$(PY) scripts/run_table.py $(or $(TABLE_$*),$*) $(ARGS)

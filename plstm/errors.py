@@ -101,10 +101,10 @@ def run_script(main: Callable[[], int | None]) -> NoReturn:
         try:
             sys.exit(main())
         except UserError as error:
-            print(f"error: {printable(str(error))}", file=sys.stderr)
-            sys.exit(2)
+            message = str(error)
         except OSError as error:
             if not error.filename:
                 raise
-            print(f"error: {printable(f'{error.filename}: {error.strerror}')}", file=sys.stderr)
-            sys.exit(2)
+            message = f"{error.filename}: {error.strerror}"
+        print(f"error: {printable(message)}", file=sys.stderr)
+        sys.exit(2)

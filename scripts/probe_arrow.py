@@ -141,8 +141,10 @@ def main() -> None:
         parser.error("name a run, or --table")
     if options.out and (options.table or len(options.run) > 1):
         parser.error("--out is for one run")
-    path = options.out or options.results / "probes" / "run.json"
-    check_writable(path.parent, f"--out {path}" if options.out else f"--results {options.results}")
+    if options.out:
+        check_writable(options.out.parent, f"--out {options.out}")
+    else:
+        check_writable(options.results / "probes", f"--results {options.results}")
     logging.set_verbosity(logging.ERROR)
     for run in options.run or shown_runs(options.table, options.results):
         probe(run, options)

@@ -21,6 +21,8 @@ from plstm.models.sequence import SequenceConfig, build_sequence_model
 from plstm.models.ss2d import SS2DConfig, SS2DModel
 from plstm.models.vil import ViL, ViLConfig
 from plstm.models.vision import VisionConfig, VisionModel
+from plstm.nn.layers import resize
+from plstm.nn.maps import bicubic
 
 
 class Family(NamedTuple):
@@ -30,6 +32,7 @@ class Family(NamedTuple):
     build: Callable[[Any, Mapping[str, int], jax.Array | int], nnx.Module]  # sizes: those that only the data know
     inputs: str  # what a batch holds, as in `Task.inputs`
     flops: Callable[[Any], int] | None = None  # of one example's forward pass; None: nobody counts them
+    resize: Callable[[jax.Array, tuple[int, int]], jax.Array] = resize  # its position embedding, for another grid
 
 
 MODELS: dict[str, Family] = {
@@ -37,7 +40,7 @@ MODELS: dict[str, Family] = {
     "efficientnet": Family(EfficientNetConfig, lambda config, _, key: EfficientNet(config, nnx.Rngs(key)), "images"),
     "mamba2d": Family(Mamba2DConfig, lambda config, _, key: Mamba2D(config, nnx.Rngs(key)), "images"),
     "ss2d": Family(SS2DConfig, lambda config, _, key: SS2DModel(config, nnx.Rngs(key)), "images"),
-    "vil": Family(ViLConfig, lambda config, _, key: ViL(config, nnx.Rngs(key)), "images"),
+    "vil": Family(ViLConfig, lambda config, _, key: ViL(config, nnx.Rngs(key)), "images", resize=bicubic),
     "graph": Family(GraphConfig, build_graph_model, "graphs"),
     "sequence": Family(SequenceConfig, build_sequence_model, "tokens"),
     "language": Family(LanguageConfig, build_language_model, "languages"),

@@ -13,7 +13,7 @@ from flax import nnx
 
 from plstm.errors import UserError, one_of, positive, require
 from plstm.nn.gates import DIRECT_BIAS, DModeGates, PModeGates
-from plstm.nn.layers import DTYPES, MLP, NORMS, LayerScale, PatchEmbedding, drop_path, head_norm, linear, norm
+from plstm.nn.layers import DTYPES, MLP, NORMS, LayerScale, PatchEmbedding, drop_path, head_norm, linear, norm, resize
 from plstm.ops.common import HIGHEST
 from plstm.ops.grid import METHODS, WIDEST_FUSED, gating_matrix, plstm2d
 
@@ -247,7 +247,7 @@ class VisionModel(nnx.Module):
         if self.position is not None:
             position = self.position[...]
             if position.shape[:2] != x.shape[1:3]:
-                position = jax.image.resize(position, x.shape[1:], "bicubic")
+                position = resize(position, x.shape[1:3])
             x = x + position.astype(x.dtype)
         if self.flat:
             x = x.reshape(x.shape[0], -1, x.shape[-1])

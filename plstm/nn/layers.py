@@ -113,6 +113,11 @@ class LayerScale(nnx.Module):
         return x * self.scale[...].astype(x.dtype)
 
 
+def resize(cells: jax.Array, grid: tuple[int, int]) -> jax.Array:
+    """[Y, X, dim] -> [*grid, dim], bicubic, as JAX resizes."""
+    return jax.image.resize(cells, (*grid, cells.shape[-1]), "bicubic")
+
+
 def drop_path(branch: jax.Array, rate: float, key: jax.Array | None, axis: int = 0) -> jax.Array:
     """Stochastic depth: each sample, a place on `axis`, keeps its branch, divided by 1 - rate, with probability
     1 - rate; all do without a key (evaluation)."""

@@ -11,7 +11,8 @@ from jax.sharding import Sharding
 
 from plstm.config import Config, run_id
 from plstm.errors import UserError
-from plstm.nn.maps import bicubic
+from plstm.models import MODELS
+from plstm.nn.layers import resize
 from plstm.runs.folders import find_run, load_config, open_checkpoint, restore_state
 from plstm.runs.weights import is_weights_file
 from plstm.training.checkpoints import Checkpoints
@@ -55,23 +56,17 @@ def initial_weights(run: str, config: Config, params: Any, sharding: Sharding) -
     whole, and a line on them; else UserError."""
     trained, checkpoints, step = initial_run(run, config)
     _, state, _ = restore_state(checkpoints, step, trained, sharding)
-    # As the model does in evaluation at another size.
-    params, changes = adapt(state.params, params, bicubic if config.model.family == "vil" else resize_bicubic)
+    params, changes = adapt(state.params, params, MODELS[config.model.family].resize)
     origin = "; ".join([f"the weights of {checkpoints.folder.parent}, step {step:,}", *changes])
     return {"params": params, "statistics": state.statistics}, origin
 
 
-def resize_bicubic(cells: jax.Array, grid: tuple[int, int]) -> jax.Array:
-    """[Y, X, dim] -> [*grid, dim] as JAX resizes."""
-    return jax.image.resize(cells, (*grid, cells.shape[-1]), "bicubic")
-
-
-def adapt(found: Any, wanted: Any, resize: Callable = resize_bicubic) -> tuple[Any, list[str]]:
+def adapt(found: Any, wanted: Any, resize: Callable = resize) -> tuple[Any, list[str]]:
     """A tree like `wanted` of the trained parameters `found`, and words for what was not simply taken over.
 
-    The position embedding [Y, X, dim] is resized by `resize`. If any parameter of the
-    head has another number of classes (its last axis), the whole head stays as `wanted` has it. Any other difference
-    raises UserError naming the parameter.
+    The position embedding [Y, X, dim] is resized by `resize`, a model's own. If any parameter of the head has another
+    number of classes (its last axis), the whole head stays as `wanted` has it. Any other difference raises UserError
+    naming the parameter.
     """
     trained, fresh, leaves, changes = named_leaves(found), named_leaves(wanted), [], []
     if others := sorted(fresh.keys() ^ trained.keys()):
