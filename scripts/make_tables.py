@@ -2,8 +2,8 @@
 
 --check names tables and documents that are stale, and metrics of records that differ from their curves; figures are
 not looked at, as another Matplotlib draws them otherwise. With names of tables, as in `python scripts/make_tables.py
---check arrow`, only these. Exit status: 0, 1 if --check finds something, 2 if a record, a definition or a document is
-wrong.
+--check arrow`, only these. Documents quote the repository's own results, and are left alone with others. Exit status:
+0, 1 if --check finds something, 2 if a record, a definition or a document is wrong.
 """
 
 import sys
@@ -51,13 +51,12 @@ def main() -> int:
         if not arguments.check:
             for path in draw_table(table, records, results):
                 print("drew", path)
-    if not arguments.names:
-        if results.resolve() == ROOT / "results":  # after the tables, which the documents quote
-            for path in document_paths(ROOT):
-                update(path, fill_document(path, ROOT).encode())
-        if arguments.check:
-            problems += [problem for record in records for problem in record_problems(record, results)]
-    print("\n".join(problems) or "tables and documents are up to date")
+    documents = document_paths(ROOT) if not arguments.names and results.resolve() == ROOT / "results" else []
+    for path in documents:  # after the tables, which they quote
+        update(path, fill_document(path, ROOT).encode())
+    if arguments.check and not arguments.names:
+        problems += [problem for record in records for problem in record_problems(record, results)]
+    print("\n".join(problems) or f"{len(tables)} tables and {len(documents)} documents are up to date")
     return 1 if problems else 0
 
 

@@ -84,7 +84,8 @@ def query_hardware() -> Hardware:
 
 
 def place(jobs: int, processes: int | None, hardware: Hardware) -> list[dict[str, str]]:
-    """The environment of each process that runs beside others: its share of the cores, or GPUs of its own."""
+    """The environment of each process that runs beside others: its share of the cores, or GPUs of its own. `jobs` are
+    those of the command, finished or not: with other threads a resumed run would add up in another order."""
     cores, devices = hardware["cpu_cores"], hardware["device_count"]
     on_cpu = hardware["platform"] == "cpu"
     count = max(1, min(processes or (cores if on_cpu else 1), jobs))
@@ -162,12 +163,14 @@ def execute(
     back while others run, which may make what it needs. after_job: called after every job that ends well. Their
     UserErrors at the end are failures of the job.
 
-    Returns a line for each failed job. KeyboardInterrupt is handed to the processes as SIGINT, and raised at their end.
+    Returns a line for each failed job. Where anything else is raised, such as KeyboardInterrupt, the processes get
+    SIGINT, and it is raised at their end.
     """
     failures: list[str] = []
     waiting, running, free = list(enumerate(work, 1)), {}, list(places)
     try:
         while waiting or running:
+            held_back = []
             while waiting and free:
                 number, job = waiting.pop(0)
                 with _noting(failures, job):
@@ -176,8 +179,8 @@ def execute(
                     except UserError:
                         if not running:
                             raise
-                        waiting.insert(0, (number, job))
-                        break
+                        held_back.append((number, job))
+                        continue
                     command = ["train.py", *job.overrides, *(own or ())]
                     words = "no longer needed: python" if own is None else "python"
                     print(f"run {number}/{len(work)}: {words} {shlex.join(command)}", flush=True)
@@ -186,15 +189,18 @@ def execute(
                         own_place = free.pop()
                         options = {"stdin": subprocess.DEVNULL, "process_group": 0, "env": os.environ | own_place}
                         running[subprocess.Popen([sys.executable, *command], cwd=root, **options)] = job, own_place
-            time.sleep(0.1 if running else 0)
-            for child in [child for child in running if child.poll() is not None]:
+            waiting, ended = held_back + waiting, []
+            while running and not ended:
+                time.sleep(0.1)
+                ended = [child for child in running if child.poll() is not None]
+            for child in ended:
                 job, own_place = running.pop(child)
                 free.append(own_place)
                 with _noting(failures, job):
                     if child.returncode:
                         raise UserError(f"exit status {child.returncode}")
                     after_job(job)
-    except KeyboardInterrupt:
+    except BaseException:
         while running:  # SIGINT, and again where the user sends it again, until all have ended
             for child in running:
                 child.send_signal(signal.SIGINT)
@@ -246,10 +252,10 @@ def main() -> int:
         return [*start, *arguments.overrides, *paths]
 
     paths = [f"paths.{key}={getattr(arguments, key).resolve()}" for key in ("results", "runs")]
-    unfinished = unfinished[: arguments.max_runs]
-    places = place(len(unfinished), arguments.processes, query_hardware()) if len(unfinished) > 1 else [{}]
+    jobs = planned_jobs(table, arguments.sections, arguments.seeds)
+    places = place(len(jobs), arguments.processes, query_hardware())
     report()
-    failures = execute(unfinished, overrides, ROOT, after_job, places)
+    failures = execute(unfinished[: arguments.max_runs], overrides, ROOT, after_job, places)
     text = (results / "tables" / f"{table.name}.md").read_text()
     print(text.partition("\n## ")[0], f"\npictures of each run: {arguments.runs}/*/figures", flush=True)
     if failures:

@@ -42,7 +42,7 @@ class LanguageConfig:
         rules = [*one_of(self, kind=KINDS), *positive(self, *sizes)]
         rules.append(("refinements", 0 <= self.refinements <= 16, "must be from 0 to 16"))
         rules.append(("dropout", 0 <= self.dropout < 1, "must be in [0, 1)"))
-        divides = self.kind != "transformer" or self.dim % self.heads == self.dim % 2 == 0
+        divides = self.kind != "transformer" or self.dim % max(self.heads, 1) == self.dim % 2 == 0
         rules.append(("dim", divides, f"must be even and a multiple of model.heads={self.heads}"))
         for field in fields(self):
             owners, is_default = OWN.get(field.name, KINDS), getattr(self, field.name) == field.default

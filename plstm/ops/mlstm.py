@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from plstm.ops.common import accumulation_dtype, check_choice, check_inputs, product
-from plstm.ops.scans import METHODS, cast, causal, check_chunk, join_axes, scan_chunks, scan_steps
+from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, check_chunk, join_axes, scan_chunks, scan_steps
 
 EPSILON = 1e-6  # of the normaliser
 MOST = 80.0  # exp of more is infinite in float32, and its gradient NaN
@@ -27,7 +27,8 @@ def mlstm(q: Array, k: Array, v: Array, i: Array, f: Array, *, method: str = "au
     # The normaliser n is one more column of C, that of a value of 1.
     values = jnp.concatenate([v.astype(dtype), jnp.ones((*v.shape[:-1], 1), dtype)], axis=-1)
     q, k, i, f = cast((q, k, i, f), dtype)
-    inputs = join_axes((q, k * d_k**-0.5, values, i, jax.nn.log_sigmoid(f)), len(lead))
+    log_f = jnp.maximum(jax.nn.log_sigmoid(f), FORGOTTEN)
+    inputs = join_axes((q, k * d_k**-0.5, values, i, log_f), len(lead))
     rows = len(inputs[0])
     state = jnp.zeros((rows, d_k, v.shape[-1] + 1), dtype), jnp.zeros(rows, dtype)
     recurrent = method == "recurrent"

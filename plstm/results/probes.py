@@ -12,7 +12,7 @@ from plstm.results.sweeps import Cell, t_interval
 
 Rows = list[dict[str, Any]]  # a canvas size and an alteration (of baselines: a name) each, with its scores
 GIVEN = "as given"
-FEWEST = 50  # images of a shown band of distances
+FEWEST = 50  # images that a shown score rests on: of a band of distances, or of the label that fewer have
 
 
 def read_probes(runs: Sequence[Record], results_dir: Path) -> list[Rows]:
@@ -56,12 +56,20 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
     probed = {cell.row.name: found for cell in cells if (found := read_probes(cell.runs, results_dir))}
     if not probed:
         return {}
-    sizes = [size for size, _ in points_by_size(next(iter(probed.values()))[0])]
-    lines = [["Model", "n", "Canvas", *_probes(probed)]]
+    rows = next(iter(probed.values()))[0]  # all runs see the same images
+    small = min(size for size, _ in points_by_size(rows))
+    counts = {(row["canvas_pixels"], row["probe"]): _counts(row) for row in rows}
+    names = list(dict.fromkeys(name for (_, name), count in counts.items() if min(count) >= FEWEST))
+    lines = [["Model", "n", "Canvas", *names]]
+    for size in (small, 2 * small):
+        of_size = [counts[size, name] for name in names]
+        lines.append(["images: points at it / not", "", str(size), *(f"{at:,} / {past:,}" for at, past in of_size)])
     for model, runs in probed.items():
-        for size in (min(sizes), 2 * min(sizes)):
+        for size in (small, 2 * small):
             scores = [{row["probe"]: row for row in rows if row["canvas_pixels"] == size} for rows in runs]
-            texts = [_interval([score[name]["balanced_accuracy"] for score in scores]) for name in _probes(probed)]
+            values = ([score[name]["balanced_accuracy"] for score in scores] for name in names)
+            shown = (min(counts[size, name]) >= FEWEST for name in names)
+            texts = [_interval(each) if enough else "–" for each, enough in zip(values, shown, strict=True)]
             lines.append([model, str(len(runs)), str(size), *texts])
     header, *rest = ("| " + " | ".join(line) + " |" for line in lines)
     text = [f"# {table.title}: altered images", "", CAPTION, "", header, "|" + " --- |" * len(lines[0]), *rest]
@@ -71,12 +79,16 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
 CAPTION = (
     "Balanced accuracy (the mean of the accuracies on arrows that point at the circle and on those that do not) on "
     "test images as given and altered. The altered geometry gives the label; without the circle it is the one before. "
-    "Mean over n runs ± Student's 90% t interval. `scripts/probe_arrow.py` makes the scores."
+    "Mean over n runs ± Student's 90% t interval. All runs see the same images, so the interval leaves out that other "
+    f"images give other scores; none is shown where a label has fewer than {FEWEST}. `scripts/probe_arrow.py` makes "
+    "the scores."
 )
 
 
-def _probes(probed: dict[str, list[Rows]]) -> list[str]:
-    return list(dict.fromkeys(row["probe"] for row in next(iter(probed.values()))[0]))
+def _counts(row: dict[str, Any]) -> tuple[int, int]:
+    """How many images have an arrow that points at the circle, and how many one that does not."""
+    at = round(row["images"] * (row["labelled_at"] or 0))
+    return at, row["images"] - at
 
 
 def _interval(values: Sequence[float]) -> str:

@@ -211,6 +211,7 @@ def test_dropout_is_drawn_in_training_passes_only():
         (dict(kind="lstm", refinements=2), "model.refinements=2: only model.kind=pr_lstm or pr_rnn"),
         (dict(refinements=-1), "model.refinements=-1"),
         (dict(kind="transformer", dim=60), "model.dim=60"),
+        (dict(kind="transformer", heads=0), "model.heads=0"),
         (dict(depth=2), "model.depth=2: only model.kind=transformer"),
         (dict(kind="transformer", dropout=1.0), "model.dropout=1.0"),
     ],

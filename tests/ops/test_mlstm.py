@@ -45,6 +45,13 @@ def test_gates_that_close_for_good_have_finite_gradients(operator):
     assert all(jnp.isfinite(gradient).all() for gradient in gradients.values())
 
 
+@pytest.mark.parametrize("gate", [-1e3, -1e6, -1e30])
+def test_what_follows_a_token_that_forgets_all_is_as_exact_as_steps(gate):
+    arguments, cotangent = jax.tree.map(lambda array: array[:1], draw(40))
+    arguments["f"] = arguments["f"].at[:, 9].set(gate)
+    check(chunkwise, recurrent, arguments, cotangent, 1e-4)
+
+
 def test_bfloat16_inputs():
     check_bfloat16(chunkwise, recurrent, *draw(7), 2e-2)
 

@@ -41,7 +41,7 @@ def draw_delta_rule(length, dtype):
     return as_arrays(dtype, dict(q=q, k=k, v=v, log_alpha=log_alpha, beta=beta), cotangent)
 
 
-def draw_tracking(length, dtype, sizes=(2, 1, 2, 2, 3)):
+def draw_tracking(length, dtype, sizes=(2, 4, 2, 5, 3)):
     """Eigenvalues of the transitions are -1, 0 and 1 in the second entry."""
     rng, (j_o, j_q, j_k, j_v, j_t) = np.random.default_rng(0), sizes
     normal = lambda *shape: rng.normal(size=(2, length, *shape))  # noqa: E731
@@ -181,10 +181,10 @@ def test_tracking_with_scalars_is_plstm1d(x64):
         (
             plstm1d_tracking,
             {"source": jnp.zeros((2, 7, 3, 2, 1))},
-            r"source must .*J_T, J_K, J_V\] = \(2, 7, 3, 2, 2\)",
+            r"source must .*J_T, J_K, J_V\] = \(2, 7, 3, 2, 5\)",
         ),
-        (plstm1d_tracking, {"mark": jnp.zeros((2, 7, 2, 1, 2))}, r"mark must .*J_O, J_Q, J_T\] = \(2, 7, 2, 1, 3\)"),
-        (plstm1d_tracking, {"direct": jnp.zeros((2, 7, 1, 1, 2, 2))}, r"direct must .*= \(2, 7, 2, 1, 2, 2\)"),
+        (plstm1d_tracking, {"mark": jnp.zeros((2, 7, 2, 4, 2))}, r"mark must .*J_O, J_Q, J_T\] = \(2, 7, 2, 4, 3\)"),
+        (plstm1d_tracking, {"direct": jnp.zeros((2, 7, 1, 1, 2, 2))}, r"direct must .*= \(2, 7, 2, 4, 2, 5\)"),
     ],
 )
 def test_wrong_arguments_are_named(operator, change, message):

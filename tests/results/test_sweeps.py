@@ -305,6 +305,35 @@ def test_a_job_waits_for_a_running_one_that_makes_what_it_needs(graphs, tmp_path
     assert [job.runs[0].row.name for job in done] == ["GAT", "GCN"] and failures[0].endswith("data.fold=0: not yet")
 
 
+def test_jobs_behind_one_that_waits_are_started(graphs, tmp_path):
+    (tmp_path / "train.py").write_text(WAIT_FOR_EACH_OTHER)
+    runs = [folds_of(graphs, f"graphs/{name}")[0] for name in ("gat", "lstm", "gin")]
+    done = []
+
+    def overrides(job):
+        if job.runs[0].row.name == "LSTM GNN":
+            raise UserError("not yet")
+        return []
+
+    run_table.execute(sweeps.jobs(graphs, runs), overrides, tmp_path, done.append, [run_table.ONE_THREAD] * 2)
+    assert sorted(job.runs[0].row.name for job in done) == ["GAT", "GIN"]  # which wait for each other
+
+
+def test_processes_are_stopped_where_a_table_cannot_be_written(graphs, tmp_path):
+    code = "import signal, sys, time; signal.signal(signal.SIGINT, lambda *_: (open('saved', 'w'), sys.exit(130)))"
+    wait = "open('ready', 'w'); time.sleep(0 if 'experiment=graphs/gat' in sys.argv else 60)"
+    first = "\nwhile 'experiment=graphs/gat' in sys.argv and not os.path.exists('ready'): time.sleep(0.01)\n"
+    (tmp_path / "train.py").write_text(f"import os; {code}{first}{wait}")
+    runs = [folds_of(graphs, f"graphs/{name}")[0] for name in ("gat", "gin")]
+
+    def disk_full(job):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        run_table.execute(sweeps.jobs(graphs, runs), lambda job: [], tmp_path, disk_full, [{}, {}])
+    assert (tmp_path / "saved").exists()
+
+
 def test_jobs_run_side_by_side_a_thread_each(graphs, tmp_path):
     (tmp_path / "train.py").write_text(WAIT_FOR_EACH_OTHER)
     runs = [run for name in ("gat", "gcn", "gin") for run in folds_of(graphs, f"graphs/{name}")[:2]]
