@@ -9,6 +9,8 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 # Many containers set it. Each start would then compile all that it imports, which takes as long as importing it.
 unexport PYTHONDONTWRITEBYTECODE
 comma := ,
+# Optional packages; those of the last `make setup` are installed again when the lock changes.
+EXTRA ?= $(shell cat $(VENV)/.extra 2>/dev/null)
 # Two test processes, each file in one of them: most of the time is compilation, which uses one core.
 TEST_PROCESSES ?= --numprocesses=2 --dist=loadfile
 
@@ -34,6 +36,7 @@ $(READY): requirements.lock pyproject.toml
 	@echo "Installing the pinned dependencies into $(VENV): a minute or two, the first time"
 	@$(VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
 	  --constraint requirements.lock --editable ".[test$(if $(EXTRA),$(comma)$(EXTRA))]"
+	@echo "$(EXTRA)" > $(VENV)/.extra
 	@touch $(VENV)/.ready-- $@
 
 .PHONY: help

@@ -185,6 +185,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
 
     def save() -> None:
         """Keeps a checkpoint; only that of the best step has a score."""
+        interrupt.save_before_leaving()
         check_finite(state, averager, checkpoints)
         info["wall_seconds"] = seconds_before + time.monotonic() - session_start
         info.update(averager=averager.state(), metrics=[*metrics.lines])  # a copy, as it is written later

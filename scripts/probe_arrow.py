@@ -25,7 +25,7 @@ from data.arrow_pointing.geometry import KAPPA, Arrow, Canvas, render
 from data.files import check_writable
 from data.loading import PackedSplit, pack
 from plstm.config import Config, run_name
-from plstm.errors import UserError, run_script
+from plstm.errors import UserError, first_line, run_script
 from plstm.results.definitions import load_table
 from plstm.results.probes import GIVEN
 from plstm.results.records import read_records
@@ -35,7 +35,15 @@ from plstm.runs.weights import from_checkpoint
 from plstm.tasks import TASKS
 from plstm.training.steps import make_predict
 from scripts.common import ROOT, Parser, machine_folder, positive, write_results
-from scripts.shortcut_baselines import NO_LABEL, by_distance, distances, draw_geometries, score, training_reach
+from scripts.shortcut_baselines import (
+    NO_LABEL,
+    by_distance,
+    check_size,
+    distances,
+    draw_geometries,
+    score,
+    training_reach,
+)
 
 SHOWN = ("accuracy", "balanced_accuracy", "answered_at", "labelled_at")
 
@@ -101,9 +109,16 @@ def probe(run: str, options: argparse.Namespace) -> None:
     training, law, rows = Canvas(config.data.size, config.data.scale), config.data.law, []
     reach = training_reach(training, options.count, law)
     whole = {training.size, 2 * training.size}
+    sizes = sorted(whole.union(options.sizes))
+    for size in sizes:
+        canvas = check_size(size, training.scale)
+        try:
+            answer(draw_geometries(canvas, training, 1, law), canvas)
+        except ValueError as error:  # of the model, for instance for a side that patches do not divide
+            raise UserError(f"--sizes {size}: {first_line(error)}") from error
     print(f"{run_name(config)} ({folder.name})")
     print("".join(f"{title:>18}" for title in ("canvas_pixels", "images", *SHOWN)), " probe")
-    for size, (name, alter) in itertools.product(sorted(whole.union(options.sizes)), PROBES.items()):
+    for size, (name, alter) in itertools.product(sizes, PROBES.items()):
         if name != GIVEN and size not in whole:
             continue
         canvas = Canvas(size, training.scale)

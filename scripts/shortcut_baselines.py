@@ -32,7 +32,7 @@ from data.arrow_pointing.geometry import (
     sample_parameters,
     strokes,
 )
-from plstm.errors import run_script
+from plstm.errors import UserError, run_script
 from scripts.common import ROOT, Parser, positive, write_results
 
 SHORTCUTS = {  # name: the quantities seen and their bins
@@ -156,6 +156,14 @@ def score(answers: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     return {"images": len(right), **shares, "balanced_accuracy": None if None in kinds else sum(kinds) / 2}
 
 
+def check_size(size: int, scale: float) -> Canvas:
+    """The canvas of one of `--sizes`; UserError where the objects do not fit."""
+    try:
+        return Canvas(size, scale)
+    except UserError as error:
+        raise UserError(str(error).replace(f"data.size={size}", f"--sizes {size}")) from error
+
+
 def distances(arrows: Arrow) -> np.ndarray:
     """Pixels between the centres of arrow and circle [n]."""
     return np.hypot(arrows.cx - arrows.ax, arrows.cy - arrows.ay)
@@ -201,9 +209,13 @@ def main() -> None:
         "--sizes", type=positive, nargs="*", default=[], help="canvases in pixels, for accuracy by size"
     )
     parser.add_argument("--count", type=positive, default=10_240, help="images of each of these")
-    parser.add_argument("--out", type=Path, help="the file to write (default: results/baselines/arrow-<size>.json)")
+    parser.add_argument(
+        "--out", type=Path, help="the file to write (default: results/baselines/arrow-[balanced-]<size>.json)"
+    )
     options = parser.parse_args()
     canvas = Canvas(options.size, options.scale)
+    for size in options.sizes:
+        check_size(size, options.scale)
     answers = fit(canvas, options.samples, SEED, options.law)
     rows = measure(canvas, answers, law=options.law)
     sizes = measure_sizes(canvas, answers, options.sizes, options.count, options.law)

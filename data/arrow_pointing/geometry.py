@@ -213,6 +213,8 @@ class ArrowVariant:
             raise UserError(f"data.law={self.law}: choose one of {', '.join(LAWS)}")
         if self.train_seed < 0:
             raise UserError(f"data.train_seed={self.train_seed}: must be 0 or more; the paper's are 43 to 47")
+        if self.train_seed in {split.seed for split in SPLITS.values()}:
+            raise UserError(f"data.train_seed={self.train_seed}: gives images of an evaluation split; take another")
         for key in ("train_images", "eval_images"):
             count = getattr(self, key)
             if count is not None and count < 1:

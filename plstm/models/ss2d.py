@@ -78,7 +78,7 @@ class SS2D(nnx.Module):
 
     def __init__(self, dim: int, states: int, gated: bool, *, dtype, rngs: nnx.Rngs, rank: int | None = None):
         inner, rank = 2 * dim, rank or -(-dim // 16)
-        self.splits, self.gated, self.dtype = (rank, rank + states), gated, dtype
+        self.splits, self.gated = (rank, rank + states), gated
         project = partial(linear, use_bias=False, kernel_init=NORMAL, dtype=dtype, rngs=rngs)
         draw = lambda bound, *shape: nnx.Param(uniform_within(bound)(rngs.params(), shape))  # noqa: E731
         self.enter, self.out = project(dim, inner * (1 + gated)), project(inner, dim)

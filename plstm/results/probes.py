@@ -41,8 +41,8 @@ def points_by_size(rows: Rows) -> list[tuple[float, float]]:
 
 def points_by_distance(rows: Rows) -> list[tuple[float, float]]:
     """(middle of a band of distances, accuracy) of unaltered images on twice the training canvas."""
-    sizes = [row["canvas_pixels"] for row in _given(rows)]
-    bands = [band for row in _given(rows) if row["canvas_pixels"] == 2 * min(sizes) for band in row["by_distance"]]
+    twice = 2 * min(row["canvas_pixels"] for row in _given(rows))
+    bands = [band for row in _given(rows) if row["canvas_pixels"] == twice for band in row.get("by_distance", ())]
     middle = lambda band: (band["from_pixels"] + band["to_pixels"]) / 2  # noqa: E731
     return [(middle(band), band["accuracy"]) for band in bands if band["images"] >= FEWEST]
 
@@ -56,16 +56,18 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
     probed = {cell.row.name: found for cell in cells if (found := read_probes(cell.runs, results_dir))}
     if not probed:
         return {}
-    rows = next(iter(probed.values()))[0]  # all runs see the same images
-    small = min(size for size, _ in points_by_size(rows))
-    counts = {(row["canvas_pixels"], row["probe"]): _counts(row) for row in rows}
+    counts, *others = (_counts(rows) for runs in probed.values() for rows in runs)
+    if any(other != counts for other in others):
+        words = f"runs of table {table.name} were probed on different images; probe them again with the same --count"
+        raise UserError(f"{results_dir / 'probes'}: {words}")
+    sizes = sorted({size for size, _ in counts})
     names = list(dict.fromkeys(name for (_, name), count in counts.items() if min(count) >= FEWEST))
     lines = [["Model", "n", "Canvas", *names]]
-    for size in (small, 2 * small):
+    for size in sizes:
         of_size = [counts[size, name] for name in names]
         lines.append(["images: points at it / not", "", str(size), *(f"{at:,} / {past:,}" for at, past in of_size)])
     for model, runs in probed.items():
-        for size in (small, 2 * small):
+        for size in sizes:
             scores = [{row["probe"]: row for row in rows if row["canvas_pixels"] == size} for rows in runs]
             values = ([score[name]["balanced_accuracy"] for score in scores] for name in names)
             shown = (min(counts[size, name]) >= FEWEST for name in names)
@@ -85,10 +87,12 @@ CAPTION = (
 )
 
 
-def _counts(row: dict[str, Any]) -> tuple[int, int]:
-    """How many images have an arrow that points at the circle, and how many one that does not."""
-    at = round(row["images"] * (row["labelled_at"] or 0))
-    return at, row["images"] - at
+def _counts(rows: Rows) -> dict[tuple[int, str], tuple[int, int]]:
+    """By canvas, of those with altered images, and alteration: images that point at the circle, and that do not."""
+    sizes = {row["canvas_pixels"] for row in rows if row["probe"] != GIVEN}
+    at = lambda row: round(row["images"] * (row["labelled_at"] or 0))  # noqa: E731
+    both = [row for row in rows if row["canvas_pixels"] in sizes]
+    return {(row["canvas_pixels"], row["probe"]): (at(row), row["images"] - at(row)) for row in both}
 
 
 def _interval(values: Sequence[float]) -> str:

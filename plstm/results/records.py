@@ -204,7 +204,7 @@ def record_problems(record: Record, results_dir: str | Path) -> list[str]:
     for at, step, splits in (("last", record.steps, record.metrics["last"]), ("best", best["step"], best)):
         for name, metrics in splits.items():
             for metric, value in metrics.items() if name != "step" else ():
-                kept = curve.get((step, name, metric), value)
+                kept = curve.get((step, name, metric), None if metric == PRIMARY_METRIC else value)
                 # A curve keeps values as they are, to six significant digits, or formerly to four decimals.
                 written = () if value is None else (float(f"{value:.{CURVE_DIGITS}g}"), round(value, 4))
                 if kept not in (value, *written):

@@ -24,6 +24,8 @@ from plstm.training.optimizers import build_optimizer, epoch_schedule, learning_
 from plstm.training.progress import MetricAverager
 from plstm.training.steps import GUARDED, TrainState, make_predict, make_train_step
 
+MAX_STEPS = 2**31 - 1  # counted in 32 bits
+
 
 class Plan(NamedTuple):
     """Steps of the run, of an epoch and of the warm-up; steps between log lines, evaluations and checkpoints."""
@@ -43,6 +45,8 @@ class Plan(NamedTuple):
         if not per_epoch:
             have = f"{task.train_examples:,} training {task.unit}"
             raise UserError(f"optim.batch_size={optim.batch_size}: more than the {have}")
+        if optim.epochs * per_epoch > MAX_STEPS:
+            raise UserError(f"optim.epochs={optim.epochs:g}: more than {MAX_STEPS:,} steps of {per_epoch:,} an epoch")
         return cls(
             max(round(optim.epochs * per_epoch), 1),
             per_epoch,

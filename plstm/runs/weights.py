@@ -25,8 +25,9 @@ from flax import nnx
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, Field, Json, NonNegativeInt, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
+from data.files import write_file
 from plstm.config import Config, from_file, portable_config, run_id
 from plstm.errors import UserError, first_line, first_problem
 from plstm.models import build_model, named_variables
@@ -121,9 +122,8 @@ def save_safetensors(model: Any, path: str | os.PathLike) -> None:
     tensors = {name: np.ascontiguousarray(leaf[...], np.float32) for name, leaf in named.items()}
     metadata["sha256"] = _digest(tensors)
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, path, metadata)
-    except (OSError, SafetensorError) as error:
+        write_file(Path(path), save(tensors, metadata))
+    except OSError as error:
         raise UserError(f"{path}: cannot be written ({first_line(error)})") from error
 
 

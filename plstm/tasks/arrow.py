@@ -48,6 +48,8 @@ class ArrowTask(VisionTask):
     def check(cls, config: RunConfig) -> None:
         super().check(config)
         _ = cls(config)._variant  # refuses what cannot be drawn
+        if isinstance(config.model, VisionConfig):
+            replace(config.model, image_size=2 * config.data.size).check()  # refuses what the large images do not fit
 
     def describe_data(self) -> str:
         data = self.config.data

@@ -61,6 +61,7 @@ class Checkpoints:
         handlers = {"state": ocp.StandardCheckpointHandler(), "info": ocp.JsonCheckpointHandler()}
         try:
             if not read_only and is_main():
+                self._bring_back()
                 self._set_damaged_aside(say)
             from_main(0)  # the other processes look at the folder after that
             self._manager = ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
@@ -89,6 +90,12 @@ class Checkpoints:
             time.sleep(1)
             self._manager.reload()
 
+    def _bring_back(self) -> None:
+        """Undoes the removal of a step that was to be written anew, where a kill came in between."""
+        for path in _steps(self.folder / DELETED):
+            if not (self.folder / path.name).exists():
+                path.rename(self.folder / path.name)
+
     def _set_damaged_aside(self, say: Callable[[str], None]) -> None:
         for path in _steps(self.folder):
             if damage := _damage(path) or self._mismatch(path):
@@ -110,9 +117,9 @@ class Checkpoints:
         """Starts to save a tree of arrays and JSON; UserError says that an earlier checkpoint could not be written."""
         self.wait()
         with self._writing():
-            if step in self._manager.all_steps():
-                self._manager.delete(step)
             self._empty_deleted()
+            if step in self._manager.all_steps():
+                self._manager.delete(step)  # into the folder just emptied, until the new one is there
             info = {**info, "run": self.run, "step": step}
             args = ocp.args.Composite(state=ocp.args.StandardSave(state), info=ocp.args.JsonSave(info))
             self._manager.save(step, args=args, metrics={"score": float(score)})

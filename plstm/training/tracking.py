@@ -72,17 +72,23 @@ class Tracker:
     def __init__(self, mode: str, **arguments: Any):
         """Starts or continues a run; `arguments` of `wandb.init` with "id" and "dir". UserError for an unknown mode."""
         mode = choose_mode(mode)
-        self._ended = mode == "disabled"
+        self._ended, self._is_online = mode == "disabled", mode == "online"
         self._run = self._try("start", lambda: _start_client(mode, **arguments))
 
     def log(self, line: Mapping) -> None:
         """Logs a line of `metrics.jsonl`, as {"train/loss": 0.61, ..., "epoch": 0.26}; steps must not decrease."""
         values = {name: line[name] for name in line if name not in ("step", "epoch", "split", "count")}
         row = {f"{line['split']}/{name}": value for name, value in values.items() if value is not None}
-        self._try("log", lambda: self._run.log(row | {"epoch": line["epoch"]}, step=line["step"]))
+        self._log(lambda: row | {"epoch": line["epoch"]}, line["step"])
 
     def image(self, name: str, path: str | Path, step: int) -> None:
-        self._try("log", lambda: self._run.log({name: _client().Image(str(path))}, step=step))
+        self._log(lambda: {name: _client().Image(str(path))}, step)
+
+    def _log(self, make_row: Callable[[], dict], step: int) -> None:
+        # A server drops rows of steps that it has had, and a resumed run may log some again: there W&B counts rows, and
+        # "step" is the axis of its charts. Offline it counts from 0 at each start.
+        counted = {} if self._is_online else {"step": step}
+        self._try("log", lambda: self._run.log(make_row() | {"step": step}, **counted))
 
     def summary(self, values: Mapping[str, object]) -> None:
         self._try("log", lambda: self._run.summary.update(dict(values)))
@@ -149,6 +155,7 @@ def _start_client(mode: str, **arguments):
     folder.mkdir(parents=True, exist_ok=True)  # without it, the client writes to the system's temporary folder
     wandb.setup(settings=settings)
     run = wandb.init(settings=settings, mode=mode, resume="allow", **arguments)
+    run.define_metric("*", step_metric="step")
     if mode == "offline":
         files = f"{shlex.quote(f'{folder}/offline-run-')}*-{arguments['id']}"
         print(f"W&B: offline; upload with: wandb sync {files}", file=sys.stderr, flush=True)

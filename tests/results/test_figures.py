@@ -150,6 +150,9 @@ def test_probes_are_drawn_by_size_and_by_distance_and_tabulated(arrow, add, tmp_
     assert "| pLSTM | 2 | 48 | 0.910 ± 0.063 | 0.810 ± 0.063 |" in table
     assert "| pLSTM | 2 | 96 | 0.710 ± 0.063 | – |" in table and "mirrored" not in table  # too few images
     assert "| images: points at it / not |  | 96 | 500 / 500 | 49 / 951 |" in table
+    path.write_text(path.read_text().replace('"images": 1000', '"images": 100', 1))
+    with pytest.raises(UserError, match="runs of table arrow were probed on different images"):
+        render_table(arrow, read_records(tmp_path), tmp_path)
     path.write_text("half a fi")
     with pytest.raises(UserError, match=f"{path}: not a file of scores"):
         drawn(arrow, tmp_path)

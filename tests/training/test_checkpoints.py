@@ -227,6 +227,20 @@ def test_a_clock_that_jumps_is_not_taken_for_a_full_disk(folder, tmp_path, monke
         checkpoints.wait()
 
 
+def test_a_step_that_a_kill_kept_from_being_written_anew_is_still_there(folder, tmp_path, monkeypatch):
+    copy = shutil.copytree(folder, tmp_path / "checkpoints")
+    killed = Checkpoints(copy, RUN)
+    monkeypatch.setattr(killed._manager, "save", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        killed.save(40, draw_state(2), {}, 1.0)
+    assert not (copy / "40").exists()
+    checkpoints = Checkpoints(copy, RUN)
+    assert (checkpoints.last_step(), checkpoints.best_step()) == (40, 10)
+    assert_equal(checkpoints.restore(40, draw_state(1))[0], draw_state(40))
+    checkpoints.close()
+    assert {path.name for path in copy.iterdir() if path.is_dir()} == {"10", "30", "40"}
+
+
 def test_a_step_damaged_again_replaces_the_one_set_aside(folder, tmp_path):
     copy, said = tmp_path / "checkpoints", []
     for _ in range(2):

@@ -166,6 +166,15 @@ def test_first_failure_is_said_once_and_ends_the_calls(tmp_path, monkeypatch, ca
     assert capsys.readouterr().err == "W&B: could not log (RuntimeError: first line); training continues\n"
 
 
+@pytest.mark.parametrize(("mode", "counted"), [("online", {}), ("offline", {"step": 24})])
+def test_online_no_row_is_logged_at_a_step_that_the_server_may_have_had(tmp_path, monkeypatch, mode, counted):
+    run = Mock()
+    monkeypatch.setattr(tracking, "_start_client", lambda mode, **_: run)
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    Tracker(mode, dir=tmp_path, **RUN).log({"step": 24, "epoch": 2.0, "split": "val", "loss": 1.0})
+    run.log.assert_called_once_with({"val/loss": 1.0, "epoch": 2.0, "step": 24}, **counted)
+
+
 @pytest.mark.parametrize(
     ("mode", "environment", "netrc", "started"),
     [
