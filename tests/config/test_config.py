@@ -187,7 +187,6 @@ BAD_VALUES = {
         *(("data.crop_ratio", ratio, "from 0.1 to 1") for ratio in (0.0, 1.1)),
         ("data.max_corrupt", 1.5, r"in \[0, 1\]"),
         ("optim.batch_size", 65_536, "more than the .* training images"),
-        ("optim.epochs", 1e10, "more than 2,147,483,647 steps"),
         ("optim.loss", "hinge", "cross_entropy, binary_cross_entropy"),
         ("loop.eval_splits", ["val_ext"], "train, val, test"),
         ("augment.mixup", -1.0, "at least 0"),

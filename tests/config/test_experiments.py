@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from plstm.config import Config, from_file, identity, plain_config, run_id, to_config
+from plstm.errors import UserError
 from plstm.results.definitions import WORDS, load_table
 from plstm.results.records import read_records
 from plstm.runs.cli import CONFIGS
@@ -165,6 +166,11 @@ def start_of(name: str) -> list[str]:
 def steps_of(config: Config) -> tuple[int, int]:
     plan = Plan.of(config, TASKS[config.task](config))
     return plan.steps, plan.warmup_steps
+
+
+def test_more_steps_than_a_run_can_count_are_refused(composed):
+    with pytest.raises(UserError, match=r"optim.epochs=1e\+07: more than 2,147,483,647 steps of 781 an epoch"):
+        steps_of(to_config(composed("experiment=reduced/plstm", "optim.epochs=1e7")))
 
 
 def parameters(config: Config) -> int:
