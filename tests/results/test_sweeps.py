@@ -183,7 +183,7 @@ def test_runs_what_is_missing_and_goes_on_after_a_failure(project, tmp_path):
 
 @pytest.mark.slow
 def test_fine_tuning_starts_from_the_table_s_pretraining(project, tmp_path):
-    command = project("imagenet-reduced", TRAIN.format(root=str(ROOT), table="imagenet-reduced"))
+    command = project("imagenet-reduced", TRAIN.format(root=str(ROOT), table="imagenet-reduced"), "--processes", "1")
     (tmp_path / "fails").write_text("reduced/imagenet_vit")
     done = subprocess.run(**command)
     first, second = "reduced/imagenet_plstm", "reduced/imagenet_plstm_finetune"
