@@ -1,12 +1,14 @@
 """Altered images: the geometry's label is the data's own, and each alteration changes what it says it does."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from data.arrow_pointing.geometry import LAWS, Arrow, ArrowVariant, Canvas, render, sample_parameters
+from plstm.errors import UserError
 from plstm.runs.programs import compose_experiment
 from plstm.tasks import TASKS
 from scripts import probe_arrow
@@ -81,11 +83,31 @@ def test_bands_of_distance_hold_every_image_once(arrows):
     assert sum(row["images"] for row in rows[2:]) == far.sum()
 
 
-def test_a_model_with_statistics_answers_on_a_canvas_larger_than_that_of_its_training(arrows, monkeypatch):
-    config = compose_experiment("reduced/efficientnet", "optim.batch_size=3")
-    monkeypatch.setattr(probe_arrow, "find_run", lambda run, runs: runs)
-    monkeypatch.setattr(probe_arrow, "load_config", lambda folder: config)
-    monkeypatch.setattr(probe_arrow, "from_checkpoint", lambda _: TASKS["arrow"](config).build_model(jax.random.key(0)))
+@pytest.fixture
+def untrained(monkeypatch):
+    """Function of an experiment: any run that is looked for is one of it that has not been trained."""
+
+    def use(experiment: str) -> None:
+        config = compose_experiment(experiment, "optim.batch_size=3")
+        build = TASKS["arrow"](config).build_model
+        monkeypatch.setattr(probe_arrow, "find_run", lambda run, runs: runs)
+        monkeypatch.setattr(probe_arrow, "load_config", lambda folder: config)
+        monkeypatch.setattr(probe_arrow, "from_checkpoint", lambda _: build(jax.random.key(0)))
+
+    return use
+
+
+@pytest.mark.parametrize("size", [44, 50])  # too small for the objects; no multiple of a patch
+def test_a_size_that_cannot_be_is_refused_before_any_is_probed(untrained, tmp_path, size):
+    untrained("reduced/vit")
+    options = SimpleNamespace(runs=Path(), results=tmp_path, out=None, count=5, sizes=[size])
+    with pytest.raises(UserError, match=f"^--sizes {size}: "):
+        probe_arrow.probe("a run", options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_with_statistics_answers_on_a_canvas_larger_than_that_of_its_training(arrows, untrained):
+    untrained("reduced/efficientnet")
     *_, answer = probe_arrow.load_answer("a run", Path())
     answers = answer(Arrow(*(value[:5] for value in arrows)), Canvas(64, 0.25))
     assert answers.shape == (5,) and set(answers.tolist()) <= {0, 1}
