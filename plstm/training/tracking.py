@@ -85,8 +85,8 @@ class Tracker:
         self._log(lambda: {name: _client().Image(str(path))}, step)
 
     def _log(self, make_row: Callable[[], dict], step: int) -> None:
-        # A server drops rows of steps that it has had, and a resumed run may log some again: online W&B counts rows, and
-        # "step" is the axis of its charts. Offline, where each start would count from 0, the step is the count, too.
+        # A server drops rows of steps that it has had, and a resumed run may log some again: online W&B counts rows,
+        # and "step" is the axis of its charts. Offline, where each start would count from 0, the step is the count.
         counted = {} if self._is_online else {"step": step}
         self._try("log", lambda: self._run.log(make_row() | {"step": step}, **counted))
 
