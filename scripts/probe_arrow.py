@@ -109,25 +109,23 @@ def probe(run: str, options: argparse.Namespace) -> None:
     training, law, rows = Canvas(config.data.size, config.data.scale), config.data.law, []
     reach = training_reach(training, options.count, law)
     whole = {training.size, 2 * training.size}
-    sizes = sorted(whole.union(options.sizes))
-    for size in sizes:
-        canvas = check_size(size, training.scale)
+    canvases = [check_size(size, training.scale) for size in sorted(whole.union(options.sizes))]
+    for canvas in canvases:
         try:
             answer(draw_geometries(canvas, training, 1, law), canvas)
         except ValueError as error:  # of the model, for instance for a side that patches do not divide
-            raise UserError(f"--sizes {size}: {first_line(error)}") from error
+            raise UserError(f"--sizes {canvas.size}: {first_line(error)}") from error
     print(f"{run_name(config)} ({folder.name})")
     print("".join(f"{title:>18}" for title in ("canvas_pixels", "images", *SHOWN)), " probe")
-    for size, (name, alter) in itertools.product(sizes, PROBES.items()):
-        if name != GIVEN and size not in whole:
+    for canvas, (name, alter) in itertools.product(canvases, PROBES.items()):
+        if name != GIVEN and canvas.size not in whole:
             continue
-        canvas = Canvas(size, training.scale)
         arrows = alter(draw_geometries(canvas, training, options.count, law), canvas)
         answers = answer(arrows, canvas)
-        row = {"canvas_pixels": size, "probe": name, **score(answers, arrows.label)}
+        row = {"canvas_pixels": canvas.size, "probe": name, **score(answers, arrows.label)}
         rows.append(row | ({"by_distance": by_distance(answers, arrows, reach)} if name == GIVEN else {}))
         scores = "".join(f"{'-' if row[key] is None else format(row[key], '.3f'):>18}" for key in SHOWN)
-        print(f"{size:18}{row['images']:18,}{scores}  {name}", flush=True)
+        print(f"{canvas.size:18}{row['images']:18,}{scores}  {name}", flush=True)
     path = options.out or options.results / "probes" / f"{folder.name}.json"
     write_results(path, {"count": options.count, "run": folder.name, "name": run_name(config), "rows": rows})
     print(f"Written to {path}")

@@ -201,15 +201,20 @@ def execute(
                         raise UserError(f"exit status {child.returncode}")
                     after_job(job)
     except BaseException:
-        while running:  # SIGINT, and again where the user sends it again, until all have ended
-            for child in running:
-                child.send_signal(signal.SIGINT)
-            with contextlib.suppress(KeyboardInterrupt):
-                for child in list(running):
-                    child.wait()
-                    del running[child]
+        _stop(list(running))
         raise
     return failures
+
+
+def _stop(children: list[subprocess.Popen]) -> None:
+    """Sends SIGINT, and again where the user sends it again, until all have ended."""
+    while children:
+        for child in children:
+            child.send_signal(signal.SIGINT)
+        with contextlib.suppress(KeyboardInterrupt):
+            while children:
+                children[0].wait()
+                children.pop(0)
 
 
 @contextlib.contextmanager

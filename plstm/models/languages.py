@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 
 import jax
 from flax import nnx
@@ -39,17 +40,18 @@ class LanguageConfig:
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
         sizes = ("dim", "memory_width", "memory_cells", "write_hidden", "depth", "heads", "mlp_ratio")
-        rules = [*one_of(self, kind=KINDS), *positive(self, *sizes)]
-        rules.append(("refinements", 0 <= self.refinements <= 16, "must be from 0 to 16"))
+        check = partial(require, self, prefix="model.")
+        check(*one_of(self, kind=KINDS), *positive(self, *sizes))
+        rules = [("refinements", 0 <= self.refinements <= 16, "must be from 0 to 16")]
         rules.append(("dropout", 0 <= self.dropout < 1, "must be in [0, 1)"))
-        divides = self.kind != "transformer" or self.dim % max(self.heads, 1) == self.dim % 2 == 0
+        divides = self.kind != "transformer" or self.dim % self.heads == self.dim % 2 == 0
         rules.append(("dim", divides, f"must be even and a multiple of model.heads={self.heads}"))
         for field in fields(self):
             owners, is_default = OWN.get(field.name, KINDS), getattr(self, field.name) == field.default
             rules.append(
                 (field.name, is_default or self.kind in owners, f"only model.kind={' or '.join(owners)} has it")
             )
-        require(self, *rules, prefix="model.")
+        check(*rules)
 
 
 class LanguageModel(nnx.Module):

@@ -12,7 +12,7 @@ from plstm.results.sweeps import Cell, t_interval
 
 Rows = list[dict[str, Any]]  # a canvas size and an alteration (of baselines: a name) each, with its scores
 GIVEN = "as given"
-FEWEST = 50  # images that a shown score rests on: of a band of distances, or of the label that fewer have
+FEWEST = 50  # images, of a band of distances or of the rarer label: a score of fewer is not shown
 
 
 def read_probes(runs: Sequence[Record], results_dir: Path) -> list[Rows]:
@@ -69,9 +69,12 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
     for model, runs in probed.items():
         for size in sizes:
             scores = [{row["probe"]: row for row in rows if row["canvas_pixels"] == size} for rows in runs]
-            values = ([score[name]["balanced_accuracy"] for score in scores] for name in names)
-            shown = (min(counts[size, name]) >= FEWEST for name in names)
-            texts = [_interval(each) if enough else "–" for each, enough in zip(values, shown, strict=True)]
+            texts = [
+                _interval([score[name]["balanced_accuracy"] for score in scores])
+                if min(counts[size, name]) >= FEWEST
+                else "–"
+                for name in names
+            ]
             lines.append([model, str(len(runs)), str(size), *texts])
     header, *rest = ("| " + " | ".join(line) + " |" for line in lines)
     text = [f"# {table.title}: altered images", "", CAPTION, "", header, "|" + " --- |" * len(lines[0]), *rest]
@@ -81,14 +84,14 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
 CAPTION = (
     "Balanced accuracy (the mean of the accuracies on arrows that point at the circle and on those that do not) on "
     "test images as given and altered. The altered geometry gives the label; without the circle it is the one before. "
-    "Mean over n runs ± Student's 90% t interval. All runs see the same images, so the interval leaves out that other "
-    f"images give other scores; none is shown where a label has fewer than {FEWEST}. `scripts/probe_arrow.py` makes "
-    "the scores."
+    "Mean over n runs ± Student's 90% t interval. All runs see the same images, whose sampling error the "
+    f"interval does not include; no score is shown where a label has fewer than {FEWEST} images. "
+    "`scripts/probe_arrow.py` makes the scores."
 )
 
 
 def _counts(rows: Rows) -> dict[tuple[int, str], tuple[int, int]]:
-    """By canvas, of those with altered images, and alteration: images that point at the circle, and that do not."""
+    """{(canvas, alteration): (images whose arrow points at the circle, others)}, of canvases with altered images."""
     sizes = {row["canvas_pixels"] for row in rows if row["probe"] != GIVEN}
     at = lambda row: round(row["images"] * (row["labelled_at"] or 0))  # noqa: E731
     both = [row for row in rows if row["canvas_pixels"] in sizes]
