@@ -34,6 +34,7 @@ def main(node: DictConfig) -> None:
 
 
 def print_metrics(options: EvalConfig) -> None:
+    """A line of metrics a split; with figures=true also the pictures' paths. Raises UserError naming the wrong key."""
     source = choose_source(options)
     config = config_of(source, options.paths.runs)
     typed = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
@@ -63,6 +64,7 @@ def print_metrics(options: EvalConfig) -> None:
 
 
 def choose_source(options: EvalConfig) -> str:
+    """The run's folder or id, or the weights' file. Raises UserError where not just one of them is given."""
     if options.checkpoint not in ("last", "best"):
         raise UserError(f"checkpoint={options.checkpoint}: choose one of last, best")
     if (options.run is None) == (options.weights is None):
@@ -100,6 +102,7 @@ def choose_task(config: Config, options: EvalConfig) -> Task:
 
 
 def choose_splits(task: Task, options: EvalConfig) -> dict[str, Split]:
+    """The splits to evaluate, by name: the folder's pictures, the split asked for, or those at a run's end."""
     data = options.data
     if data.folder:
         if data.max_corrupt is not None and not 0 <= data.max_corrupt <= 1:

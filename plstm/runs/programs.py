@@ -40,6 +40,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, config: Config, task: Task) -> Self:
+        """Raises UserError where the batch is larger than the data, or the steps are too many to count."""
         optim, loop, per_epoch = config.optim, config.loop, task.steps_per_epoch
         unit = per_epoch if loop.unit == "epochs" else 1
         if not per_epoch:
