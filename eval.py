@@ -64,7 +64,7 @@ def print_metrics(options: EvalConfig) -> None:
 
 
 def choose_source(options: EvalConfig) -> str:
-    """The run's folder or id, or the weights' file. Raises UserError where not just one of them is given."""
+    """The run's folder or id, or the weights' file. Raises UserError for keys that do not go together."""
     if options.checkpoint not in ("last", "best"):
         raise UserError(f"checkpoint={options.checkpoint}: choose one of last, best")
     if (options.run is None) == (options.weights is None):

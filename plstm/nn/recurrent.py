@@ -72,7 +72,7 @@ class PRLSTM(Recursion):
         return jax.nn.sigmoid(o) * jnp.tanh(c), c
 
     def compose(self, left: tuple[Array, Array], right: tuple[Array, Array]) -> tuple[Array, Array]:
-        """A binary tree LSTM, each side with a forget gate of its own; a refinement is an LSTM step with input h."""
+        """A binary tree LSTM with a forget gate for each side, then refinements: LSTM steps whose gates see h only."""
         i, u, o, f_left, f_right = jnp.split(self.composition(jnp.concatenate([left[0], right[0]], -1)), 5, axis=-1)
         c = jax.nn.sigmoid(i) * jnp.tanh(u) + jax.nn.sigmoid(f_left) * left[1] + jax.nn.sigmoid(f_right) * right[1]
         h = jax.nn.sigmoid(o) * jnp.tanh(c)
