@@ -98,6 +98,7 @@ def test_two_processes_give_the_numbers_of_one_device(report, tmp_path):
     assert two["from_main"] == 100
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_devices_exchange_nothing_but_gradients_and_metrics():
     environment = simulated(4, "--xla_backend_optimization_level=0")  # LLVM's work comes after the exchanges
