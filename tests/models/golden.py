@@ -31,7 +31,7 @@ def fill(tensors: Iterable[tuple[nnx.Variable, str]]) -> None:
     """Numbers all entries of the tensors in order and fills them by kind, in float64."""
     first = 1
     for variable, kind in tensors:
-        shape = variable[...].shape
+        shape = variable.shape
         entries = first + np.arange(math.prod(shape))
         variable.set_value(jnp.asarray(KINDS[kind](np.sin(entries).reshape(shape)), jnp.float64))
         first += len(entries)

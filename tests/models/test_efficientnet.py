@@ -57,7 +57,7 @@ def test_a_block_meets_its_golden_values(float64, case):
 
 
 def test_the_model_meets_its_golden_values(float64):
-    model = build_model(SMALL, 0)
+    model = nnx.jit(lambda: build_model(SMALL, 0))()
     blocks = [entry for block in model.blocks for entry in tensors(block)]
     ends = [*dense(model.features), *norm(model.features_norm), *dense(model.head)]
     fill([*dense(model.stem), *norm(model.stem_norm), *blocks, *ends])

@@ -22,11 +22,16 @@ def model():
 @pytest.fixture(scope="module")
 def layer_gates(model):
     """Each layer's gates, by running the layers before it."""
-    x, found = model.embed(IMAGES), []
-    for block in model.blocks():
-        found.append(block.mixer.gates(block.mixer_norm(x)))
-        x = block(x)
-    return found
+
+    @jax.jit
+    def run(images):
+        x, found = model.embed(images), []
+        for block in model.blocks():
+            found.append(block.mixer.gates(block.mixer_norm(x)))
+            x = block(x)
+        return found
+
+    return run(IMAGES)
 
 
 def test_statistics_are_the_means_of_each_layer(model, layer_gates):

@@ -12,6 +12,7 @@ from flax import nnx
 from plstm.errors import UserError
 from plstm.models import LanguageConfig, build_model
 from plstm.nn.recurrent import Rows, TapeRNN
+from tests.drawing import fill
 
 SIZES = {"vocabulary": 2, "classes": 2}
 ENCODER = ["attention.query", "attention.key", "attention.value", "attention.out", "attention_norm", "up", "down"]
@@ -82,7 +83,8 @@ def layers_of(module):
 
 def by_formula(kind: str, **options):
     """A model whose i-th number is 0.5 sin(1.7 i + 1), and one more in the scales of norms."""
-    model = build_model(LanguageConfig(kind=kind, **{"dim": 4, **options}), 0, SIZES)
+    config = LanguageConfig(kind=kind, **{"dim": 4, **options})
+    model = nnx.eval_shape(lambda: build_model(config, 0, SIZES))
     modules = [found for name in ORDER[kind] for found in layers_of(getattr(model.layer, name))] + [model.head]
     variables = [getattr(m, name) for m in modules for name in ("kernel", "scale", "bias") if hasattr(m, name)]
     count = 0
@@ -176,7 +178,8 @@ def test_the_tape_s_transform_moves_it_as_rolling_does(x64, cells):
         nnx.update(layer, state)
         return jnp.sin(layer(rows, 4)).sum()
 
-    start = jax.tree.map(lambda x: 2 * x.astype(jnp.float64), nnx.state(TapeRNN(3, 6, 3, cells, 5, nnx.Rngs(0))))
+    start = nnx.state(fill(lambda: TapeRNN(3, 6, 3, cells, 5, nnx.Rngs(0))))
+    start = jax.tree.map(lambda x: x.astype(np.float64), start)
     found, wanted = (jax.jit(jax.value_and_grad(functools.partial(answers, k)))(start) for k in (TapeRNN, RolledTape))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-11), found, wanted)
 

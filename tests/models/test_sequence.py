@@ -101,7 +101,8 @@ MODEL_GOLDENS = [  # the config, how many parameters, the logits of the last tok
 
 @pytest.mark.parametrize(("blocks", "keys", "size", "last", "first"), MODEL_GOLDENS)
 def test_published_models(x64, blocks, keys, size, last, first):
-    model = build_model(SequenceConfig(blocks=blocks, dim=8, **keys), 0, {"vocabulary": 3, "classes": 2})
+    config = SequenceConfig(blocks=blocks, dim=8, **keys)
+    model = nnx.eval_shape(lambda: build_model(config, 0, {"vocabulary": 3, "classes": 2}))
     names = ["embedding"]
     for n, block in enumerate(blocks):
         names += [f"norms.{n}.scale+", *(f"layers.{n}.{name}" for name in PARAMETERS[block].split())]

@@ -40,7 +40,8 @@ def test_the_layer_meets_its_golden_values(float64, case, step):
 )
 def test_the_model_meets_its_golden_values(float64, case, conv_grid, height, width):
     options = dict(conv_grid=conv_grid, remat=height == 8, dtype="float32")  # recomputed once, which changes nothing
-    model = build_model(ViLConfig(image_size=8, classes=2, patch_size=4, dim=8, depth=2, **options), 0)
+    config = ViLConfig(image_size=8, classes=2, patch_size=4, dim=8, depth=2, **options)
+    model = nnx.eval_shape(lambda: build_model(config, 0))
     model.position.set_value(jnp.zeros((2, 3, 8)))  # at home on 2 x 3 tokens
     blocks = [tensor for block in model.pairs.blocks for tensor in (*norm(block.norm), *layer_tensors(block.layer))]
     fill([*dense(model.embedding.project), (model.position, "p"), *blocks, *norm(model.norm), *dense(model.head)])

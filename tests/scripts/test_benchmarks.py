@@ -68,6 +68,7 @@ def test_sequence_operators_are_compared_with_steps_and_attention(tmp_path):
             assert row["bytes_growth"] == pytest.approx(growth) and row["seconds_growth"] > 0
 
 
+@pytest.mark.slow
 def test_the_operator_is_compared_with_the_scan(tmp_path):
     sizes = ["--grids", 2, "--batch", 1, "--heads", 1, "--dim", 4]
     rows = measured("operator", tmp_path / "operator.json", *sizes)["rows"]
