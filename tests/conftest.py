@@ -19,23 +19,20 @@ hypothesis.settings.register_profile("repo", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repo")
 
 
-def compiles_quickly(config: pytest.Config) -> bool:
-    return config.option.markexpr.startswith("not slow")
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Sets JAX up here, where a conftest may have imported it already, and for the processes that tests start."""
     # Compiled code is good for one kind of processor only, and clones on shared disks are used from several.
     cache = ROOT / ".cache" / f"jax-{platform.node()}"
     settings = {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0.5}
+    if config.option.markexpr.startswith("not slow"):
+        # A third less time, most of which is compilation. Slow tests optimize.
+        settings["JAX_DISABLE_MOST_OPTIMIZATIONS"] = True
     if "gpu" not in config.option.markexpr.replace("not gpu", ""):
         settings["JAX_PLATFORMS"] = "cpu"
     for name, value in settings.items():
         if name not in os.environ:
             os.environ[name] = str(value)
             jax.config.update(name.lower(), value)
-    # A third less time, most of which is compilation. Slow tests, and the processes that tests start, optimize.
-    jax.config.update("jax_disable_most_optimizations", compiles_quickly(config))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Shells start background jobs so, and the processes that tests interrupt would inherit it.
@@ -58,14 +55,6 @@ def _wandb_stays_here(tmp_path_factory: pytest.TempPathFactory):
 def x64():
     with jax.enable_x64(True):
         yield
-
-
-@pytest.fixture
-def optimized(pytestconfig: pytest.Config):
-    """Compiles as the processes that tests start, for numbers that must equal theirs to the last digit."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", compiles_quickly(pytestconfig))
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ def test_a_killed_fold_resumes_to_the_same_numbers(records, run, start, tmp_path
     assert state_of(resumed) == state_of(run)
 
 
-def test_running_statistics_are_trained_kept_and_used(optimized, records, run, task):
+def test_running_statistics_are_trained_kept_and_used(records, run, task):
     state = ocp.StandardCheckpointer().restore(run / "checkpoints" / str(steps_of(run / "checkpoints")[-1]) / "state")
     means = {name: value for name, value in named_leaves(state).items() if "statistics" in name and "mean" in name}
     assert len(means) == 4 and all(np.abs(mean).max() > 1e-3 for mean in means.values())  # two norms in two layers
