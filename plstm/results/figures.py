@@ -137,7 +137,7 @@ def draw_sizes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path)
         ("distances", points_by_distance, "Distance between arrow and circle (pixels)"),
     ):
         with style():
-            figure = new_figure(5.4, 4.2)
+            figure = new_figure(6.4, 4.4)
             axis = figure.subplots()
             for name, dashes in zip(dict.fromkeys(row["name"] for row in shortcuts), BASELINE_DASHES, strict=False):
                 known = points([row for row in shortcuts if row["name"] == name])

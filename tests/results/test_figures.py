@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from plstm.drawing import legend_below, new_figure
 from plstm.errors import UserError
 from plstm.results import figures
 from plstm.results.figures import draw_table
@@ -162,3 +163,16 @@ def test_points_of_too_few_images_are_not_drawn(arrow, add, tmp_path):
     rows = json.loads(probe_file(tmp_path, add(), 0).read_text())["rows"]
     assert points_by_distance(rows) == [(12, 0.9), (20, 0.9)]  # the first band has no image
     assert points_by_size(rows) == [(48, 0.9), (64, 0.85), (96, 0.7)]
+
+
+@pytest.mark.parametrize(("length", "lines"), [(5, 1), (30, 2), (200, 4)])
+def test_a_legend_is_as_wide_as_its_figure_at_most(length, lines):
+    figure = new_figure(6, 3)
+    axis = figure.subplots()
+    for letter in "abcd":
+        axis.plot([0], [0], label=letter * length)
+    legend_below(figure, [axis], 4)
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    assert len({round(text.get_window_extent().y0) for text in legend.get_texts()}) == lines
+    assert length == 200 or legend.get_window_extent().width <= figure.bbox.width
