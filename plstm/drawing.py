@@ -37,15 +37,16 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def legend_below(figure: Any, axes: Sequence[Any], columns: int = 5, order: Sequence[str] = ()) -> None:
-    """One legend for all axes, each label once: those of `order` in it, the others behind them. It has at most so many
-    columns, fewer where they would be wider than the figure."""
+    """One legend for all axes, each label once: those of `order` in it, the others behind them. It has fewer than
+    `columns` columns where it would be wider than the figure."""
     entries = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     entries = {label: entries[label] for label in dict.fromkeys([*order, *entries]) if label in entries}
     form = {"loc": "outside lower center", "fontsize": 8, "columnspacing": 1.2}
-    legend = figure.legend(entries.values(), entries.keys(), ncols=columns, **form)
-    if columns > 1 and legend.get_window_extent().width > figure.bbox.width:
+    for count in range(columns, 0, -1):
+        legend = figure.legend(entries.values(), entries.keys(), ncols=count, **form)
+        if count == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
         legend.remove()
-        legend_below(figure, axes, columns - 1, order)
 
 
 def save(figure: Any, path: Path) -> list[Path]:

@@ -39,8 +39,9 @@ def test_starts():
     position = np.asarray(params["position"])
     assert abs(position).max() <= 0.04, "not cut at two deviations"
     assert position.std() == pytest.approx(0.02 * 0.8796, rel=0.03)
-    token = build_model(VisionConfig(depth=1, dim=800, heads=1, image_size=16, **VIT), 0).class_token[...]
-    assert np.std(token) == pytest.approx(math.sqrt(0.4 / 800), rel=0.08)
+    wide = VisionConfig(depth=1, dim=3000, heads=1, image_size=16, **VIT)
+    token = nnx.jit(lambda: build_model(wide, 0).class_token[...])()  # without drawing the rest
+    assert np.std(token) == pytest.approx(math.sqrt(0.4 / 3000), rel=0.05)
     assert np.all(params["groups.blocks.0.mixer_scale.scale"] == 0.5)
     assert all(np.all(leaf == 0) for name, leaf in params.items() if "qkv" in name and name.endswith("bias"))
 
