@@ -41,9 +41,10 @@ def legend_below(figure: Any, axes: Sequence[Any], columns: int = 5, order: Sequ
     `columns` columns where it would be wider than the figure."""
     entries = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     entries = {label: entries[label] for label in dict.fromkeys([*order, *entries]) if label in entries}
-    form = {"loc": "outside lower center", "fontsize": 8, "columnspacing": 1.2}
     for count in range(columns, 0, -1):
-        legend = figure.legend(entries.values(), entries.keys(), ncols=count, **form)
+        legend = figure.legend(
+            entries.values(), entries.keys(), loc="outside lower center", ncols=count, fontsize=8, columnspacing=1.2
+        )
         if count == 1 or legend.get_window_extent().width <= figure.bbox.width:
             return
         legend.remove()
