@@ -74,7 +74,7 @@ lint: $(READY) ## Check the code with ruff
 
 # Each runs what is missing of configs/tables/NAME.yaml; ARGS=--dry-run lists it.
 table-arrow: ## Run what is missing of the paper's Table 3, arrow pointing (ARGS=--dry-run lists the runs)
-table-reduced: ## Run what is missing of the REDUCED arrow table (eleven small models, 55 runs, some 30 hours on 2 cores)
+table-reduced: ## Run what is missing of the REDUCED arrow table (eleven small models, 55 runs, some 20 hours on 2 cores)
 table-balanced: ## Run what is missing of the REDUCED table of arrow pointing without shortcuts (28 runs of 20 to 45 minutes)
 table-imagenet: ## Run what is missing of Table 4, ImageNet pre-training and fine-tuning (ARGS=--dry-run lists the runs)
 table-imagenet-reduced: ## Run what is missing of the REDUCED ImageNet table (after `make photos`; minutes a run on 2 cores)
@@ -85,7 +85,7 @@ table-tokens-reduced: ## Run what is missing of the REDUCED table of counting an
 table-tracking: ## Run what is missing of the REDUCED table of longer state tracking (120 runs of up to ten minutes)
 table-languages: ## Run what is missing of formal languages at full size (GPUs; ARGS="--sections bucket_sort" one task)
 table-languages-ablation: ## Run what is missing of PR-LSTM's and PR-RNN's refinements at full size
-table-languages-reduced: ## Run what is missing of the REDUCED formal languages (119 runs of minutes, the Transformer's of hours)
+table-languages-reduced: ## Run what is missing of the REDUCED formal languages (119 runs of minutes, the Transformer's of up to an hour)
 TABLE_reduced := arrow-reduced
 TABLE_balanced := arrow-balanced-reduced
 TABLES := $(shell grep -oE '^table-[a-z-]+' $(firstword $(MAKEFILE_LIST)))

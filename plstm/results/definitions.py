@@ -60,7 +60,8 @@ class Row(Reference):
     init_from: str | None = None  # an earlier row's experiment, whose run of the same swept values this row fine-tunes
     require: dict[str, Any] = {}  # beside the table's
     sweep: dict[str, list[Any]] = {}  # some of the table's values
-    drawn: bool = True  # in figures; and shown in the table of altered images
+    # In figures, the table of altered images and the note of runs that do not fit; false for another table's rows.
+    drawn: bool = True
     epochs: None = None
 
 
