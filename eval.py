@@ -8,7 +8,6 @@ from pathlib import Path
 
 import hydra
 import jax
-from absl import logging
 from flax import nnx
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -28,7 +27,6 @@ RUN_KEYS = ("root", "generate", "download", "workers", "max_corrupt")  # of `dat
 @hydra.main(config_path=str(ROOT / "configs"), config_name="eval", version_base="1.3")
 def main(node: DictConfig) -> None:
     """Prints the metrics of each split."""
-    logging.set_verbosity(logging.ERROR)
     with one_line_errors(EvalConfig):
         print_metrics(to_eval_config(node))
 
@@ -58,7 +56,9 @@ def print_metrics(options: EvalConfig) -> None:
             found = evaluate(measure, weights, split, batch_size, place)
         print(describe(name, found, task.unit), flush=True)
     if options.figures:
-        predict, name = make_predict(nnx.graphdef(model), task.logits), f"{run_name(config)}-{model.info.run}"
+        predict = make_predict(nnx.graphdef(model), task.logits)
+        asked = ["best"] * (options.checkpoint == "best") + [*splits] * bool(options.data.split or options.data.folder)
+        name = "-".join([run_name(config), model.info.run, *asked])
         for path in task.draw(model, predict, splits, Path(options.paths.results, "figures"), name):
             print(path)
 

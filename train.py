@@ -11,7 +11,6 @@ from pathlib import Path
 
 import hydra
 import jax
-from absl import logging
 from flax import nnx
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -38,8 +37,8 @@ from plstm.training.tracking import MetricsWriter, Tracker, long_name
 ROOT = Path(__file__).resolve().parent
 PROBE = 8  # examples over which the logged statistics of the model are taken
 LESS_MEMORY = (
-    "take more devices, a smaller optim.batch_size, model.remat=true where the model has it (blocks are computed "
-    "twice, not kept), or mesh.fsdp, which splits the state between devices"
+    "take a smaller optim.batch_size or, where the task or model has them, more devices, model.remat=true (blocks are "
+    "computed twice, not kept) or mesh.fsdp, which splits the state between devices"
 )
 
 
@@ -50,7 +49,6 @@ class Stopped(Exception):
 @hydra.main(config_path=str(ROOT / "configs"), config_name="train", version_base="1.3")
 def main(node: DictConfig) -> Record | None:
     """Trains one run to its end, or until a signal stops it; returns its record (in process 0)."""
-    logging.set_verbosity(logging.ERROR)
     try:
         with one_line_errors(Config):
             config, overrides = to_config(node), list(HydraConfig.get().overrides.task)
@@ -81,7 +79,7 @@ def start(config: Config, overrides: list[str], interrupt: Interrupt) -> Record 
         return record
     check_places(config)
     folder = Path(config.paths.runs, run)
-    if base is not None and not any((folder / "checkpoints").glob("*")):
+    if base is not None and from_main(int(not any((folder / "checkpoints").glob("*")))):
         initial_run(base, config)  # now, and not once the data are there
     with lock_folder(folder) if is_main() else contextlib.nullcontext():
         return train(config, folder, portable_overrides(overrides, config.init_from), base, interrupt)
@@ -111,7 +109,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
 
     # ------------------------------------------------------------ restore: the first of these that is there
     # 1. the last undamaged checkpoint of this run, 2. the weights of the run to fine-tune, 3. the state just drawn
-    checkpoints = Checkpoints(folder / "checkpoints", folder.name, say=say)
+    checkpoints = Checkpoints(folder / "checkpoints", folder.name)
     last = checkpoints.last_step()
     info = first_info(task, plan, environment)
     origin = None
@@ -128,7 +126,7 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
     averager = MetricAverager(info["averager"])
 
     # ------------------------------------------------------------ logging
-    metrics = MetricsWriter(folder / "metrics.jsonl", info["metrics"], is_main(), say)
+    metrics = MetricsWriter(folder / "metrics.jsonl", info["metrics"], is_main())
     console, name = Console(quiet=not is_main()), run_name(config)
     banner(name, describe_run(task, plan, layout.mesh, state, folder, origin), console)
     progress = Progress(plan.steps, step, name, task.unit, console)
@@ -163,7 +161,8 @@ def train(config: Config, folder: Path, overrides: list[str], base: str | None, 
         shown = {name: value for name, value in values.items() if name not in step_metrics.latest}
         progress.show(step, {"epoch": step / plan.steps_per_epoch, **shown})
         if share := averager.waited():
-            say(f"{share:.0%} of the training time is waiting for data; see data.workers, and whether cores are idle")
+            workers = "" if "workers" in task.unused_keys else "data.workers, and "
+            say(f"{share:.0%} of the training time is waiting for data; see {workers}whether cores are idle")
 
     def evaluate_splits(names: list[str], shown: bool = True) -> dict[str, dict[str, float]]:
         """Evaluates whole splits, logs the metrics and remembers the best step."""

@@ -145,6 +145,7 @@ def _check_keys(config: Config) -> None:
         ("in [0, 1)", lambda value: 0 <= value < 1, "optim.b1 optim.b2 optim.label_smoothing"),
         ("in [0, 1]", lambda value: 0 <= value <= 1, "optim.end_factor data.max_corrupt loop.stop_at"),
         ("given, or left out", lambda value: value != "", "paths.runs paths.results data.root"),
+        ("a path without ~, which is not expanded", lambda path: path[:1] != "~", "paths.runs paths.results"),
         # W&B's tags have at most 64 letters; file names and links have it, too.
         ("a name such as arrow/plstm, of at most 64 letters", re.compile(NAME).fullmatch, "experiment"),
     )
@@ -176,7 +177,8 @@ def _check_keys(config: Config) -> None:
 
 
 def _check_splits(config: Config) -> None:
-    loop, known = config.loop, TASKS[config.task].splits
+    # Not "train", under which the averages of the training steps are logged.
+    loop, known = config.loop, [split for split in TASKS[config.task].splits if split != "train"]
     for key, splits in (("loop.eval_splits", loop.eval_splits), ("loop.final_splits", loop.final_splits)):
         if not splits:
             raise UserError(f"{key}: name at least one split of {', '.join(known)}")

@@ -14,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import jax
 import numpy as np
-from absl import logging
 from PIL import Image
 
 from data.decoding import CorruptImage, decode
@@ -40,7 +39,6 @@ def main() -> None:
     parser.add_argument("--checkpoint", choices=("last", "best"), default="last", help="of a run")
     parser.add_argument("--runs", type=Path, default=machine_folder("runs"), help="folder that ids are looked up in")
     arguments = parser.parse_args()
-    logging.set_verbosity(logging.ERROR)
     pictures = [read(path) for path in arguments.pictures]
     runs = sorted(arguments.runs.glob("*/checkpoints"), key=lambda path: path.stat().st_mtime)
     if not (source := arguments.weights or (runs and runs[-1].parent)):

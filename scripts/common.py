@@ -6,10 +6,11 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from omegaconf import OmegaConf
 
+from data import commands
 from data.files import write_errors, write_file
 from plstm.runs.cli import local_settings
 from plstm.training.environment import describe_environment
@@ -18,17 +19,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """The description as written, and every option's default."""
+    pass
 
 
-class Parser(argparse.ArgumentParser):
-    """Ends bad arguments with one line and status 2, as `plstm.errors.run_script` ends bad input."""
+class Parser(commands.Parser):
+    """Ends bad arguments with one line; its help has the description as written, and every option's default."""
 
     def __init__(self, description: str | None, **options: Any):
         super().__init__(description=description, formatter_class=_Help, **options)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message} (--help lists the arguments)\n")
 
 
 def positive(text: str) -> int:

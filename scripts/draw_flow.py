@@ -14,7 +14,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from absl import logging
 
 from data.arrow_pointing.geometry import ArrowVariant, render
 from plstm.config import run_name
@@ -40,7 +39,6 @@ def main() -> None:
     parser.add_argument("--count", type=positive, default=2, help="images of each size")
     parser.add_argument("--out", type=Path, default=ROOT / "results/figures/arrow-flow", help="without .png and .svg")
     options = parser.parse_args()
-    logging.set_verbosity(logging.ERROR)
     models = [from_checkpoint(run, runs=options.runs) for run in options.run]
     if other := [model for model in models if model.info.config.task != "arrow"]:
         raise UserError(f"{other[0].info.run}: this run's task is {other[0].info.config.task}, not arrow pointing")

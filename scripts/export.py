@@ -11,7 +11,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from absl import logging
 
 from plstm.config import run_name
 from plstm.errors import UserError, run_script
@@ -26,7 +25,6 @@ def main() -> None:
     parser.add_argument("--checkpoint", choices=("last", "best"), default="last", help="of the run")
     parser.add_argument("--runs", type=Path, default=machine_folder("runs"), help="folder that ids are looked up in")
     arguments = parser.parse_args()
-    logging.set_verbosity(logging.ERROR)
     if arguments.file.suffix != ".safetensors":
         raise UserError(f"{arguments.file}: name it *.safetensors")
     model = from_checkpoint(arguments.run, runs=arguments.runs, checkpoint=arguments.checkpoint)

@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from absl import logging
 from flax.serialization import msgpack_restore
 from flax.traverse_util import flatten_dict
 
@@ -74,7 +73,6 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="experiment=... and other keys of its config")
     parser.add_argument("--export", action="store_true", help="from our weights to a checkpoint of released names")
     arguments = parser.parse_args()
-    logging.set_verbosity(logging.ERROR)
     suffix = ".npz" if arguments.export else ".safetensors"
     if arguments.file.suffix != suffix:
         raise UserError(f"{arguments.file}: name it *{suffix}")

@@ -10,23 +10,20 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.languages import LANGUAGES
 from plstm.errors import run_script
 from plstm.runs.programs import compose_experiment
 from plstm.tasks import TASKS
-from scripts.common import Parser, positive, write_results
+from scripts.common import Parser, machine_folder, positive, write_results
 
 
 def scores(name: str, every: int, rows: int) -> tuple[float, float]:
     """The scores of the best constant and of the position alone, each length of the test weighing the same."""
-    settings = (f"data.name={name}", f"data.every={every}", f"data.eval_rows={rows}", "data.eval_seed=")
-    tests, others = (
-        TASKS["languages"](compose_experiment("languages/rnn", *settings[:-1], f"{settings[-1]}{seed}"))
-        for seed in (1001, 2002)
-    )
+    settings = (f"data.name={name}", f"data.every={every}", f"data.eval_rows={rows}")
+    configs = (compose_experiment("languages/rnn", *settings, f"data.eval_seed={seed}") for seed in (1001, 2002))
+    tests, others = map(TASKS["languages"], configs)
     classes = tests.language.classes
     seen, constant, place = np.zeros(classes), [], []
     for length in tests.lengths("test"):
@@ -44,7 +41,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--every", type=positive, default=10, help="take every so many-th length")
     parser.add_argument("--rows", type=positive, default=512, help="rows of each length")
-    parser.add_argument("--out", type=Path, default=ROOT / "results/baselines/languages.json")
+    parser.add_argument("--out", type=Path, default=machine_folder("results") / "baselines/languages.json")
     arguments = parser.parse_args()
     found = [{"name": name} for name in ("chance", "best constant", "position alone")]
     for name, language in LANGUAGES.items():

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.graphs.tudataset import load_tudataset, make_folds
 from plstm.errors import run_script
 from plstm.results.definitions import load_table
-from scripts.common import Parser, write_results
+from scripts.common import ROOT, Parser, machine_folder, write_results
 
 
 def majority_accuracy(labels: np.ndarray, folds: int, seed: int) -> float:
@@ -23,7 +22,7 @@ def majority_accuracy(labels: np.ndarray, folds: int, seed: int) -> float:
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--root", help="where data sets live, as data.root of a run; they are downloaded where missing")
-    parser.add_argument("--out", type=Path, default=ROOT / "results/baselines/graphs.json")
+    parser.add_argument("--out", type=Path, default=machine_folder("results") / "baselines/graphs.json")
     arguments = parser.parse_args()
     table = load_table(ROOT / "configs/tables/graphs.yaml")
     folds, seed = table.require["data.folds"], table.require["data.fold_seed"]

@@ -103,6 +103,8 @@ def make(out: Path, classes: int, train: int, val: int, seed: int = 0) -> None:
     for name, value, most in (("classes", classes, 1000), ("train", train, 5000), ("val", val, 50)):
         if not 1 <= value <= most:
             raise UserError(f"--{name} {value}: must be 1 to {most}")
+    if seed < 0:
+        raise UserError(f"--seed {seed}: must be at least 0")
     names = [synsets()[n * 1000 // classes] for n in range(classes)]
     out.mkdir(parents=True, exist_ok=True)
 

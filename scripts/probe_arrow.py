@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from absl import logging
 from flax import nnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -73,10 +72,6 @@ PROBES = {
         cx=np.full_like(arrow.cx, -canvas.size), cy=np.full_like(arrow.cy, -canvas.size)
     ),
     "arrow reversed": lambda arrow, canvas: _altered(arrow, canvas, phi=arrow.phi + np.pi),
-    # On the other side of the arrow's midpoint, as far away.
-    "circle mirrored at the arrow": lambda arrow, canvas: _altered(
-        arrow, canvas, cx=2 * arrow.ax - arrow.cx, cy=2 * arrow.ay - arrow.cy
-    ),
     # The next geometry's, so that the arrow tells nothing of where the circle is.
     "circle of another image": lambda arrow, canvas: _altered(
         arrow, canvas, **{name: np.roll(getattr(arrow, name), -1) for name in ("radius", "cx", "cy")}
@@ -158,7 +153,6 @@ def main() -> None:
         check_writable(options.out.parent, f"--out {options.out}")
     else:
         check_writable(options.results / "probes", f"--results {options.results}")
-    logging.set_verbosity(logging.ERROR)
     for run in options.run or shown_runs(options.table, options.results):
         probe(run, options)
 

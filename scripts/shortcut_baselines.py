@@ -33,7 +33,7 @@ from data.arrow_pointing.geometry import (
     strokes,
 )
 from plstm.errors import UserError, run_script
-from scripts.common import ROOT, Parser, positive, write_results
+from scripts.common import Parser, machine_folder, positive, write_results
 
 SHORTCUTS = {  # name: the quantities seen and their bins
     "arrow direction only": {"phi": 360},
@@ -210,7 +210,7 @@ def main() -> None:
     )
     parser.add_argument("--count", type=positive, default=10_240, help="images of each of these")
     parser.add_argument(
-        "--out", type=Path, help="the file to write (default: results/baselines/arrow-[balanced-]<size>.json)"
+        "--out", type=Path, help="the file to write (default: baselines/arrow-[balanced-]<size>.json of the results)"
     )
     options = parser.parse_args()
     canvas = Canvas(options.size, options.scale)
@@ -222,7 +222,7 @@ def main() -> None:
     record = {"size": options.size, "scale": options.scale, "seed": SEED, "fit_samples": options.samples}
     law = {} if options.law == "paper" else {"law": options.law}
     name = "-".join(["arrow", *law.values(), str(options.size)])
-    out = options.out or ROOT / "results" / "baselines" / f"{name}.json"
+    out = options.out or machine_folder("results") / "baselines" / f"{name}.json"
     write_results(out, record | law | {"baselines": rows} | ({"sizes": sizes} if sizes else {}))
     print(f"{'':41}" + "".join(f"{split:>10}" for split in SPLITS_SEEN))
     for row in rows:

@@ -1,17 +1,22 @@
 """Starts the project's programs as a user does, and reads what they leave."""
 
+import contextlib
+import io
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 
+from plstm.errors import run_script
 from plstm.results.records import Record, read_records
 from tests.wandb_files import has_ended, history
 
@@ -47,6 +52,19 @@ def end(process: subprocess.Popen, status: int = 0, seconds: float = 900) -> tup
 def call(*arguments: object, status: int = 0, **options) -> str:
     """Runs a program to its end; returns its standard output, or standard error where it is to fail."""
     return end(begin(*arguments, **options), status)[1 if status else 0]
+
+
+def call_here(main: Callable[[], int | None], *arguments: object) -> tuple[int, str, str]:
+    """Runs a script's `main` in this process, sparing the start of one; returns exit status, output and errors."""
+    output, errors = io.StringIO(), io.StringIO()
+    with (
+        mock.patch("sys.argv", ["script", *map(str, arguments)]),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+        pytest.raises(SystemExit) as ended,
+    ):
+        run_script(main)
+    return ended.value.code or 0, output.getvalue(), errors.getvalue()
 
 
 def one_error(output: str) -> str:

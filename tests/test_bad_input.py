@@ -199,7 +199,7 @@ def test_a_second_start_of_a_run_is_refused(entry, tmp_path):
 
 
 @pytest.mark.parametrize("script", ["train", "eval"])
-def test_help_has_examples_whose_keys_exist(entry, script, capsys, monkeypatch):
+def test_help_has_examples_whose_keys_exist(entry, script, monkeypatch):
     seen = []
     monkeypatch.setattr("builtins.print", lambda *words, **options: seen.extend(map(str, words)))
     assert entry(script, "--help")[0] == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plstm.results.records import read_curve, record_problems
-from tests.commands import begin, call, end, one_error, paths, record_of, run_folder, steps_of
+from tests.commands import begin, call, end, one_error, paths, read_metrics, record_of, run_folder, steps_of
 from tests.results.conftest import svg_texts
 
 TINY = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.epochs=2", "loop.eval_splits=[val]", "loop.eval_every=4"]
@@ -44,6 +44,8 @@ def test_a_run_leaves_its_record_curve_and_pictures(finished):
     curve = read_curve(record, results)
     assert {point.split for point in curve} == {"train", "val", "val_ext", "test", "test_ext"}
     assert [point.step for point in curve if (point.split, point.metric) == ("val", "accuracy")] == [4, 8, 12, 16]
+    lines = read_metrics(run_folder(finished) / "metrics.jsonl")
+    assert any(key.startswith("gates/") for line in lines if line["split"] == "model" for key in line)
     assert {path.suffix for path in (run_folder(finished) / "figures").iterdir()} == {".png", ".svg"}
     assert record_problems(record, results) == []
 
@@ -56,8 +58,9 @@ def test_eval_prints_the_digits_of_the_end_of_training_and_of_the_best_step(fini
         values = record_of(finished).metrics["last"][split]
         assert (loss, accuracy) == (f"{values['loss']:.6f}", f"{values['accuracy']:.6f}")
     best = record_of(finished).metrics["best"]
-    arguments = [f"run={run_folder(finished)}", "checkpoint=best", "data.split=val", *paths(finished)]
-    header, line = call("eval.py", *arguments).splitlines()
+    arguments = [f"run={run_folder(finished)}", "checkpoint=best", "data.split=val", "figures=true", *paths(finished)]
+    header, line, *pictures = call("eval.py", *arguments).splitlines()
+    assert pictures and all("-best-val-" in path and Path(path).is_file() for path in pictures)
     assert header.endswith(f"step {best['step']:,}")
     assert f"loss {best['val']['loss']:.6f}  accuracy {best['val']['accuracy']:.6f}" in line
 
@@ -67,8 +70,8 @@ def test_probes_of_the_run_start_from_its_test_accuracy(finished):
     run = run_folder(finished).name[:6]
     call("scripts/probe_arrow.py", run, f"--runs={finished}/runs", "--count=64", f"--out={out}")
     rows = json.loads(out.read_text())["rows"]
-    assert [(row["canvas_pixels"], row["probe"]) for row in rows[::5]] == [(48, "as given"), (96, "as given")]
-    for row, split in zip(rows[::5], ("test", "test_ext"), strict=True):  # which have 64 images in this run
+    assert [(row["canvas_pixels"], row["probe"]) for row in rows[::4]] == [(48, "as given"), (96, "as given")]
+    for row, split in zip(rows[::4], ("test", "test_ext"), strict=True):  # which have 64 images in this run
         assert row["accuracy"] == pytest.approx(record_of(finished).metrics["last"][split]["accuracy"], abs=1e-5)
         assert sum(part["images"] for part in row["by_distance"]) == row["images"] == 64
 

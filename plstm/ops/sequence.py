@@ -42,8 +42,8 @@ def plstm1d(q: Array, k: Array, v: Array, gates: SequenceGates, direct: Array, *
 
     q, k [..., T, d_k], v [..., T, d_v], gates and direct [..., T] -> [..., T, d_v] in v's dtype. q is scaled by
     d_k ** -0.5. Gating and accumulation are done in the gates' dtype, at least float32. "parallel" builds the T x T
-    gating matrix, "recurrent" steps through T with a d_k x d_v state, "auto" takes the smaller of the two.
-    Raises ValueError where shapes disagree or the method is unknown.
+    gating matrix and has reverse-mode derivatives only, "recurrent" steps through T with a d_k x d_v state, "auto"
+    takes the smaller of the two. Raises ValueError where shapes disagree or the method is unknown.
     """
     check_choice("method", method, ("auto", "parallel", "recurrent"))
     check_inputs("T", q, k, v, direct=direct, **gates._asdict())
@@ -58,10 +58,9 @@ def plstm1d(q: Array, k: Array, v: Array, gates: SequenceGates, direct: Array, *
         hidden = jnp.einsum("...k,...kv->...v", q, mark * cell)
         return transition * cell + source * k[..., :, None] * v[..., None, :], hidden
 
-    nodes = [jnp.moveaxis(tensor.astype(dtype), -2, 0) for tensor in (scale * q.astype(dtype), k, v)]
-    nodes += [jnp.moveaxis(gate, -1, 0)[..., None, None] for gate in gates]
-    _, hidden = jax.lax.scan(step, jnp.zeros((*v.shape[:-2], k.shape[-1], v.shape[-1]), dtype), nodes)
-    return (jnp.moveaxis(hidden, 0, -2) + direct_term(q, k, v, direct, scale)).astype(v.dtype)
+    inputs = *cast((scale * q.astype(dtype), k, v), dtype), *(gate[..., None, None] for gate in gates)
+    state = jnp.zeros((*v.shape[:-2], k.shape[-1], v.shape[-1]), dtype)
+    return (scan_steps(step, state, inputs, q.ndim - 2) + direct_term(q, k, v, direct, scale)).astype(v.dtype)
 
 
 def plstm1d_tracking(

@@ -1,6 +1,7 @@
 """The record of a run that has just finished."""
 
 import json
+import shlex
 import statistics
 from datetime import UTC, datetime
 
@@ -24,7 +25,7 @@ def finished_record(
         experiment=config.experiment,
         task=config.task,
         seed=config.seed,
-        command=" ".join(["python train.py", *overrides]),
+        command=shlex.join(["python", "train.py", *overrides]),
         overrides=overrides,
         config=portable_config(config),
         **info["environment"],

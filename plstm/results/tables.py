@@ -54,7 +54,8 @@ def _notes(table: TableDefinition, groups: list[Group], left_out: list[str]) -> 
     for group, cell in ((own, cell) for own in groups for cell in own.cells):
         choice = f"{table.chosen_name} {cell.choice}" if table.select else ""
         place = ", ".join(filter(None, [cell.row.name, table.section_title(cell.section), choice]))
-        if cell is group.chosen and len(group.shared_seeds) < len(cell.means):
+        shared = bool(group.shared_seeds) if table.choose_once else len(group.shared_seeds) == len(cell.means)
+        if cell is group.chosen and len(cell.means) and not shared:
             fewer.append(f"{place}: {len(group.shared_seeds)} of {len(cell.means)}")
         if cell is group.chosen and table.took_off is not None and _are_far_apart(table, cell):
             values = cell.means[[column.name for column in table.columns]].map(f"{{:.{table.digits}f}}".format)
@@ -217,7 +218,8 @@ def _overview(table: TableDefinition, lines: list[Line]) -> list[list[str]]:
     """A line a model and a column a section, or the other way round where there are more sections than models, then the
     averages of what has all sections."""
     name = table.overview_column.name
-    grid = [["Model", *map(table.section_title, table.section_values), "AVG"]]
+    upright = len(table.section_values) > len(table.rows)
+    grid = [["" if upright else "Model", *map(table.section_title, table.section_values), "AVG"]]
     for row in table.rows:
         own = {line["section"]: line for line in lines if line["model"] == row.name}
         texts = []
@@ -226,7 +228,7 @@ def _overview(table: TableDefinition, lines: list[Line]) -> list[list[str]]:
             values.append(None if None in values else statistics.fmean(values))
             texts.append([value if value is None else form.format(f"{value:.{table.digits}f}") for value in values])
         grid.append([_escape(row.name), *((ours or DASH) + (paper or "") for ours, paper in zip(*texts, strict=True))])
-    return [list(line) for line in zip(*grid, strict=True)] if len(table.section_values) > len(table.rows) else grid
+    return [list(line) for line in zip(*grid, strict=True)] if upright else grid
 
 
 def _pipes(grid: list[list[str]]) -> list[str]:

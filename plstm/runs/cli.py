@@ -34,6 +34,7 @@ EXIT_BAD_INPUT = 2
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)  # for `explain`
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LOCAL = CONFIGS / "local" / "default.yaml"
+GLOBAL = "# @package _global_"  # tells Hydra that a file's keys are whole ones
 LOCAL_KEYS = ("paths.", "logger.", "data.root.", "data.workers.")  # what that file may have
 
 
@@ -118,9 +119,13 @@ def local_settings(path: Path = LOCAL) -> DictConfig:
         raise UserError(f"{path}: cannot be read ({_one_line(error)})") from error
     if not isinstance(settings, DictConfig):
         raise UserError(f"{path}: write keys and their values, such as paths: {{runs: /data/runs}}")
+    if settings and GLOBAL not in path.read_text(encoding="utf-8").splitlines():
+        raise UserError(f"{path}: must have the line {GLOBAL}")
     for key in _dotted_keys(settings):
         if not any(f"{key}.".startswith(known) or known.startswith(f"{key}.") for known in LOCAL_KEYS):
             raise UserError(f"{path}: {key} has no place there, only paths, logger, data.root and data.workers have")
+        if key.startswith("paths.") and (folder := str(OmegaConf.select(settings, key))).startswith("~"):
+            raise UserError(f"{path}: {key}={folder}: give a path without ~, which is not expanded")
     return settings
 
 

@@ -158,7 +158,7 @@ def check_finite(state: TrainState, averager: MetricAverager, checkpoints: Check
         checkpoints.wait()
         last, where = checkpoints.last_step(), f"({checkpoints.folder})"
         kept = f"the checkpoint of step {last:,} is good {where}" if last else f"no checkpoint was kept before {where}"
-        remedy = "Lower optim.peak_lr, or set model.dtype=float32, and start anew"
+        remedy = "Lower optim.peak_lr, or set model.dtype=float32 where the model has it, and start anew"
         raise UserError(f"step {bad_step:,}: {metric} is not finite; {kept}. {remedy}")
 
 

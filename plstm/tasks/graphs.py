@@ -220,8 +220,9 @@ class GraphTask(Task):
     @functools.cached_property
     def source(self) -> GraphBatches:
         data = self.config.data
-        if jax.device_count() > 1:
-            raise UserError(f"task graphs: trains on one device, not {jax.device_count()}; show it one")
+        if (count := jax.device_count()) > 1:
+            show = f"CUDA_VISIBLE_DEVICES=0, or for a table make table-graphs ARGS='--processes {count}'"
+            raise UserError(f"task graphs: trains on one device, not {count}; show it one: {show}")
         return load_batches(data.name, data.root, data.download, data.verify, self.config.optim.batch_size)
 
     @functools.cached_property

@@ -13,13 +13,14 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from absl import logging
 from orbax.checkpoint import checkpoint_managers
 from orbax.checkpoint.path import atomicity
 
@@ -34,17 +35,19 @@ NEWEST = 2  # checkpoints that are kept, beside the best
 SECONDS_TO_LIST = 120  # NFS may keep a listing for one minute
 NO_SCORE = -1e30  # of a checkpoint that was not evaluated
 _score = itemgetter("score")
+logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
 
 
 class Checkpoints:
     """The folder `checkpoints/` of a run: the newest two and that of the highest `score`, complete once renamed."""
 
-    def __init__(self, folder: str | Path, run: str, *, read_only: bool = False, say: Callable[[str], None] = print):
+    def __init__(self, folder: str | Path, run: str, *, read_only: bool = False):
         """Opens the folder of the run with the id `run`, or raises UserError.
 
         Unless `read_only`, damaged checkpoints, and those of other runs, are set aside, a line each.
         """
         self.folder, self.run, self._read_only = Path(folder).absolute(), run, read_only
+        self._whole: set[int] = set()  # steps found undamaged, if `read_only`
         if read_only and not self.folder.is_dir():
             raise UserError(f"{self.folder}: no checkpoints there; train the run first")
         sys.unraisablehook = _without_closed_loops
@@ -62,7 +65,7 @@ class Checkpoints:
         try:
             if not read_only and is_main():
                 self._bring_back()
-                self._set_damaged_aside(say)
+                self._set_damaged_aside()
             from_main(0)  # the other processes look at the folder after that
             self._manager = ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
             self._wait_for_listing()
@@ -96,14 +99,15 @@ class Checkpoints:
             if not (self.folder / path.name).exists():
                 path.rename(self.folder / path.name)
 
-    def _set_damaged_aside(self, say: Callable[[str], None]) -> None:
+    def _set_damaged_aside(self) -> None:
         for path in _steps(self.folder):
             if damage := _damage(path) or self._mismatch(path):
                 aside = self.folder / DAMAGED / path.name
                 shutil.rmtree(aside, ignore_errors=True)  # an earlier one of the same step
                 aside.parent.mkdir(exist_ok=True)
                 path.rename(aside)
-                say(f"the checkpoint of step {int(path.name):,} is damaged: {damage}; set aside as {aside}")
+                what = f"the checkpoint of step {int(path.name):,} is damaged: {damage}"
+                print(f"{what}; set aside as {aside}", flush=True)
 
     def _mismatch(self, path: Path) -> str | None:
         """How a whole checkpoint differs from one of this run and of the step in its name, in words, or None."""
@@ -168,8 +172,10 @@ class Checkpoints:
     def _reading(self, step: int) -> Iterator[Path]:
         """Gives the folder of a step. Raises UserError if it is damaged or Orbax cannot read it."""
         path = self.folder / str(step)
-        if damage := self._read_only and (_damage(path) or self._mismatch(path)):  # otherwise checked on opening
-            raise UserError(f"{path}: a damaged checkpoint, {damage}; move it away to take the one before")
+        if self._read_only and step not in self._whole:  # otherwise checked on opening
+            if damage := _damage(path) or self._mismatch(path):
+                raise UserError(f"{path}: a damaged checkpoint, {damage}; move it away to take the one before")
+            self._whole.add(step)
         try:
             yield path
         except UserError:

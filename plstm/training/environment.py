@@ -79,7 +79,8 @@ def keep_freed_memory() -> bool:
     """Makes malloc keep freed memory for the next allocation; returns whether it does. Call it before threads start.
 
     On CPUs the system must otherwise clear fresh pages in every step, a tenth to a third of its time. Nothing changes
-    without glibc, with a JAX plugin for accelerators, or where the environment has MALLOC_... or mmap_max in GLIBC_TUNABLES.
+    without glibc, with a JAX plugin for accelerators, or where the environment has MALLOC_... or mmap_max in
+    GLIBC_TUNABLES.
     """
     is_set = "mmap_max" in os.environ.get("GLIBC_TUNABLES", "") or any(n.startswith("MALLOC_") for n in os.environ)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,5 +1,6 @@
 """Where a run's numbers go: always to `metrics.jsonl` in its folder, and to Weights & Biases beside it."""
 
+import configparser
 import contextlib
 import json
 import math
@@ -37,9 +38,7 @@ class MetricsWriter:
     {"step": 100, "epoch": 0.26, "split": "train", "loss": 0.61, "accuracy": 0.66}
     """
 
-    def __init__(
-        self, path: Path, lines: Sequence[dict] = (), enabled: bool = True, say: Callable[[str], None] = print
-    ):
+    def __init__(self, path: Path, lines: Sequence[dict] = (), enabled: bool = True):
         """`lines`: those of the checkpoint that the run is resumed from; whatever else is in the file is dropped."""
         self.path, self.lines, self._enabled = path, list(lines), enabled
         self._errors = partial(write_errors, path, "free space there or choose another run folder")
@@ -48,7 +47,7 @@ class MetricsWriter:
             whole = "".join(json.dumps(line) + "\n" for line in lines).encode()
             if enabled and found != whole:
                 if not found.startswith(whole):
-                    say(f"{path}: was damaged; restored from the checkpoint")
+                    print(f"{path}: was damaged; restored from the checkpoint", flush=True)
                 write_file(path, whole)
 
     def write(self, step: int, epoch: float, split: str, values: Mapping[str, float]) -> dict:
@@ -130,10 +129,13 @@ def choose_mode(mode: str) -> str:
 
 
 def _is_logged_in() -> bool:
-    """Whether W&B would find an API key without asking, in its environment variable or in netrc."""
-    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
-    with contextlib.suppress(OSError, netrc.NetrcParseError):
-        if netrc.netrc(os.environ.get("NETRC")).authenticators(host):
+    """Whether W&B would find an API key without asking, in its environment variable or, of the server that it would
+    take, in netrc."""
+    saved = configparser.ConfigParser(interpolation=None)  # by `wandb login --host`
+    with contextlib.suppress(OSError, configparser.Error, netrc.NetrcParseError):
+        saved.read(Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb", "settings").expanduser())
+        server = os.environ.get("WANDB_BASE_URL") or saved.get("default", "base_url", fallback="https://api.wandb.ai")
+        if netrc.netrc(os.environ.get("NETRC")).authenticators(urlsplit(server).netloc):
             return True
     return bool(os.environ.get("WANDB_API_KEY"))
 

@@ -7,7 +7,7 @@ XLA compiles the real step ahead of time for a described GPU. Memory, kernels, b
 program. Times are a roofline: each kernel takes 3 us and the longer of its bytes at 85% of the memory's bandwidth and
 its products at 60% (bfloat16), 50% (TF32) and 60% (float32) of the peak. Real programs are tuned on the device, which
 this one is not; expect +-30%. Needs the compiler: make setup EXTRA=gpu-report.
-Writes results/benchmarks/gpu-program.json.
+Without an experiment it writes results/benchmarks/gpu-program.json.
 """
 
 import os
@@ -209,12 +209,13 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
     parser.add_argument("--gpu", choices=list(GPUS), default="H100")
     parser.add_argument("--devices", type=positive, default=1)
-    parser.add_argument("--out", type=Path, default=ROOT / "results/benchmarks/gpu-program.json")
+    parser.add_argument("--out", type=Path, help="the file to write")
     options = parser.parse_args()
     cases = [(options.experiment, options.devices, options.overrides)] if options.experiment else CASES
     rows = [report(experiment, devices, options.gpu, overrides) for experiment, devices, overrides in cases]
-    write_results(options.out, {"rows": rows})
-    print(f"Written to {options.out}")
+    if out := options.out or (None if options.experiment else ROOT / "results/benchmarks/gpu-program.json"):
+        write_results(out, {"rows": rows})
+        print(f"Written to {out}")
 
 
 if __name__ == "__main__":

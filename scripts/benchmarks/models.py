@@ -167,7 +167,7 @@ class Epochs(Training):
         return metrics
 
 
-def measure_epochs(repeats: int, sets=("MUTAG",), models=GRAPH_MODELS) -> Iterator[Row]:
+def measure_epochs(repeats: int, sets=("MUTAG", "NCI1"), models=GRAPH_MODELS) -> Iterator[Row]:
     """Epochs of the graph models on each data set, evaluation included; the models of a set take turns."""
     for data_set in sets:
         epochs = {model: Epochs(model, data_set) for model in models}

@@ -33,18 +33,17 @@ STEPS = 10  # of which the fastest counts
 def measure_steps(
     repeats: int, experiments=("reduced/plstm", "reduced/vit"), overrides=(), against=""
 ) -> Iterator[Row]:
-    """Training steps on one thread, in processor seconds, also of another checkout if one is given."""
-    folders = {"here": ROOT} | ({"before": Path(against)} if against else {})
+    """Training steps on one thread, in processor seconds, here and in another checkout."""
+    if not against:
+        raise UserError("--against: name a checkout to compare with; its folder, or . for times alone")
+    head = subprocess.check_output(["git", "-C", against, "rev-parse", "HEAD"], text=True).strip()
     for experiment in experiments:
+        folders = {"here": ROOT, "before": Path(against)}
         runs = {name: _start(folder, [experiment, *overrides]) for name, folder in folders.items()}
         found = {name: timing(seconds) for name, seconds in alternate(runs, repeats, _ask).items()}
         for run in runs.values():
             run.communicate()
-        row = {"experiment": experiment, **found}
-        if against:
-            head = subprocess.check_output(["git", "-C", against, "rev-parse", "HEAD"], text=True).strip()
-            row |= {"before_commit": head, **ratio(found, "before", "here", "speedup")}
-        yield row
+        yield {"experiment": experiment, **found, "before_commit": head, **ratio(found, "before", "here", "speedup")}
 
 
 def _start(folder: Path, arguments: list[str]) -> subprocess.Popen:

@@ -1,7 +1,9 @@
 """Every file under configs/experiment: it composes, builds, and is what its header, its table and the paper say."""
 
+import functools
 import math
 import re
+from collections.abc import Callable
 from operator import attrgetter
 
 import jax
@@ -138,6 +140,12 @@ PARAMETERS = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def model_of(configs) -> Callable[[str], nnx.Module]:
+    """Function of an experiment: its abstract model, traced once."""
+    return functools.cache(lambda name: abstract_model(configs[name]))
+
+
 def stage_of(name: str) -> tuple[str, str]:
     if name.startswith("ablation/"):
         return "ablation", "t"
@@ -174,14 +182,18 @@ def test_more_steps_than_a_run_can_count_are_refused(composed):
         steps_of(to_config(composed("experiment=reduced/plstm", "optim.epochs=1e7")))
 
 
-def parameters(config: Config) -> int:
-    params = nnx.state(nnx.eval_shape(lambda: TASKS[config.task](config).build_model(0)), nnx.Param)
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+def abstract_model(config: Config) -> nnx.Module:
+    return nnx.eval_shape(lambda: TASKS[config.task](config).build_model(0))
+
+
+def parameters(model: nnx.Module) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
 def assert_has(config: Config, expected: dict[str, dict]) -> None:
+    plain = plain_config(config)
     for group, values in expected.items():
-        assert {key: plain_config(config)[group][key] for key in values} == values, group
+        assert {key: plain[group][key] for key in values} == values, group
 
 
 def test_every_variant_is_known_and_a_run_of_its_own(configs):
@@ -212,17 +224,17 @@ def test_the_header_s_command_runs_this_experiment_as_its_row_of_a_table_asks(co
 
 
 @pytest.mark.parametrize("name", sorted({*VISION} - {*BALANCED}))  # those have the models of others
-def test_the_model_builds(configs, name):
+def test_the_model_builds(configs, model_of, name):
     config = configs[name]
-    build_and_call = lambda images: TASKS[config.task](config).build_model(0)(images)  # noqa: E731
     size = config.data.size * (2 if config.task == "arrow" else 1)  # with extrapolation
-    logits = jax.eval_shape(build_and_call, jax.ShapeDtypeStruct((2, size, size, 3), np.float32))
+    images = jax.ShapeDtypeStruct((2, size, size, 3), np.float32)
+    logits = nnx.eval_shape(lambda model, images: model(images), model_of(name), images)
     assert logits.shape == (2, config.data.classes) and logits.dtype == np.float32
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_the_header_has_the_paper_s_figures_and_the_model_the_published_size(configs, name):
-    assert parameters(configs[name]) == PARAMETERS[name]
+def test_the_header_has_the_paper_s_figures_and_the_model_the_published_size(configs, model_of, name):
+    assert parameters(model_of(name)) == PARAMETERS[name]
     paper, text = dict(ROWS[name][1].paper or {}), " ".join(header(name))
     if peak_lr := paper.pop("peak_lr", None):
         assert float(re.search(r"(\S+)\): test", text)[1]) == peak_lr == configs[name].optim.peak_lr
@@ -322,7 +334,7 @@ def test_a_smoke_run_is_small_and_leaves_its_record_elsewhere(composed, name):
     small = {name: ("size", 48) for name in VISION} | {name: ("length", 16) for name in TOKENS}
     key, value = (small | {name: ("longest", 64) for name in LANGUAGES}).get(name, ("name", "TOY"))
     assert getattr(config.data, key) == value
-    assert 0 < parameters(config) < 20e6
+    assert 0 < parameters(abstract_model(config)) < 20e6
 
 
 def test_finished_runs_are_what_their_commands_train(composed):

@@ -51,6 +51,12 @@ def test_a_local_config_that_is_not_one_is_named(tmp_path):
     path.write_text("paths: {runs: here")
     with pytest.raises(UserError, match=f"{path}: cannot be read .*line 1"):
         local_settings(path)
+    path.write_text("paths: {runs: here}")
+    with pytest.raises(UserError, match=f"{path}: must have the line # @package _global_"):
+        local_settings(path)
+    path.write_text("# @package _global_\npaths: {runs: ~/runs}")
+    with pytest.raises(UserError, match=f"{path}: paths.runs=~/runs: give a path without ~"):
+        local_settings(path)
 
 
 def test_scripts_look_where_the_machine_has_its_runs(monkeypatch):

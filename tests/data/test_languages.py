@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import sys
 from collections import Counter
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.random import RandomState
 from data import languages
 from data.commands import DIGITS
 from data.languages import LANGUAGES, draw
-from plstm.errors import run_script
+from tests.commands import call_here
 
 # A character a token, 10 as a: rows and answers that the released samplers' code gives.
 GOLDEN = {
@@ -188,24 +187,20 @@ def test_the_length_of_the_left_side_is_uniform():
     np.testing.assert_allclose(np.bincount(operator.argmax(axis=1), minlength=6)[2:6] / 4000, 0.25, atol=0.03)
 
 
-def command(monkeypatch, capsys, *arguments: str) -> str:
-    monkeypatch.setattr(sys, "argv", ["languages", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        run_script(languages.main)
-    found = capsys.readouterr()
-    assert stop.value.code in ((2,) if found.err else (0, None))
-    assert not found.err or found.err.startswith("error: ") and found.err.count("\n") == 1
-    return found.err or found.out
+def printed(*arguments: object) -> str:
+    status, output, errors = call_here(languages.main, *arguments)
+    assert (status, errors) == (0, "")
+    return output
 
 
-def test_the_commands_print_answers_samples_and_the_list(monkeypatch, capsys):
-    assert command(monkeypatch, capsys, "answer", "solve_equation", *list("726"), "9", "8", "10", "0") == "2\n"
-    sample = ["sample", "odds_first", "--length", "7", "--count", "3", "--seed"]
-    lines = command(monkeypatch, capsys, *sample, "4").splitlines()
-    assert len(lines) == 3 and lines != command(monkeypatch, capsys, *sample, "5").splitlines()
+def test_the_commands_print_answers_samples_and_the_list():
+    assert printed("answer", "solve_equation", *"726", 9, 8, 10, 0) == "2\n"
+    sample = ["sample", "odds_first", "--length", 7, "--count", 3, "--seed"]
+    lines = printed(*sample, 4).splitlines()
+    assert len(lines) == 3 and lines != printed(*sample, 5).splitlines()
     row, answer = lines[0].split(" -> ")
-    assert command(monkeypatch, capsys, "answer", "odds_first", *row.split()) == answer + "\n"
-    listed = command(monkeypatch, capsys, "list").splitlines()
+    assert printed("answer", "odds_first", *row.split()) == answer + "\n"
+    listed = printed("list").splitlines()
     assert [line.split()[0] for line in listed] == list(LANGUAGES)
     assert "chance 0.2" in listed[-1]
 
@@ -229,8 +224,10 @@ def test_the_commands_print_answers_samples_and_the_list(monkeypatch, capsys):
         ("draw", "draw"),
     ],
 )
-def test_bad_input_gets_one_line(monkeypatch, capsys, arguments, part):
-    assert part in command(monkeypatch, capsys, *arguments.split())
+def test_bad_input_gets_one_line(arguments, part):
+    status, output, errors = call_here(languages.main, *arguments.split())
+    assert (status, output) == (2, "") and part in errors
+    assert errors.startswith("error: ") and errors.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Counting and state tracking: golden rows, which rows are drawn and how often, labels by another definition."""
 
+import functools
 import itertools
-import sys
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -10,7 +10,9 @@ from numpy.random import RandomState
 
 from data import tokens
 from data.tokens import TASKS, permutation_table
-from plstm.errors import run_script
+from tests.commands import call_here
+
+command = functools.partial(call_here, tokens.main)
 
 GOLDEN = {
     "parity": "1 0 1 1 0 -> 1 1 0 1 1",
@@ -24,18 +26,10 @@ GOLDEN = {
 }
 
 
-def command(monkeypatch, capsys, *arguments) -> tuple[int, str]:
-    monkeypatch.setattr(sys, "argv", ["data.tokens", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        run_script(tokens.main)
-    output = capsys.readouterr()
-    return ended.value.code or 0, output.out + output.err
-
-
 @pytest.mark.parametrize("name", TASKS)
-def test_golden_rows_by_the_command(name, monkeypatch, capsys):
+def test_golden_rows_by_the_command(name):
     for row, answer in (pair.split(" -> ") for pair in GOLDEN[name].split("; ")):
-        assert command(monkeypatch, capsys, "answer", name, *row.split()) == (0, answer + "\n")
+        assert command("answer", name, *row.split()) == (0, answer + "\n", "")
 
 
 def test_group_tables_are_those_of_groups():
@@ -107,13 +101,13 @@ def test_labels_by_applying_permutations_one_by_one(name):
         (["answer", "anbncn", *"012301"], "error: tokens 0 1 2 3 0 1: anbncn has no such row of length 6"),
     ],
 )
-def test_bad_commands_end_with_one_line(arguments, message, monkeypatch, capsys):
-    assert command(monkeypatch, capsys, *arguments) == (2, message + "\n")
+def test_bad_commands_end_with_one_line(arguments, message):
+    assert command(*arguments) == (2, "", message + "\n")
 
 
-def test_sampled_rows_are_rows_of_the_task(monkeypatch, capsys):
-    status, text = command(monkeypatch, capsys, "sample", "anbncn", "--length", "9", "--count", "4", "--seed", "1")
+def test_sampled_rows_are_rows_of_the_task():
+    status, text, _ = command("sample", "anbncn", "--length", 9, "--count", 4, "--seed", 1)
     assert status == 0 and text.count("\n") == 4
     for line in text.splitlines():
         row, labels = line.split(" -> ")
-        assert command(monkeypatch, capsys, "answer", "anbncn", *row.split()) == (0, labels + "\n")
+        assert command("answer", "anbncn", *row.split()) == (0, labels + "\n", "")

@@ -142,12 +142,18 @@ def test_attention_does_not_see_later_tokens():
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_rotations_are_the_matrix_exponential_and_orthogonal(size):
+    def total(b):
+        turned = rotation(b, size)
+        return turned.sum(), turned
+
+    turn = jax.jit(jax.grad(total, has_aux=True))
     a = jax.random.normal(jax.random.key(0), (5, size, size))
-    turned = jnp.moveaxis(rotation(jnp.moveaxis(a.reshape(5, -1), -1, 0), size), -1, 0)
-    np.testing.assert_allclose(turned, jax.scipy.linalg.expm(a - a.swapaxes(-1, -2)), atol=1e-5)
+    b = jnp.moveaxis(a.reshape(5, -1), -1, 0)
+    np.testing.assert_allclose(
+        jnp.moveaxis(turn(b)[1], -1, 0), jax.scipy.linalg.expm(a - a.swapaxes(-1, -2)), atol=1e-5
+    )
     for scale in (0, 2, 1e6):  # training with a high rate makes them large
-        b = scale * jnp.moveaxis(a.reshape(5, -1), -1, 0)
-        large, slope = rotation(b, size), jax.grad(lambda b: rotation(b, size).sum())(b)
+        slope, large = turn(scale * b)
         identity = jnp.einsum("ij...,kj...->...ik", large, large)
         np.testing.assert_allclose(identity, jnp.tile(jnp.eye(size), (5, 1, 1)), atol=3e-6)
         assert np.isfinite(slope).all()
@@ -156,7 +162,8 @@ def test_rotations_are_the_matrix_exponential_and_orthogonal(size):
 @pytest.mark.parametrize("track", [1, 2, 4])
 def test_some_transitions_start_as_reflections_and_all_but_one_direction_is_kept(track):
     layer = TrackingPLSTM(32, track, nnx.Rngs(0))
-    transition = layer.transition(layer.conv(jax.random.normal(jax.random.key(1), (50, 32, 32))))
+    x = jax.random.normal(jax.random.key(1), (50, 32, 32))
+    transition = jax.jit(lambda x: layer.transition(layer.conv(x)))(x)
     assert 0.05 < (np.linalg.det(transition) < 0).mean() < 0.95
     sizes = np.median(np.linalg.svd(transition, compute_uv=False), axis=(0, 1))
     assert (sizes[: track - 1] > 0.95).all() and sizes[-1] > 0.3

@@ -79,7 +79,7 @@ def test_a_missing_curve_is_named(arrow, add, tmp_path):
 
 def test_script_draws_what_has_runs(add, tmp_path):
     add()
-    done = run_script("make_tables", "--results", tmp_path)
+    done = run_script("make_tables", "arrow", "arrow-demo", "--results", tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("drew")]
     assert lines == [f"drew {tmp_path}/figures/arrow-curves.{kind}" for kind in ("png", "svg")]
@@ -159,7 +159,7 @@ def test_probes_are_drawn_by_size_and_by_distance_and_tabulated(arrow, add, tmp_
         drawn(arrow, tmp_path)
 
 
-def test_points_of_too_few_images_are_not_drawn(arrow, add, tmp_path):
+def test_points_of_too_few_images_are_not_drawn(add, tmp_path):
     rows = json.loads(probe_file(tmp_path, add(), 0).read_text())["rows"]
     assert points_by_distance(rows) == [(12, 0.9), (20, 0.9)]  # the first band has no image
     assert points_by_size(rows) == [(48, 0.9), (64, 0.85), (96, 0.7)]

@@ -10,8 +10,9 @@ import pytest
 from data import decoding
 from data.augment.recipes import RECIPES
 from plstm.ops.grid import FORMS
+from scripts import benchmark
 from scripts.benchmarks import models, operators
-from tests.commands import ROOT, call
+from tests.commands import ROOT, call, call_here
 
 
 def measured(subject: str, out: Path, *arguments: object, **options) -> dict:
@@ -51,8 +52,8 @@ def test_ratios_are_of_medians_and_within_rounds():
     ],
 )
 def test_bad_input_is_named_in_one_line(arguments, words):
-    stderr = call("scripts/benchmark.py", *arguments, status=2)
-    assert stderr.startswith("error: ") and words in stderr and stderr.count("\n") == 1
+    status, _, errors = call_here(benchmark.main, *arguments)
+    assert status == 2 and errors.startswith("error: ") and words in errors and errors.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -25,11 +25,15 @@ RUN = "0123456789ab"
 SCORES = {10: 0.9, 20: 0.5, 30: 0.6, 40: 0.7}
 
 
+@cache
+def abstract_state(kind, **changes) -> TrainState:
+    model = nnx.eval_shape(lambda: build_model(tiny(**MODELS[kind] | changes), 0))
+    return nnx.eval_shape(lambda: init_state(model, build_optimizer(OptimConfig(), lambda step: 0.1))[1])
+
+
 def draw_state(seed=0, kind="pLSTM", **changes) -> TrainState:
     """The state of a tiny model with every number drawn."""
-    model = nnx.eval_shape(lambda: build_model(tiny(**MODELS[kind] | changes), 0))
-    state = nnx.eval_shape(lambda: init_state(model, build_optimizer(OptimConfig(), lambda step: 0.1))[1])
-    rng = np.random.default_rng(seed)
+    rng, state = np.random.default_rng(seed), abstract_state(kind, **changes)
     return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 10, leaf.dtype), state)
 
 
@@ -165,16 +169,16 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_refused_and_a_run_falls_back_to_the_one_before(folder, tmp_path, damage):
-    copy, said = shutil.copytree(folder, tmp_path / "checkpoints"), []
+def test_a_damaged_checkpoint_is_refused_and_a_run_falls_back_to_the_one_before(folder, tmp_path, capsys, damage):
+    copy = shutil.copytree(folder, tmp_path / "checkpoints")
     DAMAGES[damage](copy / "40")
     with pytest.raises(UserError, match=f"{copy}/40: .*; move it away") as caught:
         Checkpoints(copy, RUN, read_only=True).restore(40, draw_state(1))
     assert "\n" not in str(caught.value)
-    checkpoints = Checkpoints(copy, RUN, say=said.append)
+    checkpoints = Checkpoints(copy, RUN)
     assert checkpoints.last_step() == 30
     assert_equal(checkpoints.restore(30, draw_state(1))[0], draw_state(30))
-    (line,) = said
+    (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("the checkpoint of step 40 is damaged: ") and line.endswith(f"{copy}/damaged/40")
     checkpoints.save(40, draw_state(40), {}, 0.7)
     checkpoints.close()
@@ -189,14 +193,15 @@ def test_a_damaged_checkpoint_is_refused_and_a_run_falls_back_to_the_one_before(
         ("40", "f" * 12, f"it is of run {RUN}, and the config of run {'f' * 12}"),
     ],
 )
-def test_a_checkpoint_of_another_run_or_step_is_not_taken(folder, tmp_path, name, run, words):
-    copy, said = tmp_path / "checkpoints", []
+def test_a_checkpoint_of_another_run_or_step_is_not_taken(folder, tmp_path, capsys, name, run, words):
+    copy = tmp_path / "checkpoints"
     shutil.copytree(folder / "40", copy / name)
     if name.isdecimal() and str(int(name)) == name:
         with pytest.raises(UserError, match=f"{copy}/{name}: a damaged checkpoint, {words}; move it away"):
             Checkpoints(copy, run, read_only=True).info(int(name))
-    assert Checkpoints(copy, run, say=said.append).last_step() is None
-    assert len(said) == 1 and f": {words}; set aside as {copy}/damaged/{name}" in said[0]
+    assert Checkpoints(copy, run).last_step() is None
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.endswith(f": {words}; set aside as {copy}/damaged/{name}")
 
 
 def test_a_process_waits_until_it_sees_the_checkpoints_of_process_0(folder, tmp_path, monkeypatch):
@@ -214,13 +219,13 @@ def test_a_process_waits_until_it_sees_the_checkpoints_of_process_0(folder, tmp_
         Checkpoints(copy, RUN)
 
 
-def test_a_file_that_a_listing_does_not_show_yet_is_not_missing(folder, tmp_path, monkeypatch):
+def test_a_file_that_a_listing_does_not_show_yet_is_not_missing(folder, tmp_path, monkeypatch, capsys):
     copy, rglob = shutil.copytree(folder, tmp_path / "checkpoints"), Path.rglob
     monkeypatch.setattr(Path, "rglob", lambda path, glob: [p for p in rglob(path, glob) if p.name != "_METADATA"])
-    assert Checkpoints(copy, RUN, say=pytest.fail).last_step() == 40
+    assert Checkpoints(copy, RUN).last_step() == 40 and capsys.readouterr().out == ""
 
 
-def test_a_clock_that_jumps_is_not_taken_for_a_full_disk(folder, tmp_path, monkeypatch):
+def test_a_clock_that_jumps_is_not_taken_for_a_full_disk(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path / "checkpoints", RUN)
     monkeypatch.setattr(checkpoints._manager, "wait_until_finished", Mock(side_effect=TimeoutError("1200 seconds")))
     with pytest.raises(UserError, match="it took too long, or the clock jumped; see whether the disk answers, then"):
@@ -241,12 +246,13 @@ def test_a_step_that_a_kill_kept_from_being_written_anew_is_still_there(folder, 
     assert {path.name for path in copy.iterdir() if path.is_dir()} == {"10", "30", "40"}
 
 
-def test_a_step_damaged_again_replaces_the_one_set_aside(folder, tmp_path):
-    copy, said = tmp_path / "checkpoints", []
+def test_a_step_damaged_again_replaces_the_one_set_aside(folder, tmp_path, capsys):
+    copy = tmp_path / "checkpoints"
     for _ in range(2):
         shutil.copytree(folder / "40", copy / "40")
         flip(copy / "40" / "info" / "metadata")
         with pytest.raises(UserError, match=f"{copy}/40: .*; move it away"):
             Checkpoints(copy, RUN, read_only=True).info(40)
-        assert Checkpoints(copy, RUN, say=said.append).last_step() is None
-    assert len(said) == 2 and [path.name for path in (copy / "damaged").iterdir()] == ["40"]
+        assert Checkpoints(copy, RUN).last_step() is None
+    assert capsys.readouterr().out.count("set aside") == 2
+    assert [path.name for path in (copy / "damaged").iterdir()] == ["40"]

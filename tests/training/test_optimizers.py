@@ -64,6 +64,8 @@ def test_all_models_decay_the_same_kinds_of_matrices():
         mask, shapes = mask_of(f"{path.parent.name}/{path.stem}")
         whole = {name.rpartition(".")[2] for name in mask if not mask[name] and len(shapes[name].shape) > 1}
         assert all(name in kept or name.endswith(("bias", "scale")) for name in whole), (path, whole)
+        decayed = {name.rpartition(".")[2] for name in mask if mask[name]}
+        assert not [name for name in decayed if name in kept or name.endswith(("bias", "scale"))], (path, decayed)
 
 
 def mask_of(experiment):

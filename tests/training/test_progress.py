@@ -47,7 +47,7 @@ def test_plain_lines_come_at_most_every_so_often_and_for_the_last_step():
     assert steps == ["11/100", "41/100", "71/100", "100/100"]
 
 
-def test_in_eighty_columns_the_values_are_cut_and_neither_bar_nor_time(monkeypatch):
+def test_in_eighty_columns_the_values_are_cut_and_neither_bar_nor_time():
     live = dict(force_terminal=True, width=80, legacy_windows=False, _environ={"TERM": "xterm"})
     console, clock = Console(file=io.StringIO(), **live), SimpleNamespace(now=100.0)
     with make(3000, console, clock=lambda: clock.now) as progress:

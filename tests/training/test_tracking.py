@@ -56,17 +56,17 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_whatever_happened_to_the_file_a_resumed_run_has_the_lines_of_its_checkpoint(tmp_path, damage):
-    path, said = tmp_path / "metrics.jsonl", []
+def test_whatever_happened_to_the_file_a_resumed_run_has_the_lines_of_its_checkpoint(tmp_path, capsys, damage):
+    path = tmp_path / "metrics.jsonl"
     whole, kept = (
         "".join(json.dumps(line) + "\n" for line in lines).encode() for lines in (lines_until(5), lines_until(3))
     )
     if DAMAGES[damage]:
         path.write_bytes(DAMAGES[damage](whole, kept))
-    resumed = MetricsWriter(path, lines_until(3), say=said.append)
+    resumed = MetricsWriter(path, lines_until(3))
     assert path.read_bytes() == kept
     is_whole = list(DAMAGES).index(damage) < 4
-    assert said == ([] if is_whole else [f"{path}: was damaged; restored from the checkpoint"])
+    assert capsys.readouterr().out == ("" if is_whole else f"{path}: was damaged; restored from the checkpoint\n")
     for line in lines_until(5)[3:]:
         values = {name: math.nan if line[name] is None else line[name] for name in ("loss", "norm", "gate")}
         resumed.write(line["step"], line["epoch"], "train", values)
@@ -176,7 +176,7 @@ def test_online_no_row_is_logged_at_a_step_that_the_server_may_have_had(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("mode", "environment", "netrc", "started"),
+    ("mode", "environment", "netrc", "started"),  # "settings": what `wandb login --host` writes
     [
         ("auto", {}, "", "offline"),
         ("auto", {}, "machine api.wandb.ai login user password 0\n", "online"),
@@ -184,6 +184,8 @@ def test_online_no_row_is_logged_at_a_step_that_the_server_may_have_had(tmp_path
         ("auto", {"WANDB_API_KEY": "0"}, "", "online"),
         ("auto", {"WANDB_API_KEY": "0", "WANDB_MODE": "offline"}, "", "offline"),
         ("auto", {"WANDB_BASE_URL": "https://example.org"}, "machine example.org login user password 0\n", "online"),
+        ("auto", {"settings": "[default]\nbase_url = https://own.org\n"}, "machine own.org password 0\n", "online"),
+        ("auto", {"settings": "no settings"}, "machine own.org password 0\n", "offline"),
         ("online", {"WANDB_API_KEY": "0", "WANDB_MODE": "offline"}, "", "online"),
         ("offline", {"WANDB_API_KEY": "0"}, "", "offline"),
         ("disabled", {"WANDB_API_KEY": "0"}, "", None),
@@ -192,11 +194,13 @@ def test_online_no_row_is_logged_at_a_step_that_the_server_may_have_had(tmp_path
 )
 def test_mode_follows_the_login_unless_it_is_given(tmp_path, monkeypatch, mode, environment, netrc, started):
     (tmp_path / "netrc").write_text(netrc)
+    (tmp_path / "settings").write_text(environment.get("settings", ""))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
     for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    for name in environment.keys() - {"settings"}:
+        monkeypatch.setenv(name, environment[name])
     modes = []
     monkeypatch.setattr(tracking, "_start_client", lambda mode, **_: modes.append(mode))
     Tracker(mode, dir=tmp_path, **RUN)

@@ -53,8 +53,8 @@ def plstm_dag(
     matrix by few large products), "recurrent" (matrix states, for large graphs), or "auto": "recurrent" where a block
     has more than d_k d_v nodes; else "levels" on a CPU; elsewhere "doubling", over 256 edges a block "recurrent".
 
-    Returns [..., N, d_v] in v's dtype; "levels" and "recurrent" have reverse-mode derivatives only. Raises ValueError
-    where shapes disagree or the method is unknown.
+    Returns [..., N, d_v] in v's dtype, with reverse-mode derivatives only. Raises ValueError where shapes disagree or
+    the method is unknown.
     """
     dag = dag.packed if isinstance(dag, Dag) else dag
     check_choice("method", method, METHODS)

@@ -23,6 +23,7 @@ from plstm.ops.common import (
     chunked_map,
     num_chunks,
     split_over_devices,
+    usable_cores,
 )
 from plstm.ops.grid import chunkwise, forms, fused, oracle
 from plstm.ops.grid.oracle import GridGates, fill_unread
@@ -37,17 +38,17 @@ FORMS = {
     "rank_one": {"row_transfer": forms.row_transfer, "batch_minor": forms.rank_one_batch_minor},
     "no_ru": {"single_path": forms.single_path, "batch_minor": forms.single_path_batch_minor},
 }
-# From results/benchmarks/tune-cpu.json: the fastest form of each structure; by structure and head size (the root of
-# d_k d_v) the number of nodes from which chunkwise is faster, where it is up to the largest grid measured.
+# From results/benchmarks/tune-cpu.json: the fastest form of each structure; the number of nodes from which chunkwise is
+# faster, where it is up to the largest grid measured: of heads of 64, between 1,024 (slower) and 2,304 (faster).
 TABLE = {
     "cpu": {
         "forms": {"general": "source_scan", "no_ru": "batch_minor", "rank_one": "batch_minor"},
-        "chunkwise_from": {"general": {64: 1882}},
+        "chunkwise_from": {"general": 1882},
     }
 }
 WIDEST_FUSED = 64  # columns: what the kernels carry should fit the registers
-# Max bytes of gating matrices at once under method="auto", of which a CPU's two passes take some 20 times as much.
-MAX_MATRIX_BYTES, MAX_MATRIX_BYTES_ELSEWHERE = {"cpu": 2**29}, 2**33
+# Max bytes of gating matrices at once under method="auto", on CPUs a core: both passes take some 20 times as much.
+MAX_MATRIX_BYTES_PER_CORE, MAX_MATRIX_BYTES_ELSEWHERE = 2**25, 2**33
 
 
 def plstm2d(
@@ -87,7 +88,7 @@ def plstm2d(
 
 def _run(q, k, v, gates: GridGates, direct, *, method: str, structure: str) -> Array:
     """`plstm2d` of a device's part of the batch."""
-    chosen = choose_method(q.shape, v.shape[-1], structure, direct.dtype.itemsize) if method == "auto" else method
+    chosen = choose_method(q.shape, structure, direct.dtype.itemsize) if method == "auto" else method
     if chosen == "fused":
         return fused.fused(q, k, v, gates, direct, structure=structure)
     if chosen == "chunkwise":
@@ -117,19 +118,17 @@ def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "
     return gating.reshape(*lead, height, width, height, width)
 
 
-def choose_method(shape: tuple[int, ...], value_size: int, structure: str, itemsize: int) -> str:
+def choose_method(shape: tuple[int, ...], structure: str, itemsize: int) -> str:
     """What "auto" does with a device's queries of a shape [..., Y, X, d_k]: the kernels on GPUs, elsewhere the gating
     matrix, unless it is slower than matrix states, or too large."""
-    *lead, height, width, key_size = shape
+    *lead, height, width, _ = shape
     nodes, backend, batch_heads = height * width, jax.default_backend(), math.prod(lead)
     if backend == "gpu" and fused.pl is not None and width <= WIDEST_FUSED:
         return "fused"
     at_once = batch_heads / num_chunks(batch_heads, nodes**2 * itemsize)
-    if at_once * nodes**2 * itemsize > MAX_MATRIX_BYTES.get(backend, MAX_MATRIX_BYTES_ELSEWHERE):
-        return "chunkwise"
-    measured, size = TABLE.get(backend, {}).get("chunkwise_from", {}).get(structure), math.sqrt(key_size * value_size)
-    least = measured[min(measured, key=lambda d: abs(math.log(d / size)))] if measured else None
-    return "chunkwise" if nodes >= (least or math.inf) else "parallel"
+    most = usable_cores() * MAX_MATRIX_BYTES_PER_CORE if backend == "cpu" else MAX_MATRIX_BYTES_ELSEWHERE
+    least = TABLE.get(backend, {}).get("chunkwise_from", {}).get(structure, math.inf)
+    return "chunkwise" if at_once * nodes**2 * itemsize > most or nodes >= least else "parallel"
 
 
 def by_matrix(q, k, v, gates: GridGates, direct, structure: str, form: str, chunks: int | None = None) -> Array:

@@ -215,8 +215,8 @@ def _batch_first(matrix: Array, direct: Array) -> Array:
 
 def _batch_first_backward(grid, cotangent):
     cotangent = in_place(lax.optimization_barrier(jnp.moveaxis(cotangent, 0, -1)))
-    own = jnp.stack([cotangent[n, n] for n in range(len(cotangent))], axis=-1)
-    return cotangent, own.reshape(-1, *grid)
+    own = cotangent.reshape(-1, cotangent.shape[-1])[:: len(cotangent) + 1]  # the diagonal
+    return cotangent, own.T.reshape(-1, *grid)
 
 
 _batch_first.defvjp(lambda matrix, direct: (_batch_first(matrix, direct), direct.shape[1:]), _batch_first_backward)

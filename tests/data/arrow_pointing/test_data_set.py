@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data.arrow_pointing import __main__ as commands
 from data.arrow_pointing import builder as packed_module
 from data.arrow_pointing.builder import ArrowPointing, data_source, load_packed, prepare
 from data.arrow_pointing.geometry import LAWS, SPLITS, ArrowVariant, digest, render
 from data.files import data_root
 from data.loading import StreamedBatches, unpack
 from plstm.errors import UserError
-from tests.commands import begin, call, damages, end
+from tests.commands import begin, call, call_here, damages, end
 from tests.data.batching import take
 
 MODULE = ["-m", "data.arrow_pointing"]
@@ -230,8 +231,8 @@ def test_impossible_variants_and_splits_are_refused(field, value):
     ],
 )
 def test_bad_commands_say_what_is_wrong(command, words):
-    errors = call(*MODULE, *command.split(), status=2)
-    assert words in errors and "Traceback" not in errors
+    status, output, errors = call_here(commands.main, *command.split())
+    assert (status, output) == (2, "") and words in errors and errors.count("\n") == 1
 
 
 def test_hash_and_sheet_commands(tmp_path):

@@ -1,4 +1,4 @@
-import sys
+import functools
 import zlib
 
 import numpy as np
@@ -8,32 +8,20 @@ from PIL import Image
 from data.augment import __main__ as commands
 from data.augment.operations import OPERATIONS
 from data.augment.recipes import RAND_ARGUMENTS
-from plstm.errors import run_script
-from tests.commands import call
+from tests.commands import call, call_here
+
+run = functools.partial(call_here, commands.main)
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """A folder with the 8 x 8 picture A, whose bytes are known, and a larger JPEG."""
+def folder(tmp_path, monkeypatch):
+    """The working folder, with the 8 x 8 picture A, whose bytes are known, and a larger JPEG."""
+    monkeypatch.chdir(tmp_path)
     y, x, c = np.indices((8, 8, 3))
     Image.fromarray(((37 * x + 59 * y + 83 * c) % 256).astype(np.uint8)).save(tmp_path / "a.png")
     y, x, c = np.indices((60, 90, 3))
     Image.fromarray(((x * 2 + y * (c + 1)) % 256).astype(np.uint8)).save(tmp_path / "b.jpg")
     return tmp_path
-
-
-@pytest.fixture
-def run(folder, monkeypatch, capsys):
-    """Runs a command line in the folder; returns status, output and errors."""
-
-    def call(*arguments):
-        monkeypatch.chdir(folder)
-        monkeypatch.setattr(sys, "argv", ["augment", *arguments])
-        with pytest.raises(SystemExit) as end:
-            run_script(commands.main)
-        return end.value.code or 0, *capsys.readouterr()
-
-    return call
 
 
 def test_help_lists_recipes_and_operations():
@@ -42,7 +30,7 @@ def test_help_lists_recipes_and_operations():
         assert word in printed
 
 
-def test_op_writes_known_bytes(run, folder):
+def test_op_writes_known_bytes(folder):
     assert run("op", "Posterize", "--level", "9", "--sign", "+1", "a.png", "out.png") == (0, "", "")
     assert f"{zlib.crc32(Image.open(folder / 'out.png').tobytes()):08x}" == "29fac02d"
     assert run("op", "ShearX", "--level", "4.5", "--sign", "-1", "b.jpg", "out.png")[0] == 0
@@ -51,7 +39,7 @@ def test_op_writes_known_bytes(run, folder):
 
 
 @pytest.mark.parametrize("recipe, count, columns", [("deit3", 5, 4), ("none", 1, 2)])
-def test_sheet_holds_the_views(run, folder, recipe, count, columns):
+def test_sheet_holds_the_views(folder, recipe, count, columns):
     assert run("sheet", "b.jpg", "s.png", "--recipe", recipe, "--views", str(count), "--size", "64") == (0, "", "")
     sheet = Image.open(folder / "s.png")
     assert sheet.width > columns * 64 and sheet.height > -(-(count + 1) // columns) * 64
@@ -76,7 +64,7 @@ def test_sheet_holds_the_views(run, folder, recipe, count, columns):
         ("sheet a.png o.png --seed -1", "--seed -1: must be 0"),
     ],
 )
-def test_bad_input_is_one_line(run, folder, arguments, message):
+def test_bad_input_is_one_line(folder, arguments, message):
     (folder / "text.jpg").write_text("no picture")
     (folder / "cut.jpg").write_bytes((folder / "b.jpg").read_bytes()[:700])
     before = sorted(path.name for path in folder.iterdir())
