@@ -57,8 +57,9 @@ def print_metrics(options: EvalConfig) -> None:
         print(describe(name, found, task.unit), flush=True)
     if options.figures:
         predict = make_predict(nnx.graphdef(model), task.logits)
-        asked = ["best"] * (options.checkpoint == "best") + [*splits] * bool(options.data.split or options.data.folder)
-        name = "-".join([run_name(config), model.info.run, *asked])
+        best = ["best"] if options.checkpoint == "best" else []
+        asked = splits if options.data.split or options.data.folder else []
+        name = "-".join([run_name(config), model.info.run, *best, *asked])
         for path in task.draw(model, predict, splits, Path(options.paths.results, "figures"), name):
             print(path)
 

@@ -19,11 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    pass
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
 
 
 class Parser(commands.Parser):
-    """Ends bad arguments with one line; its help has the description as written, and every option's default."""
+    """Ends bad arguments with one line; its help has the description as written, and the options' defaults."""
 
     def __init__(self, description: str | None, **options: Any):
         super().__init__(description=description, formatter_class=_Help, **options)

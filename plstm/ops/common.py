@@ -120,8 +120,8 @@ def in_place(tensor: Array) -> Array:
     return with_layout_constraint(tensor, Layout(major_to_minor=tuple(range(tensor.ndim))))
 
 
-def usable_cores() -> int:
-    """Those that this process may run on."""
+def core_count() -> int:
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -129,7 +129,7 @@ def num_chunks(batch_heads: int, matrix_bytes: int) -> int:
     """Number of chunks for so many entries whose gating matrices have `matrix_bytes` each; 1 except on CPUs."""
     if jax.default_backend() != "cpu":
         return 1
-    chunks = batch_heads * matrix_bytes // (BYTES_PER_CORE * usable_cores())
+    chunks = batch_heads * matrix_bytes // (BYTES_PER_CORE * core_count())
     return max(min(chunks, batch_heads // MIN_ENTRIES), 1) if chunks >= MIN_CHUNKS else 1
 
 

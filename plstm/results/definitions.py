@@ -60,8 +60,7 @@ class Row(Reference):
     init_from: str | None = None  # an earlier row's experiment, whose run of the same swept values this row fine-tunes
     require: dict[str, Any] = {}  # beside the table's
     sweep: dict[str, list[Any]] = {}  # some of the table's values
-    # In figures, the table of altered images and the note of runs that do not fit; false for another table's rows.
-    drawn: bool = True
+    own: bool = True  # false for a row of another table: not in figures, probes, or the note of runs that do not fit
     epochs: None = None
 
 

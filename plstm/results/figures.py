@@ -46,7 +46,7 @@ BASELINE_DASHES = [(0, (6, 3)), (0, (3, 2)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0,
 def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> list[Path]:
     """Draw what `figure` asks for of cells with a whole seed; returns .png and .svg. UserError for a missing curve."""
     groups = find_groups(table, records)[0]
-    cells = [group.chosen for group in groups if group.chosen.runs and group.chosen.row.drawn]
+    cells = [group.chosen for group in groups if group.chosen.runs and group.chosen.row.own]
     wanted = {draw_curves: table.figure.panels, draw_dots: table.figure.dots, draw_sizes: table.figure.sizes}
     wanted |= {draw_lengths: table.figure.lengths}
     wanted = {draw: asked and (cells or draw is draw_curves) for draw, asked in wanted.items()}

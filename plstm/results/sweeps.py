@@ -96,7 +96,7 @@ def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:
 
 
 def match_records(table: TableDefinition, records: Sequence[Record]) -> tuple[dict[tuple, Record], list[str]]:
-    """The records by `PlannedRun.key`, and the ids of the drawn rows' other records, which do not fit.
+    """The records by `PlannedRun.key`, and the ids of the table's own rows' other records, which do not fit.
 
     A record fits with the swept values of a planned run, every metric that the table shows, what the table and the row
     `require`, no further overrides, and the table's run as the one that it fine-tunes. Of two that fit, the one that
@@ -110,7 +110,7 @@ def match_records(table: TableDefinition, records: Sequence[Record]) -> tuple[di
             run = runs.get(_key(table, record.config))
             if run and _fits(table, run, record, found):
                 found[run.key] = record
-            elif row.drawn:
+            elif row.own:
                 left_out.append(record.id)
     return found, left_out
 
@@ -220,7 +220,7 @@ class Group:
 
 
 def find_groups(table: TableDefinition, records: Sequence[Record]) -> tuple[list[Group], list[str]]:
-    """All cells by section and row, and the ids of other records of the rows' experiments, which are left out."""
+    """All cells by section and row, and the ids that `match_records` leaves out."""
     found, left_out = match_records(table, records)
     planned = _planned_keys(table)
     whole = {

@@ -44,7 +44,7 @@ def render_table(
     frame = pd.DataFrame(texts, dtype=object)
     frame = frame.drop(columns=ONLY_SHOWN, errors="ignore").dropna(axis="columns", how="all")
     texts = {"md": text, "csv": frame.to_csv(index=False, lineterminator="\n")}
-    shown = [group.chosen for group in groups if table.figure.sizes and group.chosen.row.drawn]
+    shown = [group.chosen for group in groups if table.figure.sizes and group.chosen.row.own]
     probes = render_probes(table, shown, results_dir)
     return {results_dir / "tables" / f"{table.name}.{kind}": text.encode() for kind, text in texts.items()} | probes
 
@@ -54,8 +54,8 @@ def _notes(table: TableDefinition, groups: list[Group], left_out: list[str]) -> 
     for group, cell in ((own, cell) for own in groups for cell in own.cells):
         choice = f"{table.chosen_name} {cell.choice}" if table.select else ""
         place = ", ".join(filter(None, [cell.row.name, table.section_title(cell.section), choice]))
-        shared = bool(group.shared_seeds) if table.choose_once else len(group.shared_seeds) == len(cell.means)
-        if cell is group.chosen and len(cell.means) and not shared:
+        least = min(len(cell.means), 1) if table.choose_once else len(cell.means)
+        if cell is group.chosen and len(group.shared_seeds) < least:
             fewer.append(f"{place}: {len(group.shared_seeds)} of {len(cell.means)}")
         if cell is group.chosen and table.took_off is not None and _are_far_apart(table, cell):
             values = cell.means[[column.name for column in table.columns]].map(f"{{:.{table.digits}f}}".format)

@@ -34,7 +34,7 @@ EXIT_BAD_INPUT = 2
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)  # for `explain`
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LOCAL = CONFIGS / "local" / "default.yaml"
-GLOBAL = "# @package _global_"  # tells Hydra that a file's keys are whole ones
+GLOBAL = re.compile(r"\s*#\s*@package\s+_global_\s*$", re.MULTILINE)  # tells Hydra that a file's keys are whole ones
 LOCAL_KEYS = ("paths.", "logger.", "data.root.", "data.workers.")  # what that file may have
 
 
@@ -119,8 +119,8 @@ def local_settings(path: Path = LOCAL) -> DictConfig:
         raise UserError(f"{path}: cannot be read ({_one_line(error)})") from error
     if not isinstance(settings, DictConfig):
         raise UserError(f"{path}: write keys and their values, such as paths: {{runs: /data/runs}}")
-    if settings and GLOBAL not in path.read_text(encoding="utf-8").splitlines():
-        raise UserError(f"{path}: must have the line {GLOBAL}")
+    if settings and not GLOBAL.match(path.read_text(encoding="utf-8")):
+        raise UserError(f"{path}: must begin with the line # @package _global_")
     for key in _dotted_keys(settings):
         if not any(f"{key}.".startswith(known) or known.startswith(f"{key}.") for known in LOCAL_KEYS):
             raise UserError(f"{path}: {key} has no place there, only paths, logger, data.root and data.workers have")

@@ -35,7 +35,7 @@ NEWEST = 2  # checkpoints that are kept, beside the best
 SECONDS_TO_LIST = 120  # NFS may keep a listing for one minute
 NO_SCORE = -1e30  # of a checkpoint that was not evaluated
 _score = itemgetter("score")
-logging.set_verbosity(logging.ERROR)  # Orbax warns of what is meant
+logging.set_verbosity(logging.ERROR)  # of the whole process: Orbax warns about what is done here on purpose
 
 
 class Checkpoints:

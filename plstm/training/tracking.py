@@ -129,12 +129,13 @@ def choose_mode(mode: str) -> str:
 
 
 def _is_logged_in() -> bool:
-    """Whether W&B would find an API key without asking, in its environment variable or, of the server that it would
-    take, in netrc."""
+    """Whether W&B would find an API key without asking, in its environment variable, or in netrc for the server that it
+    would use."""
     saved = configparser.ConfigParser(interpolation=None)  # by `wandb login --host`
-    with contextlib.suppress(OSError, configparser.Error, netrc.NetrcParseError):
+    with contextlib.suppress(OSError, configparser.Error):
         saved.read(Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb", "settings").expanduser())
-        server = os.environ.get("WANDB_BASE_URL") or saved.get("default", "base_url", fallback="https://api.wandb.ai")
+    server = os.environ.get("WANDB_BASE_URL") or saved.get("default", "base_url", fallback="https://api.wandb.ai")
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
         if netrc.netrc(os.environ.get("NETRC")).authenticators(urlsplit(server).netloc):
             return True
     return bool(os.environ.get("WANDB_API_KEY"))

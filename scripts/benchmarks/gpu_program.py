@@ -209,7 +209,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
     parser.add_argument("--gpu", choices=list(GPUS), default="H100")
     parser.add_argument("--devices", type=positive, default=1)
-    parser.add_argument("--out", type=Path, help="the file to write")
+    parser.add_argument("--out", type=Path, help="(default: results/benchmarks/gpu-program.json, for no experiment)")
     options = parser.parse_args()
     cases = [(options.experiment, options.devices, options.overrides)] if options.experiment else CASES
     rows = [report(experiment, devices, options.gpu, overrides) for experiment, devices, overrides in cases]

@@ -36,9 +36,11 @@ def measure_steps(
     """Training steps on one thread, in processor seconds, here and in another checkout."""
     if not against:
         raise UserError("--against: name a checkout to compare with; its folder, or . for times alone")
-    head = subprocess.check_output(["git", "-C", against, "rev-parse", "HEAD"], text=True).strip()
+    found = subprocess.run(["git", "-C", against, "rev-parse", "HEAD"], capture_output=True, text=True)
+    if found.returncode:
+        raise UserError(f"--against {against}: no checkout ({found.stderr.strip()})")
+    head, folders = found.stdout.strip(), {"here": ROOT, "before": Path(against)}
     for experiment in experiments:
-        folders = {"here": ROOT, "before": Path(against)}
         runs = {name: _start(folder, [experiment, *overrides]) for name, folder in folders.items()}
         found = {name: timing(seconds) for name, seconds in alternate(runs, repeats, _ask).items()}
         for run in runs.values():

@@ -125,7 +125,7 @@ def parts(config: Config) -> None:
     if config.task == "arrow":
         task._variant  # noqa: B018 (it checks the sizes)
     elif config.data.name == "mosaics":
-        assert all(len(task.split(name)) for name in config.loop.final_splits if name != "train")
+        assert all(len(task.split(name)) for name in config.loop.final_splits)
         task.batches(layout)
     json.dumps(configs.identity(config), allow_nan=False, ensure_ascii=False).encode()
     assert len(configs.run_id(config)) == 12

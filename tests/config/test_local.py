@@ -51,9 +51,10 @@ def test_a_local_config_that_is_not_one_is_named(tmp_path):
     path.write_text("paths: {runs: here")
     with pytest.raises(UserError, match=f"{path}: cannot be read .*line 1"):
         local_settings(path)
-    path.write_text("paths: {runs: here}")
-    with pytest.raises(UserError, match=f"{path}: must have the line # @package _global_"):
-        local_settings(path)
+    for start in ("", "# my machine\n# @package _global_\n"):  # Hydra does not look behind another line
+        path.write_text(f"{start}paths: {{runs: here}}")
+        with pytest.raises(UserError, match=f"{path}: must begin with the line # @package _global_"):
+            local_settings(path)
     path.write_text("# @package _global_\npaths: {runs: ~/runs}")
     with pytest.raises(UserError, match=f"{path}: paths.runs=~/runs: give a path without ~"):
         local_settings(path)

@@ -169,7 +169,7 @@ class RolledTape(TapeRNN):
         return (tape[:, 0], tape), change
 
 
-@pytest.mark.parametrize("cells", [1, 2, 5])
+@pytest.mark.parametrize("cells", [1, 2, 5, 8])
 def test_the_tape_s_transform_moves_it_as_rolling_does(x64, cells):
     rows = rows_of([[1, 0, 1, 1, 0, 1, 0], [1]], blanks=4)
 

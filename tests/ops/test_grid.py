@@ -200,8 +200,10 @@ def test_auto_is_chunkwise_from_the_measured_size_on_and_where_the_matrix_would_
     ):
         chosen = grid.choose_method(shape, structure, itemsize=4)
         assert chosen == ("chunkwise" if expected else "parallel"), shape
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(3))
-    assert grid.choose_method((1, 64, 65, 64), "no_ru", itemsize=4) == "parallel"
+    for cores, widest in ((1, 64), (3, 78), (64, 181)):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: range(cores))
+        assert grid.choose_method((1, 64, widest, 64), "no_ru", itemsize=4) == "parallel"
+        assert grid.choose_method((1, 64, widest + 1, 64), "no_ru", itemsize=4) == "chunkwise"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert grid.choose_method((3, 9, 64, 20), "no_ru", itemsize=4) == "fused"
     assert grid.choose_method((3, 9, 65, 20), "no_ru", itemsize=4) == "parallel"

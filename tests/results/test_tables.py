@@ -107,6 +107,8 @@ def test_a_record_that_does_not_fit_is_left_out_and_noted(arrow, add, tmp_path, 
     text = rendered(arrow, tmp_path)["md"]
     assert f"- Not counted: 1 finished runs that do not fit the table: {wrong.id}." in text
     assert "0.970 ([n=1]" in text and text.count("Not counted") == 1
+    of_another_table = [row.model_copy(update={"own": False}) for row in arrow.rows]
+    assert "Not counted" not in rendered(arrow.model_copy(update={"rows": of_another_table}), tmp_path)["md"]
 
 
 @pytest.mark.parametrize("dirty", [True, None])

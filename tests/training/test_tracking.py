@@ -185,7 +185,7 @@ def test_online_no_row_is_logged_at_a_step_that_the_server_may_have_had(tmp_path
         ("auto", {"WANDB_API_KEY": "0", "WANDB_MODE": "offline"}, "", "offline"),
         ("auto", {"WANDB_BASE_URL": "https://example.org"}, "machine example.org login user password 0\n", "online"),
         ("auto", {"settings": "[default]\nbase_url = https://own.org\n"}, "machine own.org password 0\n", "online"),
-        ("auto", {"settings": "no settings"}, "machine own.org password 0\n", "offline"),
+        ("auto", {"settings": "no settings"}, "machine api.wandb.ai password 0\n", "online"),
         ("online", {"WANDB_API_KEY": "0", "WANDB_MODE": "offline"}, "", "online"),
         ("offline", {"WANDB_API_KEY": "0"}, "", "offline"),
         ("disabled", {"WANDB_API_KEY": "0"}, "", None),

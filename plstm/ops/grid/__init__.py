@@ -21,9 +21,9 @@ from plstm.ops.common import (
     check_inputs,
     check_shapes,
     chunked_map,
+    core_count,
     num_chunks,
     split_over_devices,
-    usable_cores,
 )
 from plstm.ops.grid import chunkwise, forms, fused, oracle
 from plstm.ops.grid.oracle import GridGates, fill_unread
@@ -38,8 +38,8 @@ FORMS = {
     "rank_one": {"row_transfer": forms.row_transfer, "batch_minor": forms.rank_one_batch_minor},
     "no_ru": {"single_path": forms.single_path, "batch_minor": forms.single_path_batch_minor},
 }
-# From results/benchmarks/tune-cpu.json: the fastest form of each structure; the number of nodes from which chunkwise is
-# faster, where it is up to the largest grid measured: of heads of 64, between 1,024 (slower) and 2,304 (faster).
+# From results/benchmarks/tune-cpu.json: the fastest form of each structure, and the number of nodes from which
+# chunkwise is faster. With heads of 64 it was slower at 1,024 nodes and faster at 2,304; 1,882 is between.
 TABLE = {
     "cpu": {
         "forms": {"general": "source_scan", "no_ru": "batch_minor", "rank_one": "batch_minor"},
@@ -47,7 +47,8 @@ TABLE = {
     }
 }
 WIDEST_FUSED = 64  # columns: what the kernels carry should fit the registers
-# Max bytes of gating matrices at once under method="auto", on CPUs a core: both passes take some 20 times as much.
+# Max bytes of gating matrices at once under method="auto". On CPUs, where both passes take some 20 times as much, it is
+# that of a core times their number, counted as 2 to 16.
 MAX_MATRIX_BYTES_PER_CORE, MAX_MATRIX_BYTES_ELSEWHERE = 2**25, 2**33
 
 
@@ -126,7 +127,8 @@ def choose_method(shape: tuple[int, ...], structure: str, itemsize: int) -> str:
     if backend == "gpu" and fused.pl is not None and width <= WIDEST_FUSED:
         return "fused"
     at_once = batch_heads / num_chunks(batch_heads, nodes**2 * itemsize)
-    most = usable_cores() * MAX_MATRIX_BYTES_PER_CORE if backend == "cpu" else MAX_MATRIX_BYTES_ELSEWHERE
+    cores = min(max(core_count(), 2), 16)
+    most = cores * MAX_MATRIX_BYTES_PER_CORE if backend == "cpu" else MAX_MATRIX_BYTES_ELSEWHERE
     least = TABLE.get(backend, {}).get("chunkwise_from", {}).get(structure, math.inf)
     return "chunkwise" if at_once * nodes**2 * itemsize > most or nodes >= least else "parallel"
 
