@@ -58,7 +58,8 @@ def print_metrics(options: EvalConfig) -> None:
     if options.figures:
         predict = make_predict(nnx.graphdef(model), task.logits)
         best = ["best"] if options.checkpoint == "best" else []
-        asked = splits if options.data.split or options.data.folder else []
+        asked = [options.data.split] if options.data.split else []
+        asked += [Path(options.data.folder).name] if options.data.folder else []
         name = "-".join([run_name(config), model.info.run, *best, *asked])
         for path in task.draw(model, predict, splits, Path(options.paths.results, "figures"), name):
             print(path)

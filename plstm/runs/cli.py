@@ -34,7 +34,7 @@ EXIT_BAD_INPUT = 2
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)  # for `explain`
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LOCAL = CONFIGS / "local" / "default.yaml"
-GLOBAL = re.compile(r"\s*#\s*@package\s+_global_\s*$", re.MULTILINE)  # tells Hydra that a file's keys are whole ones
+GLOBAL = re.compile(r"\s*#\s*@package\s+_global_\s*$", re.MULTILINE)  # without it Hydra puts the keys under `local`
 LOCAL_KEYS = ("paths.", "logger.", "data.root.", "data.workers.")  # what that file may have
 
 

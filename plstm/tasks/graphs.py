@@ -221,8 +221,9 @@ class GraphTask(Task):
     def source(self) -> GraphBatches:
         data = self.config.data
         if (count := jax.device_count()) > 1:
-            show = f"CUDA_VISIBLE_DEVICES=0, or for a table make table-graphs ARGS='--processes {count}'"
-            raise UserError(f"task graphs: trains on one device, not {count}; show it one: {show}")
+            on_gpu = f": CUDA_VISIBLE_DEVICES=0, or for a table make table-graphs ARGS='--processes {count}'"
+            shown = on_gpu if jax.default_backend() == "gpu" else ""
+            raise UserError(f"task graphs: trains on one device, not {count}; show it one{shown}")
         return load_batches(data.name, data.root, data.download, data.verify, self.config.optim.batch_size)
 
     @functools.cached_property

@@ -35,7 +35,6 @@ NEWEST = 2  # checkpoints that are kept, beside the best
 SECONDS_TO_LIST = 120  # NFS may keep a listing for one minute
 NO_SCORE = -1e30  # of a checkpoint that was not evaluated
 _score = itemgetter("score")
-logging.set_verbosity(logging.ERROR)  # of the whole process: Orbax warns about what is done here on purpose
 
 
 class Checkpoints:
@@ -47,6 +46,7 @@ class Checkpoints:
         Unless `read_only`, damaged checkpoints, and those of other runs, are set aside, a line each.
         """
         self.folder, self.run, self._read_only = Path(folder).absolute(), run, read_only
+        logging.set_verbosity(logging.ERROR)  # Orbax warns about what is done here on purpose
         self._whole: set[int] = set()  # steps found undamaged, if `read_only`
         if read_only and not self.folder.is_dir():
             raise UserError(f"{self.folder}: no checkpoints there; train the run first")

@@ -132,7 +132,7 @@ def _is_logged_in() -> bool:
     """Whether W&B would find an API key without asking, in its environment variable, or in netrc for the server that it
     would use."""
     saved = configparser.ConfigParser(interpolation=None)  # by `wandb login --host`
-    with contextlib.suppress(OSError, configparser.Error):
+    with contextlib.suppress(OSError, UnicodeDecodeError, configparser.Error):
         saved.read(Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb", "settings").expanduser())
     server = os.environ.get("WANDB_BASE_URL") or saved.get("default", "base_url", fallback="https://api.wandb.ai")
     with contextlib.suppress(OSError, netrc.NetrcParseError):

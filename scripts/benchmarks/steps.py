@@ -35,11 +35,11 @@ def measure_steps(
 ) -> Iterator[Row]:
     """Training steps on one thread, in processor seconds, here and in another checkout."""
     if not against:
-        raise UserError("--against: name a checkout to compare with; its folder, or . for times alone")
-    found = subprocess.run(["git", "-C", against, "rev-parse", "HEAD"], capture_output=True, text=True)
-    if found.returncode:
-        raise UserError(f"--against {against}: no checkout ({found.stderr.strip()})")
-    head, folders = found.stdout.strip(), {"here": ROOT, "before": Path(against)}
+        raise UserError("--against: name the folder of a checkout to compare with")
+    asked = subprocess.run(["git", "-C", against, "rev-parse", "HEAD"], capture_output=True, text=True)
+    if asked.returncode:
+        raise UserError(f"--against {against}: no checkout ({asked.stderr.strip()})")
+    head, folders = asked.stdout.strip(), {"here": ROOT, "before": Path(against)}
     for experiment in experiments:
         runs = {name: _start(folder, [experiment, *overrides]) for name, folder in folders.items()}
         found = {name: timing(seconds) for name, seconds in alternate(runs, repeats, _ask).items()}

@@ -48,6 +48,8 @@ def test_ratios_are_of_medians_and_within_rounds():
         (["nothing"], "invalid choice: 'nothing'"),
         (["operator", "--grids", "0"], "'0' must be a whole number from 1"),
         (["chunks", "--cases", "12"], "invalid side_x_images value: '12'"),
+        (["steps"], "--against: name the folder of a checkout"),
+        (["steps", "--against=/"], "--against /: no checkout"),
         (["data", "--images=1", "--repeats=1", "--out=/proc/x.json"], "/proc/x.json: No such file"),
     ],
 )

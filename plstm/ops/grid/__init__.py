@@ -47,9 +47,10 @@ TABLE = {
     }
 }
 WIDEST_FUSED = 64  # columns: what the kernels carry should fit the registers
-# Max bytes of gating matrices at once under method="auto". On CPUs, where both passes take some 20 times as much, it is
-# that of a core times their number, counted as 2 to 16.
+# Max bytes of gating matrices at once under method="auto": on CPUs, where the two passes take some 20 times as much,
+# for each of FEWEST to MOST cores.
 MAX_MATRIX_BYTES_PER_CORE, MAX_MATRIX_BYTES_ELSEWHERE = 2**25, 2**33
+FEWEST, MOST = 2, 16
 
 
 def plstm2d(
@@ -126,11 +127,12 @@ def choose_method(shape: tuple[int, ...], structure: str, itemsize: int) -> str:
     nodes, backend, batch_heads = height * width, jax.default_backend(), math.prod(lead)
     if backend == "gpu" and fused.pl is not None and width <= WIDEST_FUSED:
         return "fused"
-    at_once = batch_heads / num_chunks(batch_heads, nodes**2 * itemsize)
-    cores = min(max(core_count(), 2), 16)
-    most = cores * MAX_MATRIX_BYTES_PER_CORE if backend == "cpu" else MAX_MATRIX_BYTES_ELSEWHERE
+    at_once = -(-batch_heads // num_chunks(batch_heads, nodes**2 * itemsize))
+    limit = MAX_MATRIX_BYTES_ELSEWHERE
+    if backend == "cpu":
+        limit = MAX_MATRIX_BYTES_PER_CORE * min(max(core_count(), FEWEST), MOST)
     least = TABLE.get(backend, {}).get("chunkwise_from", {}).get(structure, math.inf)
-    return "chunkwise" if at_once * nodes**2 * itemsize > most or nodes >= least else "parallel"
+    return "chunkwise" if at_once * nodes**2 * itemsize > limit or nodes >= least else "parallel"
 
 
 def by_matrix(q, k, v, gates: GridGates, direct, structure: str, form: str, chunks: int | None = None) -> Array:

@@ -185,3 +185,5 @@ def test_photographs_depend_on_the_arguments_alone(tars, tmp_path):
     assert all(same[name] != other[name] for name in same)
     with pytest.raises(UserError, match="--val 51: must be 1 to 50"):
         make_photos.make(tmp_path, CLASSES, 1, 51)
+    with pytest.raises(UserError, match="--seed -1: must be at least 0"):
+        make_photos.make(tmp_path, CLASSES, 1, 1, -1)
