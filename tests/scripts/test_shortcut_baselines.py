@@ -76,7 +76,7 @@ def test_record_on_disk(tmp_path, monkeypatch, capsys):
 def test_the_record_of_balanced_images_has_a_name_and_a_row_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["x.py", "--size=48", "--scale=0.25", "--samples=2000", "--law=balanced"])
     monkeypatch.setattr(script, "SPLITS_SEEN", ["val"])
-    monkeypatch.setattr(script, "ROOT", tmp_path)
+    monkeypatch.setattr(script, "machine_folder", lambda name: tmp_path / name)
     script.main()
     record = json.loads((tmp_path / "results/baselines/arrow-balanced-48.json").read_text())
     assert record["law"] == "balanced"
