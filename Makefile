@@ -85,7 +85,7 @@ table-tokens-reduced: ## Run what is missing of the REDUCED table of counting an
 table-tracking: ## Run what is missing of the REDUCED table of longer state tracking (120 runs of up to ten minutes)
 table-languages: ## Run what is missing of formal languages at full size (GPUs; ARGS="--sections bucket_sort" one task)
 table-languages-ablation: ## Run what is missing of PR-LSTM's and PR-RNN's refinements at full size
-table-languages-reduced: ## Run what is missing of the REDUCED formal languages (119 runs of minutes, the Transformer's of 17 to 51 and, with long answers, more)
+table-languages-reduced: ## Run what is missing of the REDUCED formal languages (119 runs of minutes; the Transformer's take up to an hour, with long answers longer)
 TABLE_reduced := arrow-reduced
 TABLE_balanced := arrow-balanced-reduced
 TABLES := $(shell grep -oE '^table-[a-z-]+' $(firstword $(MAKEFILE_LIST)))

@@ -96,7 +96,7 @@ def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:
 
 
 def match_records(table: TableDefinition, records: Sequence[Record]) -> tuple[dict[tuple, Record], list[str]]:
-    """The records by `PlannedRun.key`, and the ids of the table's own rows' other records, which do not fit.
+    """The records by `PlannedRun.key`, and the ids of other records of the table's own rows, which do not fit.
 
     A record fits with the swept values of a planned run, every metric that the table shows, what the table and the row
     `require`, no further overrides, and the table's run as the one that it fine-tunes. Of two that fit, the one that

@@ -213,7 +213,8 @@ def main() -> None:
     options = parser.parse_args()
     cases = [(options.experiment, options.devices, options.overrides)] if options.experiment else CASES
     rows = [report(experiment, devices, options.gpu, overrides) for experiment, devices, overrides in cases]
-    if out := options.out or (None if options.experiment else ROOT / "results/benchmarks/gpu-program.json"):
+    usual = None if options.experiment else ROOT / "results/benchmarks/gpu-program.json"
+    if out := options.out or usual:
         write_results(out, {"rows": rows})
         print(f"Written to {out}")
 

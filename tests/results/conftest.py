@@ -1,25 +1,22 @@
 """Example records: finished runs of the tables here with made-up accuracies."""
 
-import contextlib
 import hashlib
 import importlib
-import io
 import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 from xml.etree import ElementTree
 
 import pytest
 from omegaconf import OmegaConf
 
-from plstm.errors import UserError
 from plstm.results.definitions import load_table
 from plstm.results.records import Record, read_records, write_record
 from plstm.results.sweeps import planned_runs
 from plstm.results.tables import render_table
 from plstm.runs.programs import experiment_cost
+from tests.commands import call_here
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "configs/tables"
@@ -139,13 +136,8 @@ def edit_line(path, edit, number=0):
 
 def run_script(name, *arguments):
     """What `main` of a script prints with these arguments, the status that it ends with, and the line of its error."""
-    main, printed = importlib.import_module(f"scripts.{name}").main, io.StringIO()
-    with mock.patch("sys.argv", [name, *map(str, arguments)]), contextlib.redirect_stdout(printed):
-        try:
-            status, error = main() or 0, ""
-        except UserError as problem:
-            status, error = 2, str(problem)
-    return SimpleNamespace(returncode=status, stdout=printed.getvalue(), stderr=error)
+    status, output, errors = call_here(importlib.import_module(f"scripts.{name}").main, *arguments)
+    return SimpleNamespace(returncode=status, stdout=output, stderr=errors)
 
 
 def svg_texts(path):

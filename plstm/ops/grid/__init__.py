@@ -47,10 +47,10 @@ TABLE = {
     }
 }
 WIDEST_FUSED = 64  # columns: what the kernels carry should fit the registers
-# Max bytes of gating matrices at once under method="auto": on CPUs, where the two passes take some 20 times as much,
-# for each of FEWEST to MOST cores.
+# Max bytes of gating matrices at once under method="auto". On CPUs it is per core, of which at least
+# FEWEST_CORES and at most MOST_CORES count, and the two passes take some 20 times as much.
 MAX_MATRIX_BYTES_PER_CORE, MAX_MATRIX_BYTES_ELSEWHERE = 2**25, 2**33
-FEWEST, MOST = 2, 16
+FEWEST_CORES, MOST_CORES = 2, 16
 
 
 def plstm2d(
@@ -130,7 +130,7 @@ def choose_method(shape: tuple[int, ...], structure: str, itemsize: int) -> str:
     at_once = -(-batch_heads // num_chunks(batch_heads, nodes**2 * itemsize))
     limit = MAX_MATRIX_BYTES_ELSEWHERE
     if backend == "cpu":
-        limit = MAX_MATRIX_BYTES_PER_CORE * min(max(core_count(), FEWEST), MOST)
+        limit = MAX_MATRIX_BYTES_PER_CORE * min(max(core_count(), FEWEST_CORES), MOST_CORES)
     least = TABLE.get(backend, {}).get("chunkwise_from", {}).get(structure, math.inf)
     return "chunkwise" if at_once * nodes**2 * itemsize > limit or nodes >= least else "parallel"
 
