@@ -6,6 +6,7 @@
 
 Altered images have the training size and twice it, unaltered ones all sizes. Balanced accuracy is the mean of the
 accuracies on images that point at the circle and on those that do not: altered images are mostly of the second kind.
+The area under the ROC curve tells how well the model ranks the images, whatever its threshold.
 Writes results/probes/<run>.json, from which `make tables` draws accuracy by size and by distance.
 """
 
@@ -44,7 +45,7 @@ from scripts.shortcut_baselines import (
     training_reach,
 )
 
-SHOWN = ("accuracy", "balanced_accuracy", "answered_at", "labelled_at")
+SHOWN = ("accuracy", "balanced_accuracy", "area_under_roc", "answered_at", "labelled_at")
 
 
 def true_label(arrow: Arrow) -> np.ndarray:
@@ -77,7 +78,7 @@ PROBES = {
         arrow, canvas, **{name: np.roll(getattr(arrow, name), -1) for name in ("radius", "cx", "cy")}
     ),
 }
-Answer = Callable[[Arrow, Canvas], np.ndarray]  # geometries [n] -> 0 or 1 [n]
+Answer = Callable[[Arrow, Canvas], np.ndarray]  # geometries [n] -> the logit of "at" less that of "past" [n]
 
 
 def load_answer(run: str, runs: Path) -> tuple[Config, Path, Answer]:
@@ -93,7 +94,8 @@ def load_answer(run: str, runs: Path) -> tuple[Config, Path, Answer]:
         each = (Arrow(*(value.item() for value in arrow)) for arrow in zip(*arrows, strict=True))
         bits = np.stack([pack(render(arrow, canvas)) for arrow in each])
         batches = PackedSplit(bits, np.zeros(len(bits), np.uint8), canvas.size).batches(config.optim.batch_size)
-        return np.concatenate([np.asarray(predict(weights, batch)).argmax(-1)[batch["mask"]] for batch in batches])
+        logits = np.concatenate([np.asarray(predict(weights, batch))[batch["mask"]] for batch in batches])
+        return logits[:, 1] - logits[:, 0]
 
     return config, folder, answer
 
@@ -116,9 +118,9 @@ def probe(run: str, options: argparse.Namespace) -> None:
         if name != GIVEN and canvas.size not in whole:
             continue
         arrows = alter(draw_geometries(canvas, training, options.count, law), canvas)
-        answers = answer(arrows, canvas)
-        row = {"canvas_pixels": canvas.size, "probe": name, **score(answers, arrows.label)}
-        rows.append(row | ({"by_distance": by_distance(answers, arrows, reach)} if name == GIVEN else {}))
+        evidence = answer(arrows, canvas)
+        row = {"canvas_pixels": canvas.size, "probe": name, **score(evidence, arrows.label)}
+        rows.append(row | ({"by_distance": by_distance(evidence, arrows, reach)} if name == GIVEN else {}))
         scores = "".join(f"{'-' if row[key] is None else format(row[key], '.3f'):>18}" for key in SHOWN)
         print(f"{canvas.size:18}{row['images']:18,}{scores}  {name}", flush=True)
     path = options.out or options.results / "probes" / f"{folder.name}.json"

@@ -7,6 +7,7 @@
 
 Each shortcut is a histogram over the quantities it sees, fitted on samples of the training distribution; it answers
 with its cell's more frequent label. Positions count relative to the canvas, whatever its size.
+What a baseline or a model says of an image is its evidence that the arrow points at the circle: above 0, it answers so.
 Finer bins and more samples change the paper's results by about .001; the splits' own sampling error is .004. The
 small advantages of the balanced law need more samples: some are .518 after 4 million and .523 after 20 million.
 """
@@ -65,16 +66,16 @@ def histogram_cell(arrow: Arrow, canvas: Canvas, bins: dict[str, int]) -> np.nda
 
 
 def fit(canvas: Canvas, samples: int, seed: int, law: str = "paper") -> dict[str, np.ndarray]:
-    """Each shortcut's answer per histogram cell: bool [cells], True for "points at the circle"."""
+    """Each shortcut's evidence per histogram cell: [cells], from -1, no sample points at the circle, to 1, all do."""
     rng = np.random.default_rng(seed)
-    lead = {name: np.zeros(np.prod(list(bins.values())), np.int64) for name, bins in shortcuts(law).items()}
+    counts = {name: np.zeros((2, np.prod(list(bins.values()))), np.int64) for name, bins in shortcuts(law).items()}
     for start in range(0, samples, CHUNK):
         arrow = sample_parameters(rng, min(CHUNK, samples - start), canvas, law)
         for name, bins in shortcuts(law).items():
             cell = histogram_cell(arrow, canvas, bins)
-            for label, sign in ((1, 1), (0, -1)):
-                lead[name] += sign * np.bincount(cell[arrow.label == label], minlength=len(lead[name]))
-    return {name: counts > 0 for name, counts in lead.items()}
+            for label, count in enumerate(counts[name]):
+                count += np.bincount(cell[arrow.label == label], minlength=len(count))
+    return {name: (at - past) / np.maximum(at + past, 1) for name, (past, at) in counts.items()}
 
 
 def stroke_ends(arrow: Arrow) -> np.ndarray:
@@ -83,8 +84,8 @@ def stroke_ends(arrow: Arrow) -> np.ndarray:
     return np.stack([x0 + 1j * y0 for x0, y0, _, _ in lines] + [lines[0][2] + 1j * lines[0][3]])
 
 
-def decide_from_pixels(arrow: Arrow, law: str = "paper") -> np.ndarray:
-    """The likelier label given what the pixels keep, the truncated coordinates of strokes and circle: bool [n].
+def evidence_from_pixels(arrow: Arrow, law: str = "paper") -> np.ndarray:
+    """The likelier label given what the pixels keep, the truncated coordinates of strokes and circle: evidence [n].
 
     Every direction near the drawn shaft's counts with the area of the midpoints that would give the same pixels, and
     with each label's density there: 1 / (2 t) inside the half-angle t of a pointing arrow, 1 / (2 pi - 2 t) outside
@@ -113,26 +114,26 @@ def decide_from_pixels(arrow: Arrow, law: str = "paper") -> np.ndarray:
             outside, farthest = outside + GAP[0], outside + GAP[1] + 2 * inside
         pointing += area * (off < inside) / (2 * inside)
         away += area * (off > outside) * (off < farthest) / (2 * farthest - 2 * outside)
-    return pointing > away
+    return (pointing - away) / np.maximum(pointing + away, np.finfo(float).tiny)
 
 
 def measure(
-    canvas: Canvas, answers: dict[str, np.ndarray], count: int | None = None, law: str = "paper"
+    canvas: Canvas, fitted: dict[str, np.ndarray], count: int | None = None, law: str = "paper"
 ) -> list[dict[str, Any]]:
     """One row a baseline: its name and its accuracy on every evaluation split, or on its first `count` images."""
     variant = ArrowVariant(size=canvas.size, scale=canvas.scale, law=law)
-    rows = {name: {"name": name} for name in (*answers, PERFECT)}
+    rows = {name: {"name": name} for name in (*fitted, PERFECT)}
     for split in SPLITS_SEEN:
         arrow = Arrow(*(np.array(values) for values in zip(*variant.arrows(split, count), strict=True)))
-        for name, given in answer(arrow, variant.canvas(split), answers, law).items():
-            rows[name][split] = round(float(np.mean(given == arrow.label)), 4)
+        for name, evidence in answer(arrow, variant.canvas(split), fitted, law).items():
+            rows[name][split] = round(float(np.mean((evidence > 0) == arrow.label)), 4)
     return list(rows.values())
 
 
-def answer(arrow: Arrow, canvas: Canvas, answers: dict[str, np.ndarray], law: str) -> dict[str, np.ndarray]:
-    """What every baseline says of geometries [n]: bool [n], by name."""
-    seen = {name: answers[name][histogram_cell(arrow, canvas, bins)] for name, bins in shortcuts(law).items()}
-    return seen | {PERFECT: decide_from_pixels(arrow, law)}
+def answer(arrow: Arrow, canvas: Canvas, fitted: dict[str, np.ndarray], law: str) -> dict[str, np.ndarray]:
+    """What every baseline says of geometries [n]: evidence [n], by name."""
+    seen = {name: fitted[name][histogram_cell(arrow, canvas, bins)] for name, bins in shortcuts(law).items()}
+    return seen | {PERFECT: evidence_from_pixels(arrow, law)}
 
 
 # ---------------------------------------------------------------------- other canvases; models are measured alike
@@ -142,18 +143,27 @@ def draw_geometries(canvas: Canvas, training: Canvas, count: int, law: str) -> A
     return Arrow(*map(np.array, zip(*(parameters(base, n, canvas, law) for n in range(count)), strict=True)))
 
 
-def score(answers: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """Accuracies and the shares of "at" over the images that have a label; None where there is none to count."""
+def score(evidence: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """Scores of the images that have a label; None where there is none to count.
+
+    Accuracies, the shares of "at", and the area under the ROC curve: how often an image that points at the circle has
+    more evidence for it than one that does not. Unlike the accuracies, the area does not depend on the threshold.
+    """
+    from sklearn.metrics import roc_auc_score  # takes a second, which `make demo` can do without
 
     def mean(values: np.ndarray) -> float | None:
         return round(float(values.mean()), 5) if len(values) else None
 
     known = labels != NO_LABEL
-    answers, labels = answers[known], labels[known]
+    evidence, labels = evidence[known], labels[known]
+    answers = evidence > 0
     right = answers == labels
     kinds = [mean(right[labels == label]) for label in (0, 1)]
     shares = {"accuracy": mean(right), "answered_at": mean(answers), "labelled_at": mean(labels)}
-    return {"images": len(right), **shares, "balanced_accuracy": None if None in kinds else sum(kinds) / 2}
+    if None in kinds:
+        return {"images": len(right), **shares, "balanced_accuracy": None, "area_under_roc": None}
+    area = round(float(roc_auc_score(labels, evidence)), 5)
+    return {"images": len(right), **shares, "balanced_accuracy": sum(kinds) / 2, "area_under_roc": area}
 
 
 def check_size(size: int, scale: float) -> Canvas:
@@ -169,13 +179,13 @@ def distances(arrows: Arrow) -> np.ndarray:
     return np.hypot(arrows.cx - arrows.ax, arrows.cy - arrows.ay)
 
 
-def by_distance(answers: np.ndarray, arrows: Arrow, reach: float) -> list[dict[str, Any]]:
+def by_distance(evidence: np.ndarray, arrows: Arrow, reach: float) -> list[dict[str, Any]]:
     """Scores in bands of the distance; `reach`, the farthest in training, is the upper end of the last that it has."""
     rows, width = [], reach / BANDS
     bands = np.floor(distances(arrows) / width)
     for band in np.unique(bands).tolist():
         limits = {"from_pixels": width * band, "to_pixels": width * (band + 1)}
-        rows.append(limits | score(answers[bands == band], arrows.label[bands == band]))
+        rows.append(limits | score(evidence[bands == band], arrows.label[bands == band]))
     return rows
 
 
@@ -185,17 +195,17 @@ def training_reach(training: Canvas, count: int, law: str) -> float:
 
 
 def measure_sizes(
-    training: Canvas, answers: dict[str, np.ndarray], sizes: list[int], count: int, law: str = "paper"
+    training: Canvas, fitted: dict[str, np.ndarray], sizes: list[int], count: int, law: str = "paper"
 ) -> list[dict[str, Any]]:
     """One row a canvas size and baseline, scored on `count` images as `scripts/probe_arrow.py` scores models."""
     rows, reach = [], training_reach(training, count, law)
     for size in sizes:
         canvas = Canvas(size, training.scale)
         arrows = draw_geometries(canvas, training, count, law)
-        for name, given in answer(arrows, canvas, answers, law).items():
-            rows.append({"canvas_pixels": size, "name": name, **score(given, arrows.label)})
+        for name, evidence in answer(arrows, canvas, fitted, law).items():
+            rows.append({"canvas_pixels": size, "name": name, **score(evidence, arrows.label)})
             if size == 2 * training.size:
-                rows[-1]["by_distance"] = by_distance(given, arrows, reach)
+                rows[-1]["by_distance"] = by_distance(evidence, arrows, reach)
     return rows
 
 
@@ -216,9 +226,9 @@ def main() -> None:
     canvas = Canvas(options.size, options.scale)
     for size in options.sizes:
         check_size(size, options.scale)
-    answers = fit(canvas, options.samples, SEED, options.law)
-    rows = measure(canvas, answers, law=options.law)
-    sizes = measure_sizes(canvas, answers, options.sizes, options.count, options.law)
+    fitted = fit(canvas, options.samples, SEED, options.law)
+    rows = measure(canvas, fitted, law=options.law)
+    sizes = measure_sizes(canvas, fitted, options.sizes, options.count, options.law)
     record = {"size": options.size, "scale": options.scale, "seed": SEED, "fit_samples": options.samples}
     law = {} if options.law == "paper" else {"law": options.law}
     name = "-".join(["arrow", *law.values(), str(options.size)])

@@ -62,10 +62,11 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
         raise UserError(f"{results_dir / 'probes'}: {words}")
     sizes = sorted({size for size, _ in counts})
     names = list(dict.fromkeys(name for (_, name), count in counts.items() if min(count) >= FEWEST))
-    lines = [["Model", "n", "Canvas", *names]]
+    lines = [["Model", "n", "Canvas", *names, f"{GIVEN}, area under ROC"]]
     for size in sizes:
         of_size = [counts[size, name] for name in names]
-        lines.append(["images: points at it / not", "", str(size), *(f"{at:,} / {past:,}" for at, past in of_size)])
+        texts = [f"{at:,} / {past:,}" for at, past in of_size]
+        lines.append(["images: points at it / not", "", str(size), *texts, ""])
     for model, runs in probed.items():
         for size in sizes:
             scores = [{row["probe"]: row for row in rows if row["canvas_pixels"] == size} for rows in runs]
@@ -75,7 +76,13 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
                 else "–"
                 for name in names
             ]
-            lines.append([model, str(len(runs)), str(size), *texts])
+            lines.append([model, str(len(runs)), str(size), *texts, _area([score[GIVEN] for score in scores])])
+    altered = ["–"] * (len(names) - 1)
+    lines += [
+        [row["name"], "", str(row["canvas_pixels"]), f"{row['balanced_accuracy']:.3f}", *altered, _area([row])]
+        for row in read_sizes(table, results_dir)
+        if row["canvas_pixels"] in sizes
+    ]
     header, *rest = ("| " + " | ".join(line) + " |" for line in lines)
     text = [f"# {table.title}: altered images", "", CAPTION, "", header, "|" + " --- |" * len(lines[0]), *rest]
     return {results_dir / "tables" / f"{table.name}-probes.md": ("\n".join(text) + "\n").encode()}
@@ -85,7 +92,9 @@ CAPTION = (
     "Balanced accuracy (the mean of the accuracies on arrows that point at the circle and on those that do not) on "
     "test images as given and altered. The altered geometry gives the label; without the circle it is the one before. "
     "Mean over n runs ± Student's 90% t interval. All runs see the same images, whose sampling error the "
-    f"interval does not include; no score is shown where a label has fewer than {FEWEST} images. "
+    f"interval does not include; no score is shown where a label has fewer than {FEWEST} images. The area under the "
+    "ROC curve is how often an image whose arrow points at the circle has a higher score for it (a model's logit) than "
+    "one whose arrow does not. It does not depend on the threshold. Some runs were probed before it was measured. "
     "`scripts/probe_arrow.py` makes the scores."
 )
 
@@ -96,6 +105,12 @@ def _counts(rows: Rows) -> dict[tuple[int, str], tuple[int, int]]:
     at = lambda row: round(row["images"] * (row["labelled_at"] or 0))  # noqa: E731
     both = [row for row in rows if row["canvas_pixels"] in sizes]
     return {(row["canvas_pixels"], row["probe"]): (at(row), row["images"] - at(row)) for row in both}
+
+
+def _area(rows: Rows) -> str:
+    """The area under the ROC curve, of the rows that have it."""
+    areas = [row["area_under_roc"] for row in rows if "area_under_roc" in row]
+    return (_interval(areas) + f" (n={len(areas)})" * (len(areas) < len(rows))) if areas else "–"
 
 
 def _interval(values: Sequence[float]) -> str:

@@ -123,6 +123,7 @@ def probe_file(folder, run, shift):
     def row(size, probe, accuracy):
         bands = [{"from_pixels": 8 * n, "to_pixels": 8 * n + 8, "images": 60 * n, "accuracy": 0.9} for n in range(3)]
         scores = {"accuracy": accuracy + shift, "balanced_accuracy": accuracy + shift, "by_distance": bands}
+        scores |= {"area_under_roc": 0.95} if shift else {}  # older files have none
         return {"canvas_pixels": size, "probe": probe, "images": 1000, "labelled_at": 0.5, **scores}
 
     rows = [row(48, "as given", 0.9), row(48, "arrow reversed", 0.8), row(64, "as given", 0.85)]
@@ -149,7 +150,8 @@ def test_probes_are_drawn_by_size_and_by_distance_and_tabulated(arrow, add, tmp_
         texts = svg_texts(svg)
         assert {label, "Test accuracy", "pLSTM (n=2)", "arrow only", "chance"} <= set(texts)
     table = render_table(arrow, read_records(tmp_path), tmp_path)[tmp_path / "tables/arrow-probes.md"].decode()
-    assert "| pLSTM | 2 | 48 | 0.910 ± 0.063 | 0.810 ± 0.063 |" in table
+    assert "| pLSTM | 2 | 48 | 0.910 ± 0.063 | 0.810 ± 0.063 | 0.950 (n=1) |" in table
+    assert "| arrow only |  | 96 | 0.720 | – | 0.950 |" in table and "| arrow only |  | 64 |" not in table
     assert "| pLSTM | 2 | 96 | 0.710 ± 0.063 | – |" in table and "of another image" not in table  # too few images
     assert "| images: points at it / not |  | 96 | 500 / 500 | 49 / 951 |" in table
     path.write_text(path.read_text().replace('"images": 1000', '"images": 100', 1))

@@ -100,5 +100,5 @@ def test_a_size_that_cannot_be_is_refused_before_any_is_probed(untrained, tmp_pa
 def test_a_model_with_statistics_answers_on_a_canvas_larger_than_that_of_its_training(arrows, untrained):
     untrained("reduced/efficientnet")
     *_, answer = probe_arrow.load_answer("a run", Path())
-    answers = answer(Arrow(*(value[:5] for value in arrows)), Canvas(64, 0.25))
-    assert answers.shape == (5,) and set(answers.tolist()) <= {0, 1}
+    evidence = answer(Arrow(*(value[:5] for value in arrows)), Canvas(64, 0.25))
+    assert evidence.shape == (5,) and np.isfinite(evidence).all()

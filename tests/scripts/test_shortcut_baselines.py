@@ -39,10 +39,10 @@ def test_no_part_of_a_balanced_geometry_tells_the_label(size, monkeypatch):
     monkeypatch.setattr(script, "SHORTCUTS", COARSE)
     canvas, found = Canvas(size, 0.25), {}
     for law in ("paper", "balanced"):
-        answers = script.fit(canvas, 500_000, 1, law)
+        fitted = script.fit(canvas, 500_000, 1, law)
         arrow = sample_parameters(np.random.default_rng(2), 200_000, canvas, law)
         cells = {name: script.histogram_cell(arrow, canvas, bins) for name, bins in script.shortcuts(law).items()}
-        found[law] = {name: np.mean(answers[name][cell] == (arrow.label == 1)) for name, cell in cells.items()}
+        found[law] = {name: np.mean((fitted[name][cell] > 0) == arrow.label) for name, cell in cells.items()}
     assert len(found["balanced"]) == 4 and max(found["balanced"].values()) < 0.53, found
     assert min(found["paper"][name] for name in ("arrow", "circle and direction")) > 0.75, found
     assert max(abs(found["balanced"][name] - 0.5) for name in ("arrow", "circle position only")) < 0.006, found
@@ -51,9 +51,21 @@ def test_no_part_of_a_balanced_geometry_tells_the_label(size, monkeypatch):
 @pytest.mark.parametrize("size, scale", [(48, 0.25), (96, 0.25), (192, 1.0)])
 def test_the_whole_balanced_geometry_tells_the_label_after_pixel_rounding(size, scale):
     arrow = sample_parameters(np.random.default_rng(3), 10_000, Canvas(size, scale), "balanced")
-    right = script.decide_from_pixels(arrow, "balanced") == (arrow.label == 1)
+    right = (script.evidence_from_pixels(arrow, "balanced") > 0) == arrow.label
     assert right.mean() > (0.999 if scale == 1 else 0.985)
-    assert right.mean() >= np.mean(script.decide_from_pixels(arrow) == (arrow.label == 1))
+    assert right.mean() >= np.mean((script.evidence_from_pixels(arrow) > 0) == arrow.label)
+
+
+def test_the_area_under_the_roc_curve_does_not_depend_on_the_threshold():
+    rng = np.random.default_rng(4)
+    labels = rng.integers(-1, 2, 300)
+    evidence = np.round(labels + rng.normal(size=300), 1)  # some are equal
+    at, past = evidence[labels == 1, None], evidence[labels == 0]
+    scores, shifted = script.score(evidence, labels), script.score(evidence - 2, labels)
+    naive = ((at > past) + (at == past) / 2).mean()
+    assert scores["area_under_roc"] == shifted["area_under_roc"] == pytest.approx(naive, abs=1e-5)
+    assert scores["accuracy"] > shifted["accuracy"] + 0.1 and scores["answered_at"] > shifted["answered_at"] + 0.3
+    assert script.score(evidence[labels == 1], labels[labels == 1])["area_under_roc"] is None
 
 
 def test_record_on_disk(tmp_path, monkeypatch, capsys):
