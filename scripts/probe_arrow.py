@@ -6,7 +6,7 @@
 
 Altered images have the training size and twice it, unaltered ones all sizes. Balanced accuracy is the mean of the
 accuracies on images that point at the circle and on those that do not: altered images are mostly of the second kind.
-The area under the ROC curve tells how well the model ranks the images, whatever its threshold.
+The area under the ROC curve does not depend on the threshold.
 Writes results/probes/<run>.json, from which `make tables` draws accuracy by size and by distance.
 """
 
@@ -82,7 +82,7 @@ Answer = Callable[[Arrow, Canvas], np.ndarray]  # geometries [n] -> the logit of
 
 
 def load_answer(run: str, runs: Path) -> tuple[Config, Path, Answer]:
-    """The run's config and folder, and its last checkpoint's answers."""
+    """The run's config and folder, and what its last checkpoint says of geometries."""
     folder = find_run(run, runs)
     config = load_config(folder)
     if config.task != "arrow":

@@ -7,7 +7,7 @@
 
 Each shortcut is a histogram over the quantities it sees, fitted on samples of the training distribution; it answers
 with its cell's more frequent label. Positions count relative to the canvas, whatever its size.
-What a baseline or a model says of an image is its evidence that the arrow points at the circle: above 0, it answers so.
+A baseline or a model gives each image its evidence that the arrow points at the circle, and answers so above 0.
 Finer bins and more samples change the paper's results by about .001; the splits' own sampling error is .004. The
 small advantages of the balanced law need more samples: some are .518 after 4 million and .523 after 20 million.
 """
@@ -66,15 +66,15 @@ def histogram_cell(arrow: Arrow, canvas: Canvas, bins: dict[str, int]) -> np.nda
 
 
 def fit(canvas: Canvas, samples: int, seed: int, law: str = "paper") -> dict[str, np.ndarray]:
-    """Each shortcut's evidence per histogram cell: [cells], from -1, no sample points at the circle, to 1, all do."""
+    """Each shortcut's evidence per histogram cell [cells]: 1 if all its samples point at the circle, -1 if none do."""
     rng = np.random.default_rng(seed)
     counts = {name: np.zeros((2, np.prod(list(bins.values()))), np.int64) for name, bins in shortcuts(law).items()}
     for start in range(0, samples, CHUNK):
         arrow = sample_parameters(rng, min(CHUNK, samples - start), canvas, law)
         for name, bins in shortcuts(law).items():
             cell = histogram_cell(arrow, canvas, bins)
-            for label, count in enumerate(counts[name]):
-                count += np.bincount(cell[arrow.label == label], minlength=len(count))
+            for label in (0, 1):
+                counts[name][label] += np.bincount(cell[arrow.label == label], minlength=counts[name].shape[1])
     return {name: (at - past) / np.maximum(at + past, 1) for name, (past, at) in counts.items()}
 
 
@@ -85,7 +85,7 @@ def stroke_ends(arrow: Arrow) -> np.ndarray:
 
 
 def evidence_from_pixels(arrow: Arrow, law: str = "paper") -> np.ndarray:
-    """The likelier label given what the pixels keep, the truncated coordinates of strokes and circle: evidence [n].
+    """(p - q) / (p + q) [n] of the likelihoods of pointing and not, from what the pixels keep: truncated coordinates.
 
     Every direction near the drawn shaft's counts with the area of the midpoints that would give the same pixels, and
     with each label's density there: 1 / (2 t) inside the half-angle t of a pointing arrow, 1 / (2 pi - 2 t) outside
@@ -131,7 +131,7 @@ def measure(
 
 
 def answer(arrow: Arrow, canvas: Canvas, fitted: dict[str, np.ndarray], law: str) -> dict[str, np.ndarray]:
-    """What every baseline says of geometries [n]: evidence [n], by name."""
+    """Every baseline's evidence on geometries [n]: [n], by name."""
     seen = {name: fitted[name][histogram_cell(arrow, canvas, bins)] for name, bins in shortcuts(law).items()}
     return seen | {PERFECT: evidence_from_pixels(arrow, law)}
 

@@ -52,7 +52,7 @@ def _given(rows: Rows) -> Rows:
 
 
 def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> dict[Path, bytes]:
-    """The .md of balanced accuracies on altered images, path -> contents; nothing where no run was probed."""
+    """The .md of scores on altered images and of the shortcut baselines, path -> contents; nothing without a probe."""
     probed = {cell.row.name: found for cell in cells if (found := read_probes(cell.runs, results_dir))}
     if not probed:
         return {}
@@ -62,27 +62,22 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
         raise UserError(f"{results_dir / 'probes'}: {words}")
     sizes = sorted({size for size, _ in counts})
     names = list(dict.fromkeys(name for (_, name), count in counts.items() if min(count) >= FEWEST))
-    lines = [["Model", "n", "Canvas", *names, f"{GIVEN}, area under ROC"]]
+    shortcuts: dict[str, list[Rows]] = {}
+    for row in read_sizes(table, results_dir):
+        shortcuts.setdefault(row["name"], [[]])[0].append(row)
+
+    def scores(runs: list[Rows], size: int, name: str, key: str) -> str:
+        same = [row for rows in runs for row in rows if (row["canvas_pixels"], row.get("probe", GIVEN)) == (size, name)]
+        return _mean([row.get(key) for row in same if min(counts[size, name]) >= FEWEST])
+
+    lines = [["Model", "n", "Canvas", *names, f"{GIVEN}: area under the ROC curve"]]
     for size in sizes:
-        of_size = [counts[size, name] for name in names]
-        texts = [f"{at:,} / {past:,}" for at, past in of_size]
+        texts = [f"{at:,} / {past:,}" for at, past in (counts[size, name] for name in names)]
         lines.append(["images: points at it / not", "", str(size), *texts, ""])
-    for model, runs in probed.items():
+    for model, runs in (probed | shortcuts).items():
         for size in sizes:
-            scores = [{row["probe"]: row for row in rows if row["canvas_pixels"] == size} for rows in runs]
-            texts = [
-                _interval([score[name]["balanced_accuracy"] for score in scores])
-                if min(counts[size, name]) >= FEWEST
-                else "–"
-                for name in names
-            ]
-            lines.append([model, str(len(runs)), str(size), *texts, _area([score[GIVEN] for score in scores])])
-    altered = ["–"] * (len(names) - 1)
-    lines += [
-        [row["name"], "", str(row["canvas_pixels"]), f"{row['balanced_accuracy']:.3f}", *altered, _area([row])]
-        for row in read_sizes(table, results_dir)
-        if row["canvas_pixels"] in sizes
-    ]
+            texts = [scores(runs, size, name, "balanced_accuracy") for name in names]
+            lines.append([model, str(len(runs)), str(size), *texts, scores(runs, size, GIVEN, "area_under_roc")])
     header, *rest = ("| " + " | ".join(line) + " |" for line in lines)
     text = [f"# {table.title}: altered images", "", CAPTION, "", header, "|" + " --- |" * len(lines[0]), *rest]
     return {results_dir / "tables" / f"{table.name}-probes.md": ("\n".join(text) + "\n").encode()}
@@ -90,12 +85,13 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
 
 CAPTION = (
     "Balanced accuracy (the mean of the accuracies on arrows that point at the circle and on those that do not) on "
-    "test images as given and altered. The altered geometry gives the label; without the circle it is the one before. "
-    "Mean over n runs ± Student's 90% t interval. All runs see the same images, whose sampling error the "
-    f"interval does not include; no score is shown where a label has fewer than {FEWEST} images. The area under the "
-    "ROC curve is how often an image whose arrow points at the circle has a higher score for it (a model's logit) than "
-    "one whose arrow does not. It does not depend on the threshold. Some runs were probed before it was measured. "
-    "`scripts/probe_arrow.py` makes the scores."
+    "test images as given and altered. The altered geometry gives the label; without the circle it is the one "
+    "before. The area under the ROC curve is how often an image whose arrow points at the circle gets a larger "
+    "difference of the two logits than one whose arrow does not; it does not depend on the threshold. Mean over n "
+    "runs ± Student's 90% t interval; (n=...): only so many were measured. All runs see the same images, whose "
+    f"sampling error the interval does not include; no score is shown where a label has fewer than {FEWEST} images. "
+    "The last rows are classifiers of the exact geometry or a part of it. `scripts/probe_arrow.py` and "
+    "`scripts/shortcut_baselines.py` make the scores."
 )
 
 
@@ -107,12 +103,11 @@ def _counts(rows: Rows) -> dict[tuple[int, str], tuple[int, int]]:
     return {(row["canvas_pixels"], row["probe"]): (at(row), row["images"] - at(row)) for row in both}
 
 
-def _area(rows: Rows) -> str:
-    """The area under the ROC curve, of the rows that have it."""
-    areas = [row["area_under_roc"] for row in rows if "area_under_roc" in row]
-    return (_interval(areas) + f" (n={len(areas)})" * (len(areas) < len(rows))) if areas else "–"
-
-
-def _interval(values: Sequence[float]) -> str:
-    mean, half_width, _ = t_interval(values)
-    return f"{mean:.3f}" + (f" ± {half_width:.3f}" if half_width is not None else "")
+def _mean(values: Sequence[float | None]) -> str:
+    """Mean and interval of the measured values, with their number if some are missing; a dash if all are."""
+    measured = [value for value in values if value is not None]
+    if not measured:
+        return "–"
+    mean, half_width, _ = t_interval(measured)
+    interval = f" ± {half_width:.3f}" if half_width is not None else ""
+    return f"{mean:.3f}{interval}" + (f" (n={len(measured)})" if len(measured) < len(values) else "")

@@ -26,6 +26,18 @@ def test_shortcuts_reach_their_known_accuracies():
         assert rows[name]["test_ext"] == pytest.approx(extended, abs=tolerance), name
 
 
+def test_evidence_ranks_images_better_than_answers_alone():
+    canvas = Canvas(48, 0.25)
+    fitted = script.fit(canvas, 1_000_000, 1)
+    assert all(np.abs(evidence).max() <= 1 for evidence in fitted.values())
+    rows = script.measure_sizes(canvas, fitted, [48], 3000)
+    areas = {row["name"]: (row["area_under_roc"], row["balanced_accuracy"]) for row in rows}
+    for name, known in (("arrow direction only", 0.823), ("circle position and arrow direction", 0.977)):
+        area, accuracy = areas[name]
+        assert area == pytest.approx(known, abs=0.02) and area > accuracy + 0.03, name
+    assert areas[script.PERFECT][0] > 0.999
+
+
 COARSE = {  # these need fewer samples than the script's
     "arrow": {"ax": 8, "ay": 8, "phi": 16},
     "circle and direction": {"cx": 8, "cy": 8, "phi": 16},
