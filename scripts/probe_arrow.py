@@ -11,7 +11,6 @@ Writes results/probes/<run>.json, from which `make tables` draws accuracy by siz
 """
 
 import argparse
-import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,63 +20,22 @@ from flax import nnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.arrow_pointing.geometry import KAPPA, Arrow, Canvas, render
+from data.arrow_pointing.geometry import Arrow, Canvas, render
 from data.files import check_writable
 from data.loading import PackedSplit, pack
 from plstm.config import Config, run_name
 from plstm.errors import UserError, first_line, run_script
 from plstm.results.definitions import load_table
-from plstm.results.probes import GIVEN
 from plstm.results.records import read_records
 from plstm.results.sweeps import find_groups
 from plstm.runs.folders import find_run, load_config
 from plstm.runs.weights import from_checkpoint
 from plstm.tasks import TASKS
 from plstm.training.steps import make_predict
+from scripts.arrow_probes import check_size, draw_geometries, probe_geometries, probe_row, training_reach
 from scripts.common import ROOT, Parser, machine_folder, positive, write_results
-from scripts.shortcut_baselines import (
-    NO_LABEL,
-    by_distance,
-    check_size,
-    distances,
-    draw_geometries,
-    score,
-    training_reach,
-)
 
 SHOWN = ("accuracy", "balanced_accuracy", "area_under_roc", "answered_at", "labelled_at")
-
-
-def true_label(arrow: Arrow) -> np.ndarray:
-    """1 where the arrow points at the circle, 0 where past it, NO_LABEL between; for arrays of geometries [n]."""
-    across, down = arrow.cx - arrow.ax, arrow.cy - arrow.ay
-    distance = np.hypot(across, down)
-    turn = np.abs(np.mod(arrow.phi - np.arctan2(down, across) + np.pi, 2 * np.pi) - np.pi)
-    inner, outer = (np.arcsin(np.minimum(arrow.radius * factor / distance, 1)) for factor in (1 / KAPPA, KAPPA))
-    return np.where(turn <= inner, 1, np.where(turn >= outer, 0, NO_LABEL))
-
-
-def _altered(arrow: Arrow, canvas: Canvas, **fields: np.ndarray) -> Arrow:
-    """The geometry with other fields, and the label that it then has: none where an object leaves the canvas."""
-    arrow = arrow._replace(**fields)
-    centres = np.stack([arrow.ax, arrow.ay, arrow.cx, arrow.cy])
-    inside = ((centres >= canvas.margin) & (centres <= canvas.size - canvas.margin)).all(axis=0)
-    apart = distances(arrow) >= KAPPA * arrow.radius  # nearer, the arrow's midpoint lies in or at the circle
-    return arrow._replace(label=np.where(inside & apart, true_label(arrow), NO_LABEL))
-
-
-PROBES = {
-    GIVEN: lambda arrow, canvas: arrow,
-    # Outside the canvas, the label kept: what the arrow alone tells the model.
-    "without the circle": lambda arrow, canvas: arrow._replace(
-        cx=np.full_like(arrow.cx, -canvas.size), cy=np.full_like(arrow.cy, -canvas.size)
-    ),
-    "arrow reversed": lambda arrow, canvas: _altered(arrow, canvas, phi=arrow.phi + np.pi),
-    # The next geometry's, so that the arrow tells nothing of where the circle is.
-    "circle of another image": lambda arrow, canvas: _altered(
-        arrow, canvas, **{name: np.roll(getattr(arrow, name), -1) for name in ("radius", "cx", "cy")}
-    ),
-}
 Answer = Callable[[Arrow, Canvas], np.ndarray]  # geometries [n] -> the logit of "at" less that of "past" [n]
 
 
@@ -105,8 +63,8 @@ def probe(run: str, options: argparse.Namespace) -> None:
     config, folder, answer = load_answer(run, options.runs)
     training, law, rows = Canvas(config.data.size, config.data.scale), config.data.law, []
     reach = training_reach(training, options.count, law)
-    whole = {training.size, 2 * training.size}
-    canvases = [check_size(size, training.scale) for size in sorted(whole.union(options.sizes))]
+    sizes = {training.size, 2 * training.size, *options.sizes}
+    canvases = [check_size(size, training.scale) for size in sorted(sizes)]
     for canvas in canvases:
         try:
             answer(draw_geometries(canvas, training, 1, law), canvas)
@@ -114,13 +72,9 @@ def probe(run: str, options: argparse.Namespace) -> None:
             raise UserError(f"--sizes {canvas.size}: {first_line(error)}") from error
     print(f"{run_name(config)} ({folder.name})")
     print("".join(f"{title:>18}" for title in ("canvas_pixels", "images", *SHOWN)), " probe")
-    for canvas, (name, alter) in itertools.product(canvases, PROBES.items()):
-        if name != GIVEN and canvas.size not in whole:
-            continue
-        arrows = alter(draw_geometries(canvas, training, options.count, law), canvas)
-        evidence = answer(arrows, canvas)
-        row = {"canvas_pixels": canvas.size, "probe": name, **score(evidence, arrows.label)}
-        rows.append(row | ({"by_distance": by_distance(evidence, arrows, reach)} if name == GIVEN else {}))
+    for canvas, name, arrows in probe_geometries(canvases, training, options.count, law):
+        row = probe_row(canvas, name, answer(arrows, canvas), arrows, reach)
+        rows.append(row)
         scores = "".join(f"{'-' if row[key] is None else format(row[key], '.3f'):>18}" for key in SHOWN)
         print(f"{canvas.size:18}{row['images']:18,}{scores}  {name}", flush=True)
     path = options.out or options.results / "probes" / f"{folder.name}.json"

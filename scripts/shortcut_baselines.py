@@ -28,12 +28,11 @@ from data.arrow_pointing.geometry import (
     Arrow,
     ArrowVariant,
     Canvas,
-    base_seed,
-    parameters,
     sample_parameters,
     strokes,
 )
-from plstm.errors import UserError, run_script
+from plstm.errors import run_script
+from scripts.arrow_probes import NO_CIRCLE, check_size, probe_geometries, probe_row, training_reach
 from scripts.common import Parser, machine_folder, positive, write_results
 
 SHORTCUTS = {  # name: the quantities seen and their bins
@@ -46,8 +45,6 @@ CIRCLE = {"circle position only": {"cx": 24, "cy": 24}}  # measured on the balan
 PERFECT = "perfect geometry after pixel rounding"
 SPLITS_SEEN = [split for split in SPLITS if split != "train"]
 CHUNK, SEED = 1_000_000, 0  # of the geometries to fit on
-NO_LABEL = -1  # of a geometry that is not counted
-BANDS = 4  # of equal width, of the distances that training has; beyond these as many more as there are
 
 
 def shortcuts(law: str) -> dict[str, dict[str, int]]:
@@ -136,76 +133,16 @@ def answer(arrow: Arrow, canvas: Canvas, fitted: dict[str, np.ndarray], law: str
     return seen | {PERFECT: evidence_from_pixels(arrow, law)}
 
 
-# ---------------------------------------------------------------------- other canvases; models are measured alike
-def draw_geometries(canvas: Canvas, training: Canvas, count: int, law: str) -> Arrow:
-    """The first `count` geometries of test, or on another canvas than the training's of test_ext's stream, [count]."""
-    base = base_seed(SPLITS["test" if canvas == training else "test_ext"].seed)
-    return Arrow(*map(np.array, zip(*(parameters(base, n, canvas, law) for n in range(count)), strict=True)))
-
-
-def score(evidence: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """Scores of the images that have a label; None where there is none to count.
-
-    Accuracies, the shares of "at", and the area under the ROC curve: how often an image that points at the circle has
-    more evidence for it than one that does not. Unlike the accuracies, the area does not depend on the threshold.
-    """
-    from sklearn.metrics import roc_auc_score  # takes a second, which `make demo` can do without
-
-    def mean(values: np.ndarray) -> float | None:
-        return round(float(values.mean()), 5) if len(values) else None
-
-    known = labels != NO_LABEL
-    evidence, labels = evidence[known], labels[known]
-    answers = evidence > 0
-    right = answers == labels
-    kinds = [mean(right[labels == label]) for label in (0, 1)]
-    shares = {"accuracy": mean(right), "answered_at": mean(answers), "labelled_at": mean(labels)}
-    if None in kinds:
-        return {"images": len(right), **shares, "balanced_accuracy": None, "area_under_roc": None}
-    area = round(float(roc_auc_score(labels, evidence)), 5)
-    return {"images": len(right), **shares, "balanced_accuracy": sum(kinds) / 2, "area_under_roc": area}
-
-
-def check_size(size: int, scale: float) -> Canvas:
-    """The canvas of one of `--sizes`; UserError where the objects do not fit."""
-    try:
-        return Canvas(size, scale)
-    except UserError as error:
-        raise UserError(str(error).replace(f"data.size={size}", f"--sizes {size}")) from error
-
-
-def distances(arrows: Arrow) -> np.ndarray:
-    """Pixels between the centres of arrow and circle [n]."""
-    return np.hypot(arrows.cx - arrows.ax, arrows.cy - arrows.ay)
-
-
-def by_distance(evidence: np.ndarray, arrows: Arrow, reach: float) -> list[dict[str, Any]]:
-    """Scores in bands of the distance; `reach`, the farthest in training, is the upper end of the last that it has."""
-    rows, width = [], reach / BANDS
-    bands = np.floor(distances(arrows) / width)
-    for band in np.unique(bands).tolist():
-        limits = {"from_pixels": width * band, "to_pixels": width * (band + 1)}
-        rows.append(limits | score(evidence[bands == band], arrows.label[bands == band]))
-    return rows
-
-
-def training_reach(training: Canvas, count: int, law: str) -> float:
-    """The farthest distance in pixels of `count` geometries of the training canvas."""
-    return float(distances(draw_geometries(training, training, count, law)).max())
-
-
 def measure_sizes(
     training: Canvas, fitted: dict[str, np.ndarray], sizes: list[int], count: int, law: str = "paper"
 ) -> list[dict[str, Any]]:
-    """One row a canvas size and baseline, scored on `count` images as `scripts/probe_arrow.py` scores models."""
+    """One row a canvas size, alteration and baseline, scored on `count` images as `probe_arrow.py` scores models."""
     rows, reach = [], training_reach(training, count, law)
-    for size in sizes:
-        canvas = Canvas(size, training.scale)
-        arrows = draw_geometries(canvas, training, count, law)
-        for name, evidence in answer(arrows, canvas, fitted, law).items():
-            rows.append({"canvas_pixels": size, "name": name, **score(evidence, arrows.label)})
-            if size == 2 * training.size:
-                rows[-1]["by_distance"] = by_distance(evidence, arrows, reach)
+    canvases = [Canvas(size, training.scale) for size in sizes]
+    for canvas, name, arrows in probe_geometries(canvases, training, count, law):
+        if name != NO_CIRCLE:  # which most baselines need
+            evidence = answer(arrows, canvas, fitted, law).items()
+            rows += [{"name": shown, **probe_row(canvas, name, given, arrows, reach)} for shown, given in evidence]
     return rows
 
 
