@@ -105,8 +105,9 @@ def evidence_from_pixels(arrow: Arrow, law: str = "paper") -> np.ndarray:
         area = np.maximum(high_x - low_x, 0) * np.maximum(high_y - low_y, 0)
         offset = centre - (low_x + high_x) / 2 - 0.5j * (low_y + high_y)
         off = np.abs(np.angle(offset * np.exp(-1j * phi)))
-        inside = np.arcsin(np.minimum(radius / (KAPPA * np.abs(offset)), 1))
-        outside, farthest = np.arcsin(np.minimum(KAPPA * radius / np.abs(offset), 1)), np.pi
+        distance = np.maximum(np.abs(offset), 1e-9)  # an altered geometry may have the circle at the arrow's midpoint
+        inside = np.arcsin(np.minimum(radius / (KAPPA * distance), 1))
+        outside, farthest = np.arcsin(np.minimum(KAPPA * radius / distance, 1)), np.pi
         if law == "balanced":
             outside, farthest = outside + GAP[0], outside + GAP[1] + 2 * inside
         pointing += area * (off < inside) / (2 * inside)

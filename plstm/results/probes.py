@@ -52,7 +52,7 @@ def _given(rows: Rows) -> Rows:
 
 
 def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> dict[Path, bytes]:
-    """The .md of scores on altered images and of the shortcut baselines, path -> contents; nothing without a probe."""
+    """The .md of scores on altered images, path -> contents; nothing where no run was probed."""
     probed = {cell.row.name: found for cell in cells if (found := read_probes(cell.runs, results_dir))}
     if not probed:
         return {}
@@ -70,19 +70,22 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
         same = [row for rows in runs for row in rows if (row["canvas_pixels"], row.get("probe", GIVEN)) == (size, name)]
         return _mean([row.get(key) for row in same if min(counts[size, name]) >= FEWEST])
 
-    lines = [["Model", "n", "Canvas", *names, f"{GIVEN}: area under the ROC curve"]]
+    header = [["Model", "n", "Canvas", *names], ["---"] * (3 + len(names))]
     for size in sizes:
         texts = [f"{at:,} / {past:,}" for at, past in (counts[size, name] for name in names)]
-        lines.append(["images: points at it / not", "", str(size), *texts, ""])
-    for model, runs in (probed | shortcuts).items():
-        for size in sizes:
-            texts = [scores(runs, size, name, "balanced_accuracy") for name in names]
-            lines.append([model, str(len(runs)), str(size), *texts, scores(runs, size, GIVEN, "area_under_roc")])
-    header, *rest = ("| " + " | ".join(line) + " |" for line in lines)
-    text = [f"# {table.title}: altered images", "", CAPTION, "", header, "|" + " --- |" * len(lines[0]), *rest]
+        header.append(["images: points at it / not", "", str(size), *texts])
+    text = [f"# {table.title}: altered images", "", CAPTION]
+    for title, key in SCORES.items():
+        lines = [
+            [model, str(len(runs)), str(size), *(scores(runs, size, name, key) for name in names)]
+            for model, runs in (probed | shortcuts).items()
+            for size in sizes
+        ]
+        text += ["", f"## {title}", "", *("| " + " | ".join(line) + " |" for line in header + lines)]
     return {results_dir / "tables" / f"{table.name}-probes.md": ("\n".join(text) + "\n").encode()}
 
 
+SCORES = {"Balanced accuracy": "balanced_accuracy", "Area under the ROC curve": "area_under_roc"}
 CAPTION = (
     "Balanced accuracy (the mean of the accuracies on arrows that point at the circle and on those that do not) on "
     "test images as given and altered. The altered geometry gives the label; without the circle it is the one "
