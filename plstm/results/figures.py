@@ -139,9 +139,8 @@ def draw_sizes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path)
         with style():
             figure = new_figure(6.4, 4.4)
             axis = figure.subplots()
-            for name, dashes in zip(dict.fromkeys(row["name"] for row in shortcuts), BASELINE_DASHES, strict=False):
-                known = points([row for row in shortcuts if row["name"] == name])
-                axis.plot(*zip(*known, strict=True), label=name, **BASELINE | {"ls": dashes})
+            for (name, rows), dashes in zip(shortcuts.items(), BASELINE_DASHES, strict=False):
+                axis.plot(*zip(*points(rows), strict=True), label=name, **BASELINE | {"ls": dashes})
             for cell, runs in probed.items():
                 frame = _mean_points([points(rows) for rows in runs])
                 _draw_line(axis, frame, f"{cell.row.name} (n={len(runs)})", *styles[cell.row.experiment])

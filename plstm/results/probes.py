@@ -21,10 +21,11 @@ def read_probes(runs: Sequence[Record], results_dir: Path) -> list[Rows]:
     return [_read(path, "rows") for path in paths if path.is_file()]
 
 
-def read_sizes(table: TableDefinition, results_dir: Path) -> Rows:
-    """The shortcut baselines by canvas; empty where they were measured on the splits alone."""
+def read_sizes(table: TableDefinition, results_dir: Path) -> dict[str, Rows]:
+    """The rows of each shortcut baseline, by name; empty where they were measured on the splits alone."""
     path = results_dir / (table.baselines or "")
-    return _read(path, "sizes") if path.is_file() else []
+    rows = _read(path, "sizes") if path.is_file() else []
+    return {name: [row for row in rows if row["name"] == name] for name in dict.fromkeys(row["name"] for row in rows)}
 
 
 def _read(path: Path, key: str) -> Rows:
@@ -62,9 +63,7 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
         raise UserError(f"{results_dir / 'probes'}: {words}")
     sizes = sorted({size for size, _ in counts})
     names = list(dict.fromkeys(name for (_, name), count in counts.items() if min(count) >= FEWEST))
-    shortcuts: dict[str, list[Rows]] = {}
-    for row in read_sizes(table, results_dir):
-        shortcuts.setdefault(row["name"], [[]])[0].append(row)
+    shortcuts = {name: [rows] for name, rows in read_sizes(table, results_dir).items()}
 
     def scores(runs: list[Rows], size: int, name: str, key: str) -> str:
         same = [row for rows in runs for row in rows if (row["canvas_pixels"], row.get("probe", GIVEN)) == (size, name)]
