@@ -23,7 +23,7 @@ def test_parts_of_a_batch_divide_it_and_are_small(overrides, parts):
 
 @pytest.mark.parametrize("model", ["vil", "2dmamba", "mamba2d"])
 def test_other_models_count_pixels(model):
-    assert ArrowTask(compose_experiment(f"reduced/{model}")).batch_parts() == 16
+    assert ArrowTask(compose_experiment(f"reduced/{model}")).batch_parts() == 8
 
 
 def test_models_with_batch_norms_take_their_batch_whole():
