@@ -15,7 +15,7 @@ from plstm.training.meshes import Layout
 
 # In a part of a batch, on CPUs.
 AT_ONCE = 600  # patches of pLSTM and ViT: with 48 channels twice and half as many are slower
-PIXELS = 16 * 48**2  # of ViL, 2DMamba and Mamba2D: with half as many up to 1.2 times slower, with all 128 images 1.3
+PIXELS = 16 * 48**2  # of ViL, 2DMamba and Mamba2D: half as many are up to 1.2 times slower
 
 
 @dataclass
