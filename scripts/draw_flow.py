@@ -2,9 +2,9 @@
 
     python scripts/draw_flow.py 1f392a 65ca15  # runs of arrow pointing: their folders, or the first digits of their ids
 
-A column an image, its arrow's patch marked by a white dot and its circle outlined. A line a layer: of pLSTM the mean
-over heads of the gating matrix (red positive, blue negative), of ViT that of the weights by which patches attend to the
-arrow's. Writes results/figures/arrow-flow.png and .svg.
+A column an image, its arrow's patch marked by a white dot and its circle outlined. A line a layer, with one scale of
+colours: of pLSTM the mean over heads of the gating matrix (red positive, blue negative), of ViT that of the weights by
+which patches attend to the arrow's. Writes results/figures/arrow-flow.png and .svg.
 """
 
 import sys
@@ -15,13 +15,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from data.arrow_pointing.geometry import ArrowVariant, render
+from data.arrow_pointing.geometry import Arrow, ArrowVariant, Canvas, render
 from plstm.config import run_name
 from plstm.drawing import new_figure, save, style
 from plstm.errors import UserError, run_script
 from plstm.models import VisionConfig
 from plstm.runs.weights import from_checkpoint
-from plstm.tasks.vision import draw_pattern, find_flow, normalise
+from plstm.tasks.vision import draw_pattern, draw_scale, find_flow, normalise
 from scripts.common import ROOT, Parser, machine_folder, positive
 
 SPLITS = ("test", "test_ext")
@@ -47,42 +47,45 @@ def main() -> None:
     data = models[0].info.config.data
     variant = ArrowVariant(0, data.size, data.scale, law=data.law)
     shown = [(split, arrow) for split in SPLITS for arrow in pick(variant, split, options.count)]
-    lines = 1 + sum(model.info.config.model.depth for model in models)
     with style():
-        figure = new_figure(1.7 * len(shown), 1.75 * lines)
-        axes = figure.subplots(lines, len(shown), squeeze=False)
-        for column, (split, arrow) in enumerate(shown):
-            draw_column(axes[:, column], models, arrow, render(arrow, variant.canvas(split)))
-            axes[0, column].set_title(f"{split}, {variant.canvas(split).size} pixels", fontsize=9)
-        for axis in axes.flat:
-            axis.set(xticks=[], yticks=[])
-        label_lines(axes[1:, 0], models)
+        figure = new_figure(1.7 * len(shown) + 0.5, 1.75 * (1 + sum(model.info.config.model.depth for model in models)))
+        draw(figure, models, [(arrow, variant.canvas(split)) for split, arrow in shown])
+        for axis, (split, _) in zip(figure.axes, shown, strict=False):
+            axis.set_title(f"{split}, {variant.canvas(split).size} pixels", fontsize=9)
         print(*save(figure, options.out), sep="\n")
 
 
-def draw_column(axes: np.ndarray, models: list[Any], arrow: Any, pixels: np.ndarray) -> None:
-    """One image on top, below it the patterns of all layers of all models."""
+def draw(figure: Any, models: list[Any], images: list[tuple[Arrow, Canvas]]) -> None:
+    """A line of the images, and one of the patterns of each layer of each model."""
     from matplotlib.patches import Circle
 
-    axes[0].imshow(pixels, cmap="gray", vmin=0, vmax=255)
-    below = iter(axes[1:])
+    pixels = [render(arrow, canvas) for arrow, canvas in images]
+    titles = [title for model in models for title in layer_titles(model)]
+    top, *lines = figure.subplots(1 + len(titles), len(images), squeeze=False, subplot_kw={"xticks": [], "yticks": []})
+    for axis, image in zip(top, pixels, strict=True):
+        axis.imshow(image, cmap="gray", vmin=0, vmax=255)
+    for axes, title in zip(lines, titles, strict=True):
+        axes[0].set_ylabel(title, fontsize=7)
+    lines = iter(lines)
     for model in models:
         patch, depth = model.patch_size, model.info.config.model.depth
-        source = int(arrow.ay // patch), int(arrow.ax // patch)
-        for _, pattern in find_flow(model, normalise(pixels[None, ..., None])[0], source, depth):
-            axis = next(below)
-            draw_pattern(axis, pattern.mean(axis=0), source, scale=False)
-            centre = (arrow.cx / patch - 0.5, arrow.cy / patch - 0.5)
-            axis.add_patch(Circle(centre, arrow.radius / patch, fill=False, lw=1.2))
+        sources = [(int(arrow.ay // patch), int(arrow.ax // patch)) for arrow, _ in images]
+        inputs = [normalise(image[None, ..., None])[0] for image in pixels]
+        found = [find_flow(model, *of, depth) for of in zip(inputs, sources, strict=True)]
+        for layer in range(depth):
+            axes, patterns = next(lines), [flow[layer][1].mean(axis=0) for flow in found]
+            largest = max(float(np.abs(pattern).max()) for pattern in patterns)
+            for axis, pattern, source, (arrow, _) in zip(axes, patterns, sources, images, strict=True):
+                picture = draw_pattern(axis, pattern, source, largest)
+                centre = (arrow.cx / patch - 0.5, arrow.cy / patch - 0.5)
+                axis.add_patch(Circle(centre, arrow.radius / patch, fill=False, lw=1.2))
+            draw_scale(picture, axes)
 
 
-def label_lines(axes: np.ndarray, models: list[Any]) -> None:
-    lines = iter(axes)
-    for model in models:
-        modes = list(model.info.config.model.modes)
-        for layer in range(model.info.config.model.depth):
-            what = f"{run_name(model.info.config)}\nlayer {layer + 1}, {modes[layer % len(modes)]}"
-            next(lines).set_ylabel(what, fontsize=7)
+def layer_titles(model: Any) -> list[str]:
+    config = model.info.config
+    modes = list(config.model.modes)
+    return [f"{run_name(config)}\nlayer {n + 1}, {modes[n % len(modes)]}" for n in range(config.model.depth)]
 
 
 if __name__ == "__main__":

@@ -82,11 +82,14 @@ def probe(run: str, options: argparse.Namespace) -> None:
     print(f"Written to {path}")
 
 
-def shown_runs(name: str, results: Path) -> list[str]:
-    """The ids of the runs that a table shows, but for those that have been probed."""
+def shown_runs(name: str, results: Path, runs: Path) -> list[str]:
+    """The ids of the runs that a table shows and that have not been probed; prints those that have no folder."""
     groups, _ = find_groups(load_table(ROOT / "configs/tables" / f"{name}.yaml"), read_records(results))
     ids = [run.id for group in groups for run in group.chosen.runs]
-    return [run for run in ids if not (results / "probes" / f"{run}.json").exists()]
+    ids = [run for run in ids if not (results / "probes" / f"{run}.json").exists()]
+    if gone := [run for run in ids if not (runs / run).is_dir()]:
+        print(f"Not probed, their weights are not in {runs}: {', '.join(gone)}")
+    return [run for run in ids if run not in gone]
 
 
 def main() -> None:
@@ -109,7 +112,7 @@ def main() -> None:
         check_writable(options.out.parent, f"--out {options.out}")
     else:
         check_writable(options.results / "probes", f"--results {options.results}")
-    for run in options.run or shown_runs(options.table, options.results):
+    for run in options.run or shown_runs(options.table, options.results, options.runs):
         probe(run, options)
 
 

@@ -12,7 +12,7 @@ from flax import nnx
 from jax import Array
 
 from plstm.errors import MAX_SIZE, one_of, positive, require
-from plstm.nn.layers import DTYPES, MLP, dense, exact_gelu, inverse_softplus_steps, norm, uniform_within
+from plstm.nn.layers import DTYPES, MLP, dense, exact_gelu, inverse_softplus_steps, norm, recomputes, uniform_within
 from plstm.nn.maps import unfold
 from plstm.ops.common import HIGHEST
 from plstm.ops.mamba2d import mamba2d
@@ -35,7 +35,8 @@ class Mamba2DConfig:
     mixers: list[str] = field(default_factory=lambda: ["m2d", "m2d", "attention", "attention"])  # of the blocks
     states: int = 16  # of a channel of the 2-D recurrence
     dtype: str = "bfloat16"  # of the matrix products; the recurrence, parameters, norms and head are float32
-    remat: bool = False  # keep only the blocks' inputs for the backward pass, and compute the rest again: less memory
+    # Keep only the blocks' inputs for the backward pass and compute the rest again: less memory. null: on GPUs.
+    remat: bool | None = None
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
@@ -126,7 +127,7 @@ class Mamba2D(nnx.Module):
     """Image classifier."""
 
     def __init__(self, config: Mamba2DConfig, rngs: nnx.Rngs):
-        self.dtype, self.remat, dim_in = DTYPES[config.dtype], config.remat, config.channels
+        self.dtype, self.remat, dim_in = DTYPES[config.dtype], recomputes(config.remat), config.channels
         self.down, self.norms, self.stages = (nnx.List() for _ in range(3))
         for n, (dim, depth, mixer) in enumerate(zip(config.dims, config.depths, config.mixers, strict=True)):
             self.down.append(dense((STEP if n else STEM)[0] ** 2 * dim_in, dim, rngs, dtype=self.dtype))

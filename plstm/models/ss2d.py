@@ -22,6 +22,7 @@ from plstm.nn.layers import (
     inverse_softplus_steps,
     linear,
     norm,
+    recomputes,
     uniform_within,
 )
 from plstm.nn.maps import depthwise, unfold
@@ -47,7 +48,8 @@ class SS2DConfig:
     states: int = 1  # of a channel of the scan
     drop_path: float = 0.1  # of the last block, linear from 0 at the first
     dtype: str = "float32"  # of the matrix products; the scan, parameters, norms and head are float32
-    remat: bool = False  # keep only the blocks' inputs for the backward pass, and compute the rest again: less memory
+    # Keep only the blocks' inputs for the backward pass and compute the rest again: less memory. null: on GPUs.
+    remat: bool | None = None
 
     @property
     def stride(self) -> int:
@@ -155,7 +157,8 @@ class SS2DModel(nnx.Module):
     """Image classifier."""
 
     def __init__(self, config: SS2DConfig, rngs: nnx.Rngs):
-        self.dtype, self.remat, dims = DTYPES[config.dtype], config.remat, [config.channels, *config.dims]
+        self.dtype, self.remat = DTYPES[config.dtype], recomputes(config.remat)
+        dims = [config.channels, *config.dims]
         make, blocks = partial(Down, dtype=self.dtype, rngs=rngs), sum(config.depths)
         rates = iter([config.drop_path * n / max(blocks - 1, 1) for n in range(blocks)])
         self.down, self.stages = nnx.List(), nnx.List()

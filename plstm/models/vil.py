@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 
 from plstm.errors import one_of, positive, require
-from plstm.nn.layers import DTYPES, PatchEmbedding, head_norm, linear, norm, uniform_within
+from plstm.nn.layers import DTYPES, PatchEmbedding, head_norm, linear, norm, recomputes, uniform_within
 from plstm.nn.maps import bicubic, depthwise
 from plstm.nn.sequence import BLOCK, BlockDiagonal
 from plstm.ops.common import HIGHEST
@@ -39,7 +39,8 @@ class ViLConfig:
     heads: int = 4  # of the mLSTM
     conv_grid: bool | str = True  # or "released": convolutions take any image for one with as many rows as in training
     dtype: str = "bfloat16"  # of the linear maps; the mLSTM, parameters, norms and head are float32
-    remat: bool = False  # keep only the blocks' inputs for the backward pass, and compute the rest again: less memory
+    # Keep only the blocks' inputs for the backward pass and compute the rest again: less memory. null: on GPUs.
+    remat: bool | None = None
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
@@ -105,7 +106,7 @@ class Pair(nnx.Module):
 
     def __init__(self, config: ViLConfig, rngs: nnx.Rngs):
         self.blocks = nnx.List([Block(config, backwards, rngs) for backwards in (False, True)])
-        self.remat = config.remat
+        self.remat = recomputes(config.remat)
 
     def __call__(self, x: Array, grid: tuple[int, int]) -> Array:
         """[S, B, dim] -> the same."""

@@ -13,7 +13,19 @@ from flax import nnx
 
 from plstm.errors import UserError, one_of, positive, require
 from plstm.nn.gates import DIRECT_BIAS, DModeGates, PModeGates
-from plstm.nn.layers import DTYPES, MLP, NORMS, LayerScale, PatchEmbedding, drop_path, head_norm, linear, norm, resize
+from plstm.nn.layers import (
+    DTYPES,
+    MLP,
+    NORMS,
+    LayerScale,
+    PatchEmbedding,
+    drop_path,
+    head_norm,
+    linear,
+    norm,
+    recomputes,
+    resize,
+)
 from plstm.ops.common import HIGHEST
 from plstm.ops.grid import METHODS, WIDEST_FUSED, gating_matrix, plstm2d
 
@@ -183,7 +195,7 @@ class BlockGroup(nnx.Module):
 
     def __init__(self, config: VisionConfig, rngs: nnx.Rngs):
         self.blocks = nnx.List([Block(config, mode, rngs) for mode in config.modes])
-        self.remat = jax.default_backend() == "gpu" if config.remat is None else config.remat
+        self.remat = recomputes(config.remat)
 
     def __call__(self, x: jax.Array, key: jax.Array | None, look: Look) -> tuple[jax.Array, list[Any]]:
         """[batch, ..., dim] -> the same, and what `look(block, its input)` gave for each block."""

@@ -118,6 +118,11 @@ def resize(cells: jax.Array, grid: tuple[int, int]) -> jax.Array:
     return jax.image.resize(cells, (*grid, cells.shape[-1]), "bicubic")
 
 
+def recomputes(remat: bool | None) -> bool:
+    """Whether the backward pass computes the blocks again, by `model.remat`: null asks for it on GPUs."""
+    return jax.default_backend() == "gpu" if remat is None else remat
+
+
 def drop_path(branch: jax.Array, rate: float, key: jax.Array | None, axis: int = 0) -> jax.Array:
     """Stochastic depth: each sample, a place on `axis`, keeps its branch, divided by 1 - rate, with probability
     1 - rate; all do without a key (evaluation)."""

@@ -22,7 +22,7 @@ MODEL_STYLES = {
     "plstm_p_mode": ("#009E73", "-"),
     "plstm_d_mode": ("#CC79A7", "-"),
     "plstm_stm_bias": ("#E69F00", "-"),
-    "plstm_printed": ("#0072B2", DASHED),
+    "plstm_printed": ("#DC267F", "-"),
     "vit": ("#D55E00", "-"),
     "efficientnet": ("#000000", "-"),
     "vil": ("#8A8D00", "-"),

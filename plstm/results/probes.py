@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from plstm.errors import UserError
 from plstm.results.definitions import TableDefinition
 from plstm.results.records import Record
@@ -16,9 +18,11 @@ FEWEST = 50  # images, of a band of distances or of the rarer label: a score of 
 
 
 def read_probes(runs: Sequence[Record], results_dir: Path) -> list[Rows]:
-    """The rows of each run that was probed."""
-    paths = (results_dir / "probes" / f"{run.id}.json" for run in runs)
-    return [_read(path, "rows") for path in paths if path.is_file()]
+    """The rows of each run that was probed, or whose second training was: one with its config, made for its weights."""
+    folder = results_dir / "probes"
+    names = ((f"{run.id}.json", f"{run.id}-retrained.json") for run in runs)
+    found = ([folder / name for name in either if (folder / name).is_file()] for either in names)
+    return [_read(paths[0], "rows") for paths in found if paths]
 
 
 def read_sizes(table: TableDefinition, results_dir: Path) -> dict[str, Rows]:
@@ -53,7 +57,7 @@ def _given(rows: Rows) -> Rows:
 
 
 def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> dict[Path, bytes]:
-    """The .md of scores on altered images, path -> contents; nothing where no run was probed."""
+    """The .md and .csv of scores on altered images, path -> contents; nothing where no run was probed."""
     probed = {cell.row.name: found for cell in cells if (found := read_probes(cell.runs, results_dir))}
     if not probed:
         return {}
@@ -81,7 +85,8 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
             for size in sizes
         ]
         text += ["", f"## {title}", "", *("| " + " | ".join(line) + " |" for line in header + lines)]
-    return {results_dir / "tables" / f"{table.name}-probes.md": ("\n".join(text) + "\n").encode()}
+    texts = {"md": "\n".join(text) + "\n", "csv": _csv(probed)}
+    return {results_dir / "tables" / f"{table.name}-probes.{kind}": text.encode() for kind, text in texts.items()}
 
 
 SCORES = {"Balanced accuracy": "balanced_accuracy", "Area under the ROC curve": "area_under_roc"}
@@ -92,9 +97,25 @@ CAPTION = (
     "difference of the two logits than one whose arrow does not; it does not depend on the threshold. Mean over n "
     "runs ± Student's 90% t interval; (n=...): only so many were measured. All runs see the same images, whose "
     f"sampling error the interval does not include; no score is shown where a label has fewer than {FEWEST} images. "
+    "Runs whose weights were gone were trained a second time for their scores (`results/probes/<run>-retrained.json`). "
     "The last rows are classifiers of the exact geometry or a part of it. `scripts/probe_arrow.py` and "
     "`scripts/shortcut_baselines.py` make the scores."
 )
+
+
+def _csv(probed: dict[str, list[Rows]]) -> str:
+    """A line a model, canvas and alteration: the runs, and each score's mean, half width and number of runs."""
+    lines = []
+    for model, runs in probed.items():
+        scores = pd.DataFrame([row for rows in runs for row in rows])
+        for (size, name), same in scores.groupby(["canvas_pixels", "probe"], sort=False):
+            line = {"model": model, "canvas_pixels": size, "probe": name, "n": len(same)}
+            for key in ("accuracy", *SCORES.values(), "answered_at"):
+                if key in same and same[key].notna().any():
+                    mean, half_width, count = t_interval(same[key].dropna().tolist())
+                    line |= {key: mean, f"{key}_interval": half_width, f"{key}_n": count}
+            lines.append(line)
+    return pd.DataFrame(lines).to_csv(index=False, lineterminator="\n", float_format="%.12g")
 
 
 def _counts(rows: Rows) -> dict[tuple[int, str], tuple[int, int]]:

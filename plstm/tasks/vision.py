@@ -167,7 +167,8 @@ def draw_gating(model: nnx.Module, image: jax.Array, path: Path) -> list[Path]:
         for place, (mode, (n, pattern)) in enumerate(shown.items(), 1):
             axis = figure.add_subplot(1, len(shown), place, xticks=[], yticks=[])
             axis.spines[:].set(visible=True, color="0.6", linewidth=0.6)
-            draw_pattern(axis, pattern, (row, column))
+            largest = float(np.abs(pattern).max()) or 1.0
+            draw_scale(draw_pattern(axis, pattern, (row, column), largest), axis)
             axis.set_title(f"{mode}-mode, layer {n + 1}, head 1")
         return save(figure, path)[:1]
 
@@ -188,17 +189,21 @@ def find_flow(
     return list(zip(modes, map(np.asarray, found), strict=True))
 
 
-def draw_pattern(axis: Any, pattern: np.ndarray, source: tuple[int, int], scale: bool = True) -> None:
-    """Draws a pattern [Y, X] and its source; red is positive, blue negative. Colours are linear up to a thousandth of
-    the largest magnitude and logarithmic above."""
+def draw_pattern(axis: Any, pattern: np.ndarray, source: tuple[int, int], largest: float) -> Any:
+    """Draws a pattern [Y, X] and its source; red is positive, blue negative. Colours are linear up to a hundredth of
+    `largest` and logarithmic from there up to it. Returns the picture, for `draw_scale`."""
     from matplotlib.colors import SymLogNorm
 
-    largest = float(np.abs(pattern).max()) or 1.0
-    norm = SymLogNorm(linthresh=largest / 1000, vmin=-largest, vmax=largest)
+    norm = SymLogNorm(linthresh=largest / 100, vmin=-largest, vmax=largest)
     picture = axis.imshow(pattern, cmap="RdBu_r", norm=norm)
     axis.plot(source[1], source[0], "o", ms=9, mfc="white", mec="black", mew=1.5)
-    if scale:
-        ticks = [-largest, -largest / 30, -largest / 1000, 0, largest / 1000, largest / 30, largest]
-        bar = axis.figure.colorbar(picture, ax=axis, shrink=0.85, ticks=ticks, format=lambda x, _: f"{x:.1g}")
-        bar.ax.minorticks_off()
-        bar.outline.set_visible(False)
+    return picture
+
+
+def draw_scale(picture: Any, axes: Any) -> None:
+    """Draws the colours of a picture and their values to the right of the axes that share them."""
+    largest = picture.norm.vmax
+    ticks = [-largest, -largest / 10, -largest / 100, 0, largest / 100, largest / 10, largest]
+    bar = picture.figure.colorbar(picture, ax=axes, shrink=0.85, ticks=ticks, format=lambda x, _: f"{x:.1g}")
+    bar.ax.minorticks_off()
+    bar.outline.set_visible(False)

@@ -56,4 +56,5 @@ def measure_baselines(
         inputs = arguments(batch, grid)
         run, report = compile_step(gradient_step(operator), inputs)
         found = ops.compare({name: (partial(run, *inputs), report)}, repeats)[name]
-        yield {"operator": name, "grid": grid, **found, "bytes_an_image": found["memory_bytes"] / batch}
+        an_image = {f"{key}_bytes_an_image": found[f"{key}_bytes"] / batch for key in ("memory", "temporary")}
+        yield {"operator": name, "grid": grid, **found, **an_image}

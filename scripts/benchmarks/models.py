@@ -19,8 +19,8 @@ from PIL import Image
 from data import decoding
 from data.augment.recipes import RECIPES
 from data.augment.views import augment, view_rng
+from plstm.models import MODELS as FAMILIES
 from plstm.models import VisionConfig, build_model
-from plstm.models.flops import forward_flops
 from plstm.ops.grid import plstm2d
 from plstm.runs.programs import compose_experiment
 from plstm.tasks import TASKS
@@ -66,8 +66,7 @@ def compiled_step(config: Any, batch: int) -> tuple[Callable, Row]:
     labels = rng.integers(config.classes, size=batch, dtype=np.int32)
     inputs = training.layout.place_rows({"image": images, "label": labels})
     training.run, report = compile_step(training.run, (training.state, inputs, training.key))
-    flops = {"flops": 3 * batch * forward_flops(config)} if isinstance(config, VisionConfig) else {}
-    return partial(training.step, inputs), report | flops
+    return partial(training.step, inputs), report | {"flops": 3 * batch * FAMILIES[config.family].flops(config)}
 
 
 def compare_models(configs: dict[str, Any], batch: int, repeats: int) -> dict[str, Row]:

@@ -55,13 +55,15 @@ def ratio(found: Mapping[str, Row], above: str, below: str, name: str = "ratio")
 
 
 def compile_step(step: Callable, arguments: tuple) -> tuple[Callable, Row]:
-    """The executable, its compilation's seconds, and the bytes a device needs for it as XLA plans them."""
+    """The executable, its compilation's seconds, and the bytes a device needs for it as XLA plans them: all, and those
+    for neither arguments nor results."""
     start = time.perf_counter()
     run = jax.jit(step).lower(*arguments).compile()
     seconds = time.perf_counter() - start
     plan = run.memory_analysis()
     used = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
-    return run, {"compile_seconds": seconds, "memory_bytes": used - plan.alias_size_in_bytes}
+    memory = {"memory_bytes": used - plan.alias_size_in_bytes, "temporary_bytes": plan.temp_size_in_bytes}
+    return run, {"compile_seconds": seconds} | memory
 
 
 def compare(runs: Mapping[str, tuple[Callable, Row]], repeats: int) -> dict[str, Row]:
