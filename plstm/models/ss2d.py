@@ -175,7 +175,7 @@ class SS2DModel(nnx.Module):
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] -> float32 logits [batch, classes]. `key` turns stochastic
-        depth on. Pixels beyond a multiple of the stride on the right and below are not seen."""
+        depth on. A stage does not see the last row or column of an odd grid."""
         x, number = images.transpose(1, 2, 0, 3), 0
         for down, blocks in zip(self.down, self.stages, strict=True):
             x = down(x).astype(self.dtype)
