@@ -13,7 +13,7 @@ import jax
 from flax import nnx
 
 from plstm.models.efficientnet import EfficientNet, EfficientNetConfig
-from plstm.models.flops import forward_flops
+from plstm.models.flops import efficientnet_flops, forward_flops, mamba2d_flops, ss2d_flops, vil_flops
 from plstm.models.graph import GraphConfig, build_graph_model
 from plstm.models.languages import LanguageConfig, build_language_model
 from plstm.models.mamba2d import Mamba2D, Mamba2DConfig
@@ -37,10 +37,12 @@ class Family(NamedTuple):
 
 MODELS: dict[str, Family] = {
     "vision": Family(VisionConfig, lambda config, _, key: VisionModel(config, nnx.Rngs(key)), "images", forward_flops),
-    "efficientnet": Family(EfficientNetConfig, lambda config, _, key: EfficientNet(config, nnx.Rngs(key)), "images"),
-    "mamba2d": Family(Mamba2DConfig, lambda config, _, key: Mamba2D(config, nnx.Rngs(key)), "images"),
-    "ss2d": Family(SS2DConfig, lambda config, _, key: SS2DModel(config, nnx.Rngs(key)), "images"),
-    "vil": Family(ViLConfig, lambda config, _, key: ViL(config, nnx.Rngs(key)), "images", resize=bicubic),
+    "efficientnet": Family(
+        EfficientNetConfig, lambda config, _, key: EfficientNet(config, nnx.Rngs(key)), "images", efficientnet_flops
+    ),
+    "mamba2d": Family(Mamba2DConfig, lambda config, _, key: Mamba2D(config, nnx.Rngs(key)), "images", mamba2d_flops),
+    "ss2d": Family(SS2DConfig, lambda config, _, key: SS2DModel(config, nnx.Rngs(key)), "images", ss2d_flops),
+    "vil": Family(ViLConfig, lambda config, _, key: ViL(config, nnx.Rngs(key)), "images", vil_flops, resize=bicubic),
     "graph": Family(GraphConfig, build_graph_model, "graphs"),
     "sequence": Family(SequenceConfig, build_sequence_model, "tokens"),
     "language": Family(LanguageConfig, build_language_model, "languages"),

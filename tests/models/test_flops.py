@@ -1,9 +1,24 @@
-"""The operation counts against counts by hand and published ones."""
+"""The operation counts against counts by hand, published ones, the traced models' matrix products and XLA's count."""
 
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import pytest
+from flax import nnx
 
-from plstm.models import VisionConfig
-from plstm.models.flops import forward_flops
+from plstm.models import (
+    MODELS,
+    EfficientNetConfig,
+    Mamba2DConfig,
+    SS2DConfig,
+    ViLConfig,
+    VisionConfig,
+    build_model,
+)
+from plstm.models.flops import M2D_SCAN, SS2D_SCAN, forward_flops
 
 VIT = {"modes": ["attention"], "pooling": "class_token"}
 TINY = {"image_size": 8, "patch_size": 4, "dim": 16, "heads": 1, "depth": 2, "classes": 5}  # 4 tokens
@@ -34,3 +49,97 @@ def test_vit_t_and_deit_s_at_224_are_as_published():
 
 def test_another_resolution_counts_its_own_tokens():
     assert forward_flops(VisionConfig(image_size=192), 224) == forward_flops(VisionConfig(image_size=224))
+
+
+# ---------------------------------------------------------------------- the other models of the paper's Figure 2
+def flops(config: Any) -> int:
+    return MODELS[config.family].flops(config)
+
+
+def logits_of(config: Any) -> tuple:
+    """The function (weights, images) -> logits of a model, and the shapes of its weights and of one image."""
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: build_model(config, 0)))
+    image = jax.ShapeDtypeStruct((1, config.image_size, config.image_size, 3), jnp.float32)
+    return lambda state, images: nnx.merge(graphdef, state)(images), state, image
+
+
+def product_flops(jaxpr: Any) -> int:
+    """Operations of all matrix products of a jaxpr, as often as its loops run."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            axes = equation.params["dimension_numbers"][0][0]
+            summed = [equation.invars[0].aval.shape[axis] for axis in axes]
+            total += 2 * equation.outvars[0].aval.size * math.prod(summed)
+        times = equation.params["length"] if equation.primitive.name == "scan" else 1
+        total += times * sum(map(product_flops, inner_jaxprs(equation)))
+    return total
+
+
+def inner_jaxprs(equation: Any) -> Iterator[Any]:
+    for value in jax.tree.leaves(list(equation.params.values())):
+        value = getattr(value, "jaxpr", value)
+        if hasattr(value, "eqns"):
+            yield value
+
+
+@pytest.mark.parametrize(
+    ("make", "at_192", "at_384"),
+    [
+        (EfficientNetConfig, 0.565, 2.26),
+        (ViLConfig, 2.45, 9.8),  # chunk by chunk; without normaliser and decay, 0.5% of ours
+        (Mamba2DConfig, 5.14 + 0.4, 22.3 + 1.5),  # products, the read-out among them, and a rough count of the scans
+        (SS2DConfig, 7.60 + 0.1, 30.4 + 0.4),
+    ],
+)
+def test_models_at_full_size_cost_what_the_released_ones_do(make, at_192, at_384):
+    for size, giga in ((192, at_192), (384, at_384)):
+        assert flops(make(image_size=size, classes=2)) == pytest.approx(giga * 1e9, rel=0.02)
+
+
+def test_efficientnet_b0_at_224_is_as_published():
+    assert flops(EfficientNetConfig(image_size=224)) == pytest.approx(2 * 0.39e9, rel=0.02)
+
+
+STAGES = {"dims": [24, 40], "depths": [1, 2], "classes": 5}
+SS2D_CHANNEL = 9 + 4 * SS2D_SCAN * 2  # depthwise convolution and four scans of two states
+
+
+@pytest.mark.parametrize(
+    ("config", "elementwise"),
+    [
+        pytest.param(
+            EfficientNetConfig(image_size=17, stem=8, stages=[[3, 1, 1, 1, 8], [5, 2, 2, 3, 12]], features=24),
+            9 * 9 * 3 * 3 * 8 + 5 * 5 * 5 * 5 * (24 + 36),  # depthwise convolutions
+            id="efficientnet",
+        ),
+        pytest.param(
+            ViLConfig(image_size=64, patch_size=8, dim=48, depth=2),  # 64 tokens: two chunks, one of them padded
+            2 * (64 * 9 * 96 + 2 * 4 * 24 * 25),  # depthwise convolution; the state's decay, by chunks and heads
+            id="vil",
+        ),
+        pytest.param(
+            Mamba2DConfig(image_size=50, mixers=["m2d", "attention"], states=4, **STAGES),
+            12 * 12 * 48 * 4 * M2D_SCAN,
+            id="mamba2d",
+        ),
+        pytest.param(
+            SS2DConfig(image_size=48, states=2, **STAGES), (12 * 12 * 48 + 2 * 6 * 6 * 80) * SS2D_CHANNEL, id="ss2d"
+        ),
+        pytest.param(
+            SS2DConfig(image_size=50, states=2, form="as_configured", **STAGES),
+            (13 * 13 * 48 + 2 * 7 * 7 * 80) * SS2D_CHANNEL,
+            id="ss2d as configured",
+        ),
+    ],
+)
+def test_matrix_products_are_those_of_the_traced_model(config, elementwise):
+    function, *shapes = logits_of(config)
+    assert flops(config) - 2 * elementwise == product_flops(jax.make_jaxpr(function)(*shapes).jaxpr)
+
+
+def test_xla_counts_little_beside_the_convolutions_of_efficientnet():
+    """Its count has batch norms, means and residuals too, 5% of the whole."""
+    config = EfficientNetConfig(classes=2)
+    function, *shapes = logits_of(config)
+    assert flops(config) < jax.jit(function).lower(*shapes).cost_analysis()["flops"] < 1.06 * flops(config)
