@@ -85,7 +85,7 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
             for size in sizes
         ]
         text += ["", f"## {title}", "", *("| " + " | ".join(line) + " |" for line in header + lines)]
-    texts = {"md": "\n".join(text) + "\n", "csv": _csv(probed)}
+    texts = {"md": "\n".join(text) + "\n", "csv": _csv(probed, counts)}
     return {results_dir / "tables" / f"{table.name}-probes.{kind}": text.encode() for kind, text in texts.items()}
 
 
@@ -103,12 +103,14 @@ CAPTION = (
 )
 
 
-def _csv(probed: dict[str, list[Rows]]) -> str:
-    """A line a model, canvas and alteration: the runs, and each score's mean, half width and number of runs."""
+def _csv(probed: dict[str, list[Rows]], counts: dict[tuple[int, str], tuple[int, int]]) -> str:
+    """A line a model, canvas and alteration of enough images: runs, and mean, half width and number of each score."""
     lines = []
     for model, runs in probed.items():
         scores = pd.DataFrame([row for rows in runs for row in rows])
         for (size, name), same in scores.groupby(["canvas_pixels", "probe"], sort=False):
+            if min(counts.get((size, name), [FEWEST])) < FEWEST:
+                continue
             line = {"model": model, "canvas_pixels": size, "probe": name, "n": len(same)}
             for key in ("accuracy", *SCORES.values(), "answered_at"):
                 if key in same and same[key].notna().any():

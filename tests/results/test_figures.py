@@ -1,6 +1,8 @@
+import io
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -8,7 +10,7 @@ from plstm.drawing import legend_below, new_figure
 from plstm.errors import UserError
 from plstm.results import figures
 from plstm.results.figures import draw_table
-from plstm.results.probes import points_by_distance, points_by_size
+from plstm.results.probes import points_by_distance, points_by_size, read_probes
 from plstm.results.records import read_records, record_path
 from plstm.results.tables import render_table
 
@@ -149,12 +151,17 @@ def test_probes_are_drawn_by_size_and_by_distance_and_tabulated(arrow, add, tmp_
         (svg,) = (path for path in drawn(arrow, tmp_path) if path.name == f"arrow-{kind}.svg")
         texts = svg_texts(svg)
         assert {label, "Test accuracy", "pLSTM (n=2)", "arrow only", "chance"} <= set(texts)
-    table = render_table(arrow, read_records(tmp_path), tmp_path)[tmp_path / "tables/arrow-probes.md"].decode()
+    tables = render_table(arrow, read_records(tmp_path), tmp_path)
+    table = tables[tmp_path / "tables/arrow-probes.md"].decode()
     assert "| pLSTM | 2 | 48 | 0.910 ± 0.063 | 0.810 ± 0.063 |" in table
     assert "| pLSTM | 2 | 48 | 0.950 (n=1) | 0.950 (n=1) |" in table.partition("Area under")[2]
     assert "| arrow only | 1 | 96 | 0.720 | – |" in table and "| arrow only | 1 | 64 |" not in table
     assert "| pLSTM | 2 | 96 | 0.710 ± 0.063 | – |" in table and "of another image" not in table  # too few images
     assert "| images: points at it / not |  | 96 | 500 / 500 | 49 / 951 |" in table
+    scores = pd.read_csv(io.BytesIO(tables[tmp_path / "tables/arrow-probes.csv"])).set_index(["canvas_pixels", "probe"])
+    assert len(scores) == 4 and scores.loc[(48, "arrow reversed"), "n"] == 2  # none of too few images
+    np.testing.assert_allclose(scores.loc[(48, "as given"), ["accuracy", "accuracy_interval"]], [0.91, 0.06314], 1e-4)
+    assert scores.loc[(64, "as given"), "area_under_roc_n"] == 1
     for run in runs:
         few = tmp_path / "probes" / f"{run.id}.json"
         few.write_text(few.read_text().replace('"images": 1000', '"images": 98'))
@@ -166,6 +173,15 @@ def test_probes_are_drawn_by_size_and_by_distance_and_tabulated(arrow, add, tmp_
     path.write_text("half a fi")
     with pytest.raises(UserError, match=f"{path}: not a file of scores"):
         drawn(arrow, tmp_path)
+
+
+def test_a_second_training_stands_for_a_run_that_was_not_probed(add, tmp_path):
+    run, other = add(seed=43), add(seed=44)
+    path = probe_file(tmp_path, run, 0.02)
+    path.rename(path.with_name(f"{run.id}-retrained.json"))
+    assert len(read_probes([run, other], tmp_path)) == 1
+    probe_file(tmp_path, run, 0)
+    assert points_by_size(read_probes([run, other], tmp_path)[0])[0] == (48, 0.9)  # its own scores where there are any
 
 
 def test_points_of_too_few_images_are_not_drawn(add, tmp_path):
