@@ -49,37 +49,48 @@ def main() -> None:
     shown = [(split, arrow) for split in SPLITS for arrow in pick(variant, split, options.count)]
     with style():
         figure = new_figure(1.7 * len(shown) + 0.5, 1.75 * (1 + sum(model.info.config.model.depth for model in models)))
-        draw(figure, models, [(arrow, variant.canvas(split)) for split, arrow in shown])
-        for axis, (split, _) in zip(figure.axes, shown, strict=False):
-            axis.set_title(f"{split}, {variant.canvas(split).size} pixels", fontsize=9)
+        draw(figure, models, [(split, arrow, variant.canvas(split)) for split, arrow in shown])
         print(*save(figure, options.out), sep="\n")
 
 
-def draw(figure: Any, models: list[Any], images: list[tuple[Arrow, Canvas]]) -> None:
+def draw(figure: Any, models: list[Any], images: list[tuple[str, Arrow, Canvas]]) -> None:
     """A line of the images, and one of the patterns of each layer of each model."""
-    from matplotlib.patches import Circle
-
-    pixels = [render(arrow, canvas) for arrow, canvas in images]
     titles = [title for model in models for title in layer_titles(model)]
     top, *lines = figure.subplots(1 + len(titles), len(images), squeeze=False, subplot_kw={"xticks": [], "yticks": []})
-    for axis, image in zip(top, pixels, strict=True):
+    pixels, arrows = [render(arrow, canvas) for _, arrow, canvas in images], [arrow for _, arrow, _ in images]
+    for axis, image, (split, _, canvas) in zip(top, pixels, images, strict=True):
         axis.imshow(image, cmap="gray", vmin=0, vmax=255)
-    for axes, title in zip(lines, titles, strict=True):
+        axis.set_title(f"{split}, {canvas.size} pixels", fontsize=9)
+    found = [(model.patch_size, patterns) for model in models for patterns in find_layers(model, pixels, arrows)]
+    for axes, title, (patch, patterns) in zip(lines, titles, found, strict=True):
         axes[0].set_ylabel(title, fontsize=7)
-    lines = iter(lines)
-    for model in models:
-        patch, depth = model.patch_size, model.info.config.model.depth
-        sources = [(int(arrow.ay // patch), int(arrow.ax // patch)) for arrow, _ in images]
-        inputs = [normalise(image[None, ..., None])[0] for image in pixels]
-        found = [find_flow(model, *of, depth) for of in zip(inputs, sources, strict=True)]
-        for layer in range(depth):
-            axes, patterns = next(lines), [flow[layer][1].mean(axis=0) for flow in found]
-            largest = max(float(np.abs(pattern).max()) for pattern in patterns)
-            for axis, pattern, source, (arrow, _) in zip(axes, patterns, sources, images, strict=True):
-                picture = draw_pattern(axis, pattern, source, largest)
-                centre = (arrow.cx / patch - 0.5, arrow.cy / patch - 0.5)
-                axis.add_patch(Circle(centre, arrow.radius / patch, fill=False, lw=1.2))
-            draw_scale(picture, axes)
+        draw_layer(axes, patterns, arrows, patch)
+
+
+def find_layers(model: Any, pixels: list[np.ndarray], arrows: list[Arrow]) -> list[list[np.ndarray]]:
+    """For each layer, the pattern [Y, X] that it carries in each image, the mean over heads."""
+    patch, depth = model.patch_size, model.info.config.model.depth
+    flows = [
+        find_flow(model, normalise(image[None, ..., None])[0], place(arrow, patch), depth)
+        for image, arrow in zip(pixels, arrows, strict=True)
+    ]
+    return [[pattern.mean(axis=0) for _, pattern in layer] for layer in zip(*flows, strict=True)]
+
+
+def draw_layer(axes: np.ndarray, patterns: list[np.ndarray], arrows: list[Arrow], patch: int) -> None:
+    from matplotlib.patches import Circle
+
+    largest = max(float(np.abs(pattern).max()) for pattern in patterns)
+    for axis, pattern, arrow in zip(axes, patterns, arrows, strict=True):
+        picture = draw_pattern(axis, pattern, place(arrow, patch), largest)
+        centre = (arrow.cx / patch - 0.5, arrow.cy / patch - 0.5)
+        axis.add_patch(Circle(centre, arrow.radius / patch, fill=False, lw=1.2))
+    draw_scale(picture, axes)
+
+
+def place(arrow: Arrow, patch: int) -> tuple[int, int]:
+    """Row and column of the arrow's patch."""
+    return int(arrow.ay // patch), int(arrow.ax // patch)
 
 
 def layer_titles(model: Any) -> list[str]:

@@ -26,6 +26,7 @@ from data.loading import PackedSplit, pack
 from plstm.config import Config, run_name
 from plstm.errors import UserError, first_line, run_script
 from plstm.results.definitions import load_table
+from plstm.results.probes import probe_path
 from plstm.results.records import read_records
 from plstm.results.sweeps import find_groups
 from plstm.runs.folders import find_run, load_config
@@ -86,8 +87,8 @@ def shown_runs(name: str, results: Path, runs: Path) -> list[str]:
     """The ids of the runs that a table shows and that have not been probed; prints those that have no folder."""
     groups, _ = find_groups(load_table(ROOT / "configs/tables" / f"{name}.yaml"), read_records(results))
     ids = [run.id for group in groups for run in group.chosen.runs]
-    ids = [run for run in ids if not (results / "probes" / f"{run}.json").exists()]
-    if gone := [run for run in ids if not (runs / run).is_dir()]:
+    ids = [run for run in ids if not probe_path(run, results)]
+    if gone := [run for run in ids if not (runs / run / "checkpoints").is_dir()]:
         print(f"Not probed, their weights are not in {runs}: {', '.join(gone)}")
     return [run for run in ids if run not in gone]
 

@@ -175,7 +175,8 @@ class SS2DModel(nnx.Module):
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] -> float32 logits [batch, classes]. `key` turns stochastic
-        depth on. A stage does not see the last row or column of an odd grid."""
+        depth on. What a stride leaves over on the right and below
+        is not seen: up to three pixels in "as_run", then a row or column of an odd grid."""
         x, number = images.transpose(1, 2, 0, 3), 0
         for down, blocks in zip(self.down, self.stages, strict=True):
             x = down(x).astype(self.dtype)

@@ -119,7 +119,7 @@ def resize(cells: jax.Array, grid: tuple[int, int]) -> jax.Array:
 
 
 def recomputes(remat: bool | None) -> bool:
-    """Whether the backward pass computes the blocks again, by `model.remat`: null asks for it on GPUs."""
+    """Whether the backward pass computes the blocks again, by `model.remat`, where null means on GPUs only."""
     return jax.default_backend() == "gpu" if remat is None else remat
 
 

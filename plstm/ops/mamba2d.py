@@ -22,8 +22,8 @@ def mamba2d(
 
     States and decays are float32 or more. "recurrent" is the definition on arrays of all cells and states. The others
     make decays and inputs of a cell where they are needed and keep one array of states: "rows" steps through H W cells,
-    with gradients by hand; "diagonals" through H + W - 1 anti-diagonals, for devices where a step costs more than its
-    sums, with twice the memory. "auto" is "rows" on CPUs, otherwise "diagonals".
+    with gradients by hand; "diagonals" through H + W - 1 anti-diagonals, for devices where launching a step dominates,
+    with more than twice the memory. "auto" is "rows" on CPUs, otherwise "diagonals".
     Raises ValueError where shapes disagree or the method is unknown.
     """
     check_choice("method", method, METHODS)
@@ -91,15 +91,20 @@ def _cell(a_t, a_l, left, above, u, delta_t, delta_l, b, c, weight_t, weight_l) 
 def _diagonals(u: Array, delta_t: Array, delta_l: Array, b: Array, c: Array, a_t: Array, a_l: Array) -> Array:
     """As `_rows`. A cell's neighbours are on the anti-diagonal before: in its row the left one, in the row above the
     upper one. A diagonal has a place in every row; those outside the grid have no weight and no input, so state 0."""
-    a_t, a_l = a_t.T[:, None], a_l.T[:, None]
+    u, delta_t, delta_l, b, c, weight_t, weight_l = _by_cells(u, delta_t, delta_l, b, c)
+    top, left = (delta_t, weight_t, a_t.T[:, None]), (delta_l, weight_l, a_l.T[:, None])
+    tall = u.shape[0] > u.shape[1]  # then columns are the rows, so that fewer places lie outside the grid
+    turn = (lambda x: x.swapaxes(0, 1)) if tall else (lambda x: x)
+    (delta_t, weight_t, a_t), (delta_l, weight_l, a_l) = (left, top) if tall else (top, left)
 
-    @jax.checkpoint
+    @partial(jax.checkpoint, prevent_cse=False)
     def step(states: Array, inputs) -> tuple[Array, Array]:
         return jax.vmap(partial(_cell, a_t, a_l))(states, jnp.roll(states, 1, axis=0), *inputs)
 
-    start = jnp.zeros((u.shape[1], b.shape[-1], u.shape[0], u.shape[-1]), u.dtype)
-    _, y = lax.scan(step, start, tuple(map(_skew, _by_cells(u, delta_t, delta_l, b, c))))
-    return _unskew(y, u.shape[2]).transpose(2, 0, 1, 3)
+    skewed = tuple(_skew(turn(x)) for x in (u, delta_t, delta_l, b, c, weight_t, weight_l))
+    start = jnp.zeros((skewed[0].shape[1], *b.shape[2:], u.shape[-1]), u.dtype)
+    _, y = lax.scan(step, start, skewed)
+    return turn(_unskew(y, max(u.shape[:2]))).transpose(2, 0, 1, 3)
 
 
 def _skew(x: Array) -> Array:

@@ -128,7 +128,7 @@ def draw_sizes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path)
 
     A line is the mean over a row's probed runs, its band their 90% t interval; baselines are dashed.
     """
-    probed = {cell: found for cell in cells if (found := read_probes(cell.runs, results_dir))}
+    probed = {cell: found for cell in cells if (found := read_probes(cell.runs, results_dir)).rows}
     if not probed:
         return []
     shortcuts, styles, written = read_sizes(table, results_dir), _styles(table), []
@@ -141,9 +141,9 @@ def draw_sizes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path)
             axis = figure.subplots()
             for (name, rows), dashes in zip(shortcuts.items(), BASELINE_DASHES, strict=False):
                 axis.plot(*zip(*points(rows), strict=True), label=name, **BASELINE | {"ls": dashes})
-            for cell, runs in probed.items():
-                frame = _mean_points([points(rows) for rows in runs])
-                _draw_line(axis, frame, f"{cell.row.name} (n={len(runs)})", *styles[cell.row.experiment])
+            for cell, probes in probed.items():
+                frame = _mean_points([points(rows) for rows in probes.rows])
+                _draw_line(axis, frame, f"{cell.row.name} ({probes.count})", *styles[cell.row.experiment])
             axis.axhline(0.5, **CHANCE)
             axis.set(xlabel=label, ylabel="Test accuracy")
             axis.grid(axis="y", **GRID)

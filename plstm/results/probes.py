@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -17,12 +17,26 @@ GIVEN = "as given"
 FEWEST = 50  # images, of a band of distances or of the rarer label: a score of fewer is not shown
 
 
-def read_probes(runs: Sequence[Record], results_dir: Path) -> list[Rows]:
-    """The rows of each run that was probed, or whose second training was: one with its config, made for its weights."""
-    folder = results_dir / "probes"
-    names = ((f"{run.id}.json", f"{run.id}-retrained.json") for run in runs)
-    found = ([folder / name for name in either if (folder / name).is_file()] for either in names)
-    return [_read(paths[0], "rows") for paths in found if paths]
+class Probes(NamedTuple):
+    """What was found of the runs of a row."""
+
+    rows: list[Rows]  # of each probed run
+    again: int = 0  # how many of them are second trainings
+
+    @property
+    def count(self) -> str:
+        return f"n={len(self.rows)}" + f", {self.again} trained again" * bool(self.again)
+
+
+def probe_path(run: str, results_dir: Path) -> Path | None:
+    """Where the scores of a run are, else those of its second training: the same config, as its weights were gone."""
+    paths = (results_dir / "probes" / f"{run}{kind}.json" for kind in ("", "-retrained"))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def read_probes(runs: Sequence[Record], results_dir: Path) -> Probes:
+    paths = [path for run in runs if (path := probe_path(run.id, results_dir))]
+    return Probes([_read(path, "rows") for path in paths], sum(path.stem.endswith("retrained") for path in paths))
 
 
 def read_sizes(table: TableDefinition, results_dir: Path) -> dict[str, Rows]:
@@ -58,7 +72,9 @@ def _given(rows: Rows) -> Rows:
 
 def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> dict[Path, bytes]:
     """The .md and .csv of scores on altered images, path -> contents; nothing where no run was probed."""
-    probed = {cell.row.name: found for cell in cells if (found := read_probes(cell.runs, results_dir))}
+    found = {cell.row.name: read_probes(cell.runs, results_dir) for cell in cells}
+    again = {name: probes.count for name, probes in found.items() if probes.again}
+    probed = {name: probes.rows for name, probes in found.items() if probes.rows}
     if not probed:
         return {}
     counts, *others = (_counts(rows) for runs in probed.values() for rows in runs)
@@ -78,6 +94,8 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
         texts = [f"{at:,} / {past:,}" for at, past in (counts[size, name] for name in names)]
         header.append(["images: points at it / not", "", str(size), *texts])
     text = [f"# {table.title}: altered images", "", CAPTION]
+    if again:
+        text += ["", f"{AGAIN} {'; '.join(f'{name}: {count}' for name, count in again.items())}."]
     for title, key in SCORES.items():
         lines = [
             [model, str(len(runs)), str(size), *(scores(runs, size, name, key) for name in names)]
@@ -97,9 +115,12 @@ CAPTION = (
     "difference of the two logits than one whose arrow does not; it does not depend on the threshold. Mean over n "
     "runs ± Student's 90% t interval; (n=...): only so many were measured. All runs see the same images, whose "
     f"sampling error the interval does not include; no score is shown where a label has fewer than {FEWEST} images. "
-    "Runs whose weights were gone were trained a second time for their scores (`results/probes/<run>-retrained.json`). "
     "The last rows are classifiers of the exact geometry or a part of it. `scripts/probe_arrow.py` and "
     "`scripts/shortcut_baselines.py` make the scores."
+)
+AGAIN = (
+    "Where weights were gone, the config was trained again for its scores, which may differ from the recorded run's "
+    "(`results/probes/<run>-retrained.json`):"
 )
 
 

@@ -167,8 +167,7 @@ def draw_gating(model: nnx.Module, image: jax.Array, path: Path) -> list[Path]:
         for place, (mode, (n, pattern)) in enumerate(shown.items(), 1):
             axis = figure.add_subplot(1, len(shown), place, xticks=[], yticks=[])
             axis.spines[:].set(visible=True, color="0.6", linewidth=0.6)
-            largest = float(np.abs(pattern).max()) or 1.0
-            draw_scale(draw_pattern(axis, pattern, (row, column), largest), axis)
+            draw_scale(draw_pattern(axis, pattern, (row, column), float(np.abs(pattern).max())), axis)
             axis.set_title(f"{mode}-mode, layer {n + 1}, head 1")
         return save(figure, path)[:1]
 
@@ -194,6 +193,7 @@ def draw_pattern(axis: Any, pattern: np.ndarray, source: tuple[int, int], larges
     `largest` and logarithmic from there up to it. Returns the picture, for `draw_scale`."""
     from matplotlib.colors import SymLogNorm
 
+    largest = largest or 1.0
     norm = SymLogNorm(linthresh=largest / 100, vmin=-largest, vmax=largest)
     picture = axis.imshow(pattern, cmap="RdBu_r", norm=norm)
     axis.plot(source[1], source[0], "o", ms=9, mfc="white", mec="black", mew=1.5)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,10 +7,12 @@ import pytest
 from flax import nnx
 
 from plstm.errors import UserError
-from plstm.models import SS2DConfig, build_model
+from plstm.models import Mamba2DConfig, SS2DConfig, build_model
 from plstm.models.ss2d import SS2D, Block, SS2DModel
 
 from .golden import check, dense, fill, maps, norm, parameters, waves
+
+TINY_MAMBA2D = {"dtype": "float32", "dims": [8, 8], "depths": [1, 1], "mixers": ["m2d", "attention"], "states": 2}
 
 
 def mixer_tensors(mixer: SS2D) -> list:
@@ -55,6 +59,19 @@ def test_sizes_are_the_released_ones_and_other_images_pass():
     model = nnx.eval_shape(lambda: build_model(SS2DConfig(classes=2), 0))
     assert parameters(model) == 6_687_170
     assert nnx.eval_shape(lambda model: model(jnp.zeros((1, 384, 96, 3))), model).shape == (1, 2)
+
+
+@pytest.mark.parametrize("config", [SS2DConfig(drop_path=0.5, dims=[8], depths=[2]), Mamba2DConfig(**TINY_MAMBA2D)])
+def test_recomputed_blocks_give_the_same_gradients(config):
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 16, 16, 3)), jnp.float32)
+
+    def gradients(remat):
+        graphdef, weights = nnx.split(build_model(replace(config, remat=remat), 0))
+        loss = lambda weights: jnp.square(nnx.merge(graphdef, weights)(images, key=jax.random.key(1))).sum()  # noqa: E731
+        return jax.tree.leaves(jax.jit(jax.grad(loss))(weights))
+
+    for found, expected in zip(gradients(True), gradients(False), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * float(jnp.abs(expected).max()))
 
 
 def test_stochastic_depth_drops_branches_of_whole_images():

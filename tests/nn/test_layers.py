@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from plstm.nn.layers import MLP, LayerScale, PatchEmbedding, drop_path, exact_gelu, linear, norm
+from plstm.nn.layers import MLP, LayerScale, PatchEmbedding, drop_path, exact_gelu, linear, norm, recomputes
 from tests.drawing import fill, normal
 from tests.ops.comparing import assert_close
 
@@ -113,3 +113,9 @@ def test_drop_path_is_off_without_a_key_and_at_rate_zero_and_leaves_nothing_of_w
     dropped = drop_path(jnp.full((64, 2), np.inf, jnp.bfloat16), 0.5, jax.random.key(0))
     assert dropped.dtype == jnp.bfloat16
     assert set(np.unique(np.asarray(dropped, np.float32))) == {0.0, np.inf}
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_blocks_are_recomputed_on_gpus_unless_told_otherwise(backend, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    assert [recomputes(remat) for remat in (None, True, False)] == [backend == "gpu", True, False]

@@ -45,6 +45,22 @@ def test_decays_at_zero_and_at_one(x64, scale, method):
     check(OTHERS[method], recurrent, arguments, cotangent, 1e-12)
 
 
+@pytest.mark.parametrize(("method", "most"), [("rows", 3), ("diagonals", 4.5)])
+def test_gradients_keep_one_array_of_states(method, most):
+    arguments, _ = draw(24, 8, dim=32)
+    loss = lambda arguments: OTHERS[method](**arguments).sum()  # noqa: E731
+    plan = jax.jit(jax.grad(loss)).lower(arguments).compile().memory_analysis()
+    states = arguments["u"].size * arguments["b"].shape[-1] * arguments["u"].dtype.itemsize
+    assert states < plan.temp_size_in_bytes < most * states
+
+
+@pytest.mark.parametrize(("backend", "steps"), [("cpu", 3), ("gpu", 7)])  # loops: over rows, or over diagonals
+def test_other_devices_than_cpus_take_diagonals(backend, steps, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    loops = jax.make_jaxpr(lambda arguments: mamba2d(**arguments))(draw(3, 5)[0]).pretty_print()
+    assert f"length={steps}" in loops
+
+
 def test_several_batch_axes_and_bfloat16():
     arguments, cotangent = draw(5, 4, batch=(2, 1))
     arguments = {name: value.astype(jnp.float32) for name, value in arguments.items()}

@@ -175,13 +175,18 @@ def test_probes_are_drawn_by_size_and_by_distance_and_tabulated(arrow, add, tmp_
         drawn(arrow, tmp_path)
 
 
-def test_a_second_training_stands_for_a_run_that_was_not_probed(add, tmp_path):
+def test_a_second_training_stands_for_a_run_that_was_not_probed(arrow, add, tmp_path):
     run, other = add(seed=43), add(seed=44)
     path = probe_file(tmp_path, run, 0.02)
     path.rename(path.with_name(f"{run.id}-retrained.json"))
-    assert len(read_probes([run, other], tmp_path)) == 1
+    assert read_probes([run, other], tmp_path).count == "n=1, 1 trained again"
+    (svg,) = (path for path in drawn(arrow, tmp_path) if path.name == "arrow-sizes.svg")
+    assert "pLSTM (n=1, 1 trained again)" in svg_texts(svg)
+    tables = render_table(arrow, read_records(tmp_path), tmp_path)
+    assert "pLSTM: n=1, 1 trained again." in tables[tmp_path / "tables/arrow-probes.md"].decode()
     probe_file(tmp_path, run, 0)
-    assert points_by_size(read_probes([run, other], tmp_path)[0])[0] == (48, 0.9)  # its own scores where there are any
+    found = read_probes([run, other], tmp_path)  # its own scores where there are any
+    assert found.count == "n=1" and points_by_size(found.rows[0])[0] == (48, 0.9)
 
 
 def test_points_of_too_few_images_are_not_drawn(add, tmp_path):
