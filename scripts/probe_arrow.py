@@ -84,7 +84,7 @@ def probe(run: str, options: argparse.Namespace) -> None:
 
 
 def shown_runs(name: str, results: Path, runs: Path) -> list[str]:
-    """The ids of the runs that a table shows and that have not been probed; prints those that have no folder."""
+    """The ids of the runs that a table shows and that were not probed; prints those whose weights are gone."""
     groups, _ = find_groups(load_table(ROOT / "configs/tables" / f"{name}.yaml"), read_records(results))
     ids = [run.id for group in groups for run in group.chosen.runs]
     ids = [run for run in ids if not probe_path(run, results)]

@@ -80,17 +80,17 @@ def mamba2d_flops(config: Mamba2DConfig) -> int:
 
 def ss2d_flops(config: SS2DConfig) -> int:
     """As `forward_flops`, at the training size, with the four scans' SS2D_SCAN."""
-    side, dim_in, products, as_run = config.image_size, config.channels, 0, config.form == "as_run"
+    side, products, gated = config.image_size, 0, config.form == "as_run"
     for n, (dim, depth) in enumerate(zip(config.dims, config.depths, strict=True)):
-        for dim_out in [dim] if n or as_run else [dim // 2, dim]:
-            window = (3, 2, 1) if not as_run else (2, 2, 0) if n else (4, 4, 0)
-            side, convolution = _convolve(side, dim_in, dim_out, *window)
-            products, dim_in = products + convolution, dim_out
+        channels, window = config.down(n)
+        for before, after in zip(channels, channels[1:], strict=False):
+            side, convolution = _convolve(side, before, after, *window)
+            products += convolution
         inner, rank, states = 2 * dim, -(-dim // 16), config.states
         a_map = rank + 2 * states + rank + SS2D_SCAN * states  # selection, step sizes, scan
-        block = inner * (dim * (2 + as_run) + 9 + MAPS * a_map) + 2 * MLP_RATIO * dim**2
+        block = inner * (dim * (2 + gated) + 9 + MAPS * a_map) + 2 * MLP_RATIO * dim**2
         products += depth * side**2 * block
-    return 2 * (products + dim_in * config.classes)
+    return 2 * (products + dim * config.classes)
 
 
 def _convolve(side: int, dim_in: int, dim_out: int, kernel: int, stride: int, padding: int) -> tuple[int, int]:

@@ -56,6 +56,13 @@ class SS2DConfig:
         """Pixels a side of a cell of the last grid."""
         return 4 * 2 ** (len(self.dims) - 1)
 
+    def down(self, stage: int) -> tuple[list[int], tuple[int, int, int]]:
+        """Of the convolutions before a stage: the channels before, between and after them; kernel, stride, padding."""
+        before, after = [self.channels, *self.dims][stage : stage + 2]
+        if self.form == "as_run":
+            return [before, after], ((2, 2, 0) if stage else (4, 4, 0))
+        return ([before, after] if stage else [before, after // 2, after]), (3, 2, 1)
+
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
         stages = len(self.dims)
@@ -158,25 +165,21 @@ class SS2DModel(nnx.Module):
 
     def __init__(self, config: SS2DConfig, rngs: nnx.Rngs):
         self.dtype, self.remat = DTYPES[config.dtype], recomputes(config.remat)
-        dims = [config.channels, *config.dims]
         make, blocks = partial(Down, dtype=self.dtype, rngs=rngs), sum(config.depths)
         rates = iter([config.drop_path * n / max(blocks - 1, 1) for n in range(blocks)])
         self.down, self.stages = nnx.List(), nnx.List()
-        for n, depth in enumerate(config.depths):
-            pair = dims[n : n + 2]
-            if config.form == "as_run":
-                self.down.append(make(pair, 2, 2, 0) if n else make(pair, 4, 4, 0))
-            else:
-                self.down.append(make(pair if n else [pair[0], pair[1] // 2, pair[1]], 3, 2, 1))
-            self.stages.append(nnx.List([Block(pair[1], config, next(rates), rngs) for _ in range(depth)]))
-        self.norm = norm("layernorm", dims[-1], rngs)
+        for n, (dim, depth) in enumerate(zip(config.dims, config.depths, strict=True)):
+            channels, window = config.down(n)
+            self.down.append(make(channels, *window))
+            self.stages.append(nnx.List([Block(dim, config, next(rates), rngs) for _ in range(depth)]))
+        self.norm = norm("layernorm", dim, rngs)
         exact = {"dtype": DTYPES["float32"], "precision": HIGHEST}
-        self.head = linear(dims[-1], config.classes, kernel_init=NORMAL, **exact, rngs=rngs)
+        self.head = linear(dim, config.classes, kernel_init=NORMAL, **exact, rngs=rngs)
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] -> float32 logits [batch, classes]. `key` turns stochastic
-        depth on. What a stride leaves over on the right and below
-        is not seen: up to three pixels in "as_run", then a row or column of an odd grid."""
+        depth on. What a stride leaves over on the right and below is not seen: up to three pixels in "as_run", then a
+        row or column of an odd grid."""
         x, number = images.transpose(1, 2, 0, 3), 0
         for down, blocks in zip(self.down, self.stages, strict=True):
             x = down(x).astype(self.dtype)

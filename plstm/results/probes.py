@@ -14,6 +14,7 @@ from plstm.results.sweeps import Cell, t_interval
 
 Rows = list[dict[str, Any]]  # a canvas size and an alteration (of baselines: a name) each, with its scores
 GIVEN = "as given"
+RETRAINED = "-retrained"  # in the name of a second training's file: the same config, as the run's weights were gone
 FEWEST = 50  # images, of a band of distances or of the rarer label: a score of fewer is not shown
 
 
@@ -21,7 +22,7 @@ class Probes(NamedTuple):
     """What was found of the runs of a row."""
 
     rows: list[Rows]  # of each probed run
-    again: int = 0  # how many of them are second trainings
+    again: int  # how many of them are second trainings
 
     @property
     def count(self) -> str:
@@ -29,14 +30,14 @@ class Probes(NamedTuple):
 
 
 def probe_path(run: str, results_dir: Path) -> Path | None:
-    """Where the scores of a run are, else those of its second training: the same config, as its weights were gone."""
-    paths = (results_dir / "probes" / f"{run}{kind}.json" for kind in ("", "-retrained"))
+    """The file of a run's scores, else that of its second training's; None where there is neither."""
+    paths = (results_dir / "probes" / f"{run}{kind}.json" for kind in ("", RETRAINED))
     return next((path for path in paths if path.is_file()), None)
 
 
 def read_probes(runs: Sequence[Record], results_dir: Path) -> Probes:
     paths = [path for run in runs if (path := probe_path(run.id, results_dir))]
-    return Probes([_read(path, "rows") for path in paths], sum(path.stem.endswith("retrained") for path in paths))
+    return Probes([_read(path, "rows") for path in paths], sum(path.stem.endswith(RETRAINED) for path in paths))
 
 
 def read_sizes(table: TableDefinition, results_dir: Path) -> dict[str, Rows]:
