@@ -12,9 +12,10 @@ from flax import nnx
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from plstm.config import Config, EvalConfig, check, run_name, to_eval_config
+from plstm.config import Config, EvalConfig
 from plstm.errors import UserError
 from plstm.runs.cli import one_line_errors, run_entry
+from plstm.runs.compose import check, run_name, to_eval_config
 from plstm.runs.weights import config_of, from_checkpoint
 from plstm.tasks import TASKS, Task
 from plstm.training.environment import memory_errors

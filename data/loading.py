@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from data.files import core_count
 from plstm.errors import ReadError, first_line
+from plstm.files import core_count
 
 MAX_STEPS = 2**40  # effectively infinite
 SECONDS_TO_SAVE = 60

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from data.files import write_file
 from plstm.errors import UserError, first_line
+from plstm.files import write_file
 
 MARGIN, LINE, FONT, MIN_WIDTH = 8, 15, 12, 160  # pixels
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"

@@ -1,29 +1,47 @@
-"""The typed config of a run: its schema, its checks, its id. `configs/` fills it in, the command line overrides it."""
+"""The schema of a run: dataclasses that `configs/` fills in and the command line overrides.
 
-import copy
-import functools
-import hashlib
-import json
-import re
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, is_dataclass
+`plstm.runs.compose` checks them, reads them from Hydra and from files, and gives a run its id.
+"""
+
+from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING
 
 from data.augment.recipes import AugmentConfig
-from plstm.errors import UserError
-from plstm.models import MODELS
-from plstm.tasks import TASKS
-from plstm.training.meshes import MeshConfig
-from plstm.training.optimizers import OptimConfig
-from plstm.training.tracking import MODES, LoggerConfig
 
-# Keys that change where a run lives, how fast it is and how it is shown, but not its numbers: no part of its id.
-OUTSIDE_ID = ("logger", "mesh", "paths", "model.remat", "data.root", "data.generate", "data.placement", "data.workers")
-OUTSIDE_ID += ("data.max_corrupt", "data.download")
-FLOAT32_MIN, FLOAT32_MAX = 1e-37, 1e38  # magnitudes, a little rounded
-NAME = r"(?=.{1,64}$)[\w.+-]+(/[\w.+-]+)*"
+MODES = ("auto", "online", "offline", "disabled")  # of W&B
+
+
+@dataclass
+class OptimConfig:
+    name: str = "adamw"  # or "lamb"
+    peak_lr: float = 1e-4  # not scaled with the batch
+    end_factor: float = 1e-3  # the last step's learning rate over the peak
+    schedule_per: str = "step"  # or "epoch": the learning rate is constant within an epoch
+    warmup_epochs: float = 1.0  # linear from 0
+    epochs: float = 50.0  # cosine from the end of the warm-up to the last step
+    batch_size: int = 128  # over all devices
+    weight_decay: float = 0.05  # decoupled, on kernels and gate weights only
+    b1: float = 0.9  # decay rate of the gradient's running mean
+    b2: float = 0.999  # decay rate of the squared gradient's running mean
+    eps: float = 1e-8  # added to the root of the squared gradient's mean
+    clip_norm: float = 1.0  # of the global gradient norm
+    loss: str = "cross_entropy"  # or "binary_cross_entropy" on thresholded labels
+    label_smoothing: float = 0.0  # share of a target that is spread evenly over the classes
+
+
+@dataclass
+class MeshConfig:
+    fsdp: int = 1  # so many devices share one copy of parameters and optimizer state; 1: each has its own copy
+    timeout: float = 300.0  # seconds that the processes of a run wait for each other at the start
+
+
+@dataclass
+class LoggerConfig:
+    mode: str = "auto"  # or "online", "offline", "disabled"; auto: online when logged in, else offline
+    project: str = "plstm"  # the project that the run is logged to
+    entity: str | None = None  # the user or team that owns the project; none: the default of the login
 
 
 @dataclass
@@ -84,226 +102,3 @@ class EvalConfig:
     paths: PathsConfig = field(default_factory=PathsConfig)
     figures: bool = False  # also draw samples with predictions, and gating patterns, into results/figures
     logger: LoggerConfig = field(default_factory=LoggerConfig)  # accepted, as configs/local has it; nothing is logged
-
-
-# ---------------------------------------------------------------------- checks
-def check(config: Config) -> None:
-    """Raises UserError naming the key where values are out of range or do not fit together."""
-    for key in ("model", "data"):
-        if not is_dataclass(getattr(config, key)):
-            raise UserError(f"{key}: choose one, {key}=...; see configs/{key}")
-    _check_values(config)
-    _check_keys(config)
-    _check_splits(config)
-    _check_inputs(config.task, config.model.family)
-    config.model.check()
-    if config.augment is not None:
-        config.augment.check()
-    TASKS[config.task].check(config)
-
-
-def _check_inputs(task: str, family: str) -> None:
-    reads, gives = MODELS[family].inputs, TASKS[task].inputs
-    if reads != gives:
-        raise UserError(f"model: family {family} takes {reads}, and data=... gives {gives}; choose another model=...")
-
-
-def _check_values(config: Any) -> None:
-    """Refuses what no key can be: a number that 32 bits do not hold, text that cannot be printed on one line, or a path
-    whose ~ would not be expanded."""
-    for key, value in _leaves(asdict(config)):
-        if isinstance(value, float) and not (value == 0 or FLOAT32_MIN <= abs(value) <= FLOAT32_MAX):
-            raise UserError(f"{key}={value}: must be a number that float32 holds, 0 or from 1e-37 to 1e38")
-        if isinstance(value, int) and abs(value) >= 2**31:
-            raise UserError(f"{key}={value}: must be under 2^31")
-        if isinstance(value, str) and not value.isprintable():
-            raise UserError(f"{key}={value!r}: must be printable text of one line")
-        if key.startswith("paths.") and value.startswith("~"):
-            raise UserError(f"{key}={value}: give a path without ~, which is not expanded")
-
-
-def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value; entries of a list have the list's key."""
-    if isinstance(node, dict):
-        for name, child in node.items():
-            yield from _leaves(child, f"{key}.{name}" if key else name)
-    elif isinstance(node, list | tuple):
-        for child in node:
-            yield from _leaves(child, key)
-    else:
-        yield key, node
-
-
-def _check_keys(config: Config) -> None:
-    task = TASKS[config.task]
-    ranges = (
-        (
-            "at least 1",
-            lambda n: n >= 1,
-            "optim.batch_size loop.log_every loop.eval_every mesh.fsdp data.train_images data.size",
-        ),
-        ("positive", lambda value: value > 0, "optim.epochs optim.peak_lr optim.eps optim.clip_norm mesh.timeout"),
-        ("at least 0", lambda value: value >= 0, "seed optim.warmup_epochs optim.weight_decay data.fold_seed"),
-        ("from 0 to 1024", lambda value: 0 <= value <= 1024, "data.workers"),
-        ("in [0, 1)", lambda value: 0 <= value < 1, "optim.b1 optim.b2 optim.label_smoothing"),
-        ("in [0, 1]", lambda value: 0 <= value <= 1, "optim.end_factor data.max_corrupt loop.stop_at"),
-        ("given, or left out", lambda value: value != "", "paths.runs paths.results data.root"),
-        # W&B's tags have at most 64 letters; file names and links have it, too.
-        ("a name such as arrow/plstm, of at most 64 letters", re.compile(NAME).fullmatch, "experiment"),
-    )
-    choices = {
-        "optim.name": ("adamw", "lamb"),
-        "optim.loss": task.losses,
-        "optim.schedule_per": ("step", "epoch"),
-        "loop.unit": ("steps", "epochs"),
-        "loop.best_tie": ("latest", "earliest"),
-        "init_checkpoint": ("last", "best"),
-        "logger.mode": MODES,
-        "data.placement": ("device", "stream"),
-    }
-    rules = [(key, f"must be {words}", is_good) for words, is_good, keys in ranges for key in keys.split()]
-    rules += [(key, f"choose one of {', '.join(known)}", known.__contains__) for key, known in choices.items()]
-    for key, words, is_good in rules:
-        value = functools.reduce(lambda node, part: getattr(node, part, None), key.split("."), config)
-        if value is not None and not is_good(value):
-            raise UserError(f"{key}={value}: {words}")
-    every, save_every = config.loop.eval_every, config.loop.save_every
-    if save_every is not None and (save_every < 1 or save_every % every):
-        raise UserError(f"loop.save_every={save_every}: must be a multiple of loop.eval_every={every}, or null")
-    if config.optim.warmup_epochs >= config.optim.epochs:
-        raise UserError(f"optim.warmup_epochs={config.optim.warmup_epochs}: must be under optim.epochs")
-    if config.augment is not None and not task.augments:
-        raise UserError(f"augment: task {config.task} takes its training examples as they are; leave it out")
-    if config.init_checkpoint != "last" and config.init_from is None:
-        raise UserError(f"init_checkpoint={config.init_checkpoint}: says which weights of init_from, which is not set")
-
-
-def _check_splits(config: Config) -> None:
-    # Not "train", under which the averages of the training steps are logged.
-    loop, known = config.loop, [split for split in TASKS[config.task].splits if split != "train"]
-    for key, splits in (("loop.eval_splits", loop.eval_splits), ("loop.final_splits", loop.final_splits)):
-        if not splits:
-            raise UserError(f"{key}: name at least one split of {', '.join(known)}")
-        for split in splits:
-            if split not in known:
-                raise UserError(f"{key}: no split {split!r}; choose from {', '.join(known)}")
-            if splits.count(split) > 1:
-                raise UserError(f"{key}: {split} is named twice")
-        if loop.best_split not in (None, *splits):
-            raise UserError(f"loop.best_split={loop.best_split}: must be one of {key}, {', '.join(splits)}")
-
-
-# ---------------------------------------------------------------------- from Hydra and from files
-def schema(task: Any = "arrow", family: Any = "vision") -> DictConfig:
-    """The typed defaults of a task's runs with a family of models. Raises UserError where there is none of the name."""
-    for key, name, known in (("task", task, TASKS), ("model.family", family, MODELS)):
-        if not isinstance(name, str) or name not in known:
-            raise UserError(f"{key}={name!r}: choose one of {', '.join(known)}; data=... and model=... set it")
-    return OmegaConf.structured(Config(task=task, model=MODELS[family].config(), data=TASKS[task].data_schema()))
-
-
-def from_plain(plain: dict[str, Any]) -> Config:
-    """The unchecked dataclasses of nested dictionaries, defaults filled in; OmegaConf's error for an unknown key."""
-    model = plain.get("model")
-    family = model.get("family", "vision") if isinstance(model, dict) else "vision"
-    return OmegaConf.to_object(OmegaConf.merge(schema(plain.get("task", "arrow"), family), plain))
-
-
-def to_config(node: DictConfig) -> Config:
-    """The checked dataclasses of a composed Hydra config, or one read back; interpolations resolved."""
-    task, family = (OmegaConf.select(node, key) for key in ("task", "model.family"))
-    if task in TASKS and family in MODELS:
-        _check_inputs(task, family)  # first, as the other model's keys may refer to keys of other data
-    config = from_plain(_resolved(node))
-    check(config)
-    return config
-
-
-def from_file(plain: dict[str, Any]) -> Config:
-    """The checked config of a run that was read from a file, which may be anybody's.
-
-    Only references to other keys, such as ${data.size}, are filled in. A resolver such as ${oc.env:NAME} would read
-    this machine: a key of `OUTSIDE_ID` that has one is left out, any other raises UserError.
-    """
-    kept = copy.deepcopy(plain)
-    for key, value in list(_leaves(kept)):
-        if "${" not in re.sub(r"\$\{[\w.]+\}", "", str(value)):
-            continue
-        if not f"{key}.".startswith(tuple(f"{outside}." for outside in OUTSIDE_ID)):
-            raise UserError(f"{key}: {value!r} would be filled in from this machine; write the value itself")
-        _drop(kept, key)
-    return to_config(OmegaConf.create(kept))
-
-
-def to_eval_config(node: DictConfig) -> EvalConfig:
-    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), _resolved(node)))
-    _check_values(config)
-    return config
-
-
-def _resolved(node: DictConfig) -> dict[str, Any]:
-    """A node's values with interpolations filled in, so that the schema's types hold for these, too."""
-    if missing := sorted(OmegaConf.missing_keys(node)):
-        raise UserError(f"{missing[0]}: give a value, {missing[0]}=...")
-    return OmegaConf.to_container(node, resolve=True)
-
-
-# ---------------------------------------------------------------------- identity
-def plain_config(config: Config) -> dict[str, Any]:
-    return OmegaConf.to_container(OmegaConf.structured(config), resolve=True)
-
-
-def portable_config(config: Config) -> dict[str, Any]:
-    """The config as nested dictionaries without the keys of `OUTSIDE_ID`: enough to repeat the run elsewhere."""
-    plain = plain_config(config)
-    for key in OUTSIDE_ID:
-        _drop(plain, key)
-    return plain
-
-
-def shared_config(config: Config) -> str:
-    """JSON that is the same for runs which share compiled programs; see `Task.uncompiled`."""
-    node = OmegaConf.create(plain_config(config))
-    for key, value in TASKS[config.task].uncompiled.items():
-        OmegaConf.update(node, key, value, merge=False)
-    return json.dumps(OmegaConf.to_container(node), sort_keys=True)
-
-
-def _drop(plain: dict[str, Any], key: str) -> None:
-    *parents, leaf = key.split(".")
-    for parent in parents:
-        plain = plain.get(parent) or {}
-    plain.pop(leaf, None)
-
-
-def identity(config: Config) -> dict[str, Any]:
-    """What the run's id is a hash of: the portable config's values that differ from the schema's defaults."""
-    # So a new key changes no id as long as its default does what the code did before.
-    defaults = plain_config(Config(model=type(config.model)(), data=type(config.data)()))
-    defaults["augment"] = asdict(AugmentConfig())
-    always = {"task": config.task, "family": config.model.family, "augmented": config.augment is not None}
-    return always | _differences(portable_config(config), defaults)
-
-
-def _differences(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Nested keys whose values differ; groups in which none does are left out."""
-    inner = {key: _differences(value, defaults[key]) for key, value in values.items() if isinstance(value, dict)}
-    found = {key: inner.get(key, value) for key, value in values.items() if value != defaults[key]}
-    return {key: value for key, value in found.items() if value != {}}
-
-
-def run_id(config: Config) -> str:
-    """12 hexadecimal digits that name a run: a hash of its `identity`."""
-    return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:12]
-
-
-def portable_overrides(overrides: list[str], init_from: str | None = None) -> list[str]:
-    """The overrides for any machine: without keys of `OUTSIDE_ID`, the run to fine-tune by its id, `init_from`."""
-    kept = [override for override in overrides if not override.lstrip("+").startswith(OUTSIDE_ID)]
-    start = f'init_from="{init_from}"'  # quoted, as Hydra takes some ids for numbers
-    return [start if override.lstrip("+").startswith("init_from=") else override for override in kept]
-
-
-def run_name(config: Config) -> str:
-    """A name to read, such as arrow-plstm-s43, or graphs-gin-MUTAG-f0-s43."""
-    return "-".join([config.experiment.replace("/", "-"), *TASKS[config.task].name_parts(config), f"s{config.seed}"])

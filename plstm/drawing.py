@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data.files import write_file
+from plstm.files import write_file
 
 STYLE = {
     "font.size": 9,

@@ -11,7 +11,7 @@ import numpy as np
 
 from data.arrow_pointing.geometry import KAPPA, SPLITS, Arrow, Canvas, base_seed, parameters
 from plstm.errors import UserError
-from plstm.results.probes import GIVEN
+from plstm.studies.probes import GIVEN
 
 NO_CIRCLE = "without the circle"
 NO_LABEL = -1  # of a geometry that is not counted

@@ -18,8 +18,8 @@ from PIL import Image
 
 from data.decoding import CorruptImage, decode
 from data.imagenet.source import class_words
-from plstm.config import run_name
 from plstm.errors import UserError, first_line, printable, run_script
+from plstm.runs.compose import run_name
 from plstm.runs.weights import from_checkpoint
 from scripts.common import Parser, machine_folder
 

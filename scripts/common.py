@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from data import commands
-from data.files import write_errors, write_file
+from plstm.files import write_errors, write_file
 from plstm.runs.cli import local_settings
 from plstm.training.environment import describe_environment
 

@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from data.arrow_pointing.geometry import Arrow, ArrowVariant, Canvas, render
-from plstm.config import run_name
 from plstm.drawing import new_figure, save, style
 from plstm.errors import UserError, run_script
 from plstm.models import VisionConfig
+from plstm.runs.compose import run_name
 from plstm.runs.weights import from_checkpoint
 from plstm.tasks.vision import draw_pattern, draw_scale, find_flow, normalise
 from scripts.common import ROOT, Parser, machine_folder, positive

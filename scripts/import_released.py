@@ -20,12 +20,13 @@ import orbax.checkpoint as ocp
 from flax.serialization import msgpack_restore
 from flax.traverse_util import flatten_dict
 
-from data.files import write_errors, write_file
-from plstm.config import Config, run_name
+from plstm.config import Config
 from plstm.errors import UserError, first_line, run_script
+from plstm.files import write_errors, write_file
 from plstm.models import VisionConfig
 from plstm.models.released import from_released, infer_config, to_released
 from plstm.runs.cli import check_overrides
+from plstm.runs.compose import run_name
 from plstm.runs.programs import compose_experiment
 from plstm.runs.weights import Info, from_checkpoint, save_safetensors
 from plstm.tasks import TASKS

@@ -11,14 +11,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.files import write_file
 from plstm.errors import run_script
-from plstm.results.definitions import load_table
-from plstm.results.documents import document_paths, fill_document
-from plstm.results.figures import draw_table
-from plstm.results.records import read_records, record_problems
-from plstm.results.tables import render_table
+from plstm.files import write_file
 from plstm.runs.programs import experiment_cost
+from plstm.studies.definitions import load_table
+from plstm.studies.documents import document_paths, fill_document
+from plstm.studies.figures import draw_table
+from plstm.studies.records import read_records, record_problems
+from plstm.studies.tables import render_table
 from scripts.common import Parser, machine_folder
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,9 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.files import data_root
 from data.imagenet.source import NAME, TRAIN_TAR, VAL_TAR, load_source, prepare
 from plstm.errors import UserError, run_script
+from plstm.files import data_root
 from scripts.common import Parser
 
 PAGE = "https://image-net.org/download-images"

@@ -21,16 +21,17 @@ from flax import nnx
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.arrow_pointing.geometry import Arrow, Canvas, render
-from data.files import check_writable
 from data.loading import PackedSplit, pack
-from plstm.config import Config, run_name
+from plstm.config import Config
 from plstm.errors import UserError, first_line, run_script
-from plstm.results.definitions import load_table
-from plstm.results.probes import probe_path
-from plstm.results.records import read_records
-from plstm.results.sweeps import find_groups
+from plstm.files import check_writable
+from plstm.runs.compose import run_name
 from plstm.runs.folders import find_run, load_config
 from plstm.runs.weights import from_checkpoint
+from plstm.studies.definitions import load_table
+from plstm.studies.probes import probe_path
+from plstm.studies.records import read_records
+from plstm.studies.sweeps import find_groups
 from plstm.tasks import TASKS
 from plstm.training.steps import make_predict
 from scripts.arrow_probes import check_size, draw_geometries, probe_geometries, probe_row, training_reach

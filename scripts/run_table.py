@@ -25,15 +25,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.files import write_file
-from plstm.config import OUTSIDE_ID
 from plstm.errors import UserError, run_script
-from plstm.results import sweeps
-from plstm.results.definitions import TableDefinition, check_overrides, load_table
-from plstm.results.figures import draw_table
-from plstm.results.records import Hardware, read_records
-from plstm.results.tables import render_table
+from plstm.files import write_file
+from plstm.runs.compose import OUTSIDE_ID
 from plstm.runs.programs import experiment_cost
+from plstm.studies import sweeps
+from plstm.studies.definitions import TableDefinition, check_overrides, load_table
+from plstm.studies.figures import draw_table
+from plstm.studies.records import Hardware, read_records
+from plstm.studies.tables import render_table
 from scripts.common import Parser, machine_folder, positive
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from plstm.errors import run_script
-from plstm.results.records import Record, read_records
+from plstm.studies.records import Record, read_records
 from tests.wandb_files import has_ended, history
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -90,7 +90,7 @@ class Plan:
 
 def _watch(plan: Plan) -> None:
     import train
-    from plstm.results import records
+    from plstm.studies import records
     from plstm.training import checkpoints, tracking
 
     def wrap(owner, name: str, before: str, after: str | None = None, when=lambda *arguments: True):

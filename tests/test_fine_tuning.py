@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from plstm.results.records import Record, read_records
+from plstm.studies.records import Record, read_records
 from tests.commands import call, paths
 
 TINY = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.epochs=1", "loop.eval_every=4"]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from plstm.results.records import read_curve, record_problems
+from plstm.studies.records import read_curve, record_problems
 from tests.commands import begin, call, end, one_error, paths, read_metrics, record_of, run_folder, steps_of
-from tests.results.conftest import svg_texts
+from tests.studies.conftest import svg_texts
 
 TINY = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.epochs=2", "loop.eval_splits=[val]", "loop.eval_every=4"]
 PLSTM = [*TINY, "experiment=arrow/plstm"]

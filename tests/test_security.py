@@ -23,14 +23,15 @@ import train
 from data.arrow_pointing.builder import _read
 from data.decoding import MOST_PIXELS, CorruptImage, decode
 from data.imagenet.source import folder_source, load_source, prepare
-from plstm.config import Config, plain_config, schema, to_config
+from plstm.config import Config
 from plstm.errors import UserError
-from plstm.results.definitions import load_table, read_baselines
-from plstm.results.records import read_records, record_problems
-from plstm.results.sweeps import started_runs
 from plstm.runs.cli import register, run_entry
+from plstm.runs.compose import plain_config, schema, to_config
 from plstm.runs.folders import load_config
 from plstm.runs.weights import config_of, from_checkpoint
+from plstm.studies.definitions import load_table, read_baselines
+from plstm.studies.records import read_records, record_problems
+from plstm.studies.sweeps import started_runs
 from tests.commands import ROOT, SOURCES
 
 TOY = ROOT / "tests/data/tudataset/TOY"

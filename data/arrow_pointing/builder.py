@@ -14,10 +14,10 @@ from PIL import Image
 from tqdm import tqdm
 
 from data.arrow_pointing.geometry import LABELS, LAWS, SPLITS, ArrowVariant, render
-from data.files import data_root, lock, write_errors, write_file
 from data.loading import PackedSplit, pack, packed_bytes
 from data.tfds import TfdsSource, damage_named, quiet_tfds
 from plstm.errors import UserError
+from plstm.files import data_root, lock, write_errors, write_file
 
 VERSION = "1.0.0"
 IMAGES_A_MINUTE = 100_000

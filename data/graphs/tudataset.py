@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.files import data_root, lock
 from plstm.errors import UserError
+from plstm.files import data_root, lock
 
 URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
 MOST_BYTES = 2**31  # of a set

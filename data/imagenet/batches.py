@@ -22,9 +22,9 @@ from PIL import Image
 from data.augment.recipes import AugmentConfig
 from data.augment.views import augment, evaluation_crop, view_rng
 from data.decoding import CorruptImage, decode
-from data.files import core_count
 from data.loading import MAX_STEPS, epoch_order, read
 from plstm.errors import ReadError
+from plstm.files import core_count
 
 GREY = 128
 MAX_CORRUPT = 0.001

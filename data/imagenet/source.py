@@ -25,9 +25,9 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from data.files import data_root
 from data.tfds import TfdsSource, damage_named, quiet_tfds
 from plstm.errors import UserError
+from plstm.files import data_root
 
 NAME = "imagenet2012"
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"

@@ -2,7 +2,6 @@
 batch x heads, so small that their tensors stay in a CPU's cache (`scripts/benchmark.py chunks` measures it)."""
 
 import math
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -12,6 +11,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
+
+from plstm.files import core_count
 
 HIGHEST = lax.Precision.HIGHEST  # the default of GPUs and TPUs multiplies float32 in fewer bits
 product = partial(jnp.einsum, precision=HIGHEST)  # of gates
@@ -118,11 +119,6 @@ def in_place(tensor: Array) -> Array:
     """Fixes the layout in memory to the order of the axes. XLA would turn a transposition beside a loop or a product
     into another layout of what these read or write."""
     return with_layout_constraint(tensor, Layout(major_to_minor=tuple(range(tensor.ndim))))
-
-
-def core_count() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def num_chunks(batch_heads: int, matrix_bytes: int) -> int:

@@ -24,9 +24,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from plstm.config import Config, EvalConfig, schema, to_config, to_eval_config
+from plstm.config import Config, EvalConfig
 from plstm.errors import UserError, first_line, lasting_output, printable
 from plstm.models import MODELS
+from plstm.runs.compose import schema, to_config, to_eval_config
 from plstm.tasks import TASKS
 from plstm.training.environment import keep_freed_memory, keep_programs, repair_cache
 

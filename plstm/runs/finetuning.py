@@ -9,10 +9,11 @@ from typing import Any
 import jax
 from jax.sharding import Sharding
 
-from plstm.config import Config, run_id
+from plstm.config import Config
 from plstm.errors import UserError
 from plstm.models import MODELS
 from plstm.nn.layers import resize
+from plstm.runs.compose import run_id
 from plstm.runs.folders import find_run, load_config, open_checkpoint, restore_state
 from plstm.runs.weights import is_weights_file
 from plstm.training.checkpoints import Checkpoints

@@ -13,10 +13,11 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from data.files import check_writable, lock, write_errors, write_file
-from plstm.config import Config, from_file, plain_config, run_id
+from plstm.config import Config
 from plstm.errors import UserError
+from plstm.files import check_writable, lock, write_errors, write_file
 from plstm.models import build_model
+from plstm.runs.compose import from_file, plain_config, run_id
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.optimizers import build_optimizer
 from plstm.training.processes import is_main

@@ -14,9 +14,10 @@ from flax import nnx
 from hydra import compose, initialize_config_dir
 from jax.sharding import Mesh
 
-from plstm.config import Config, LoopConfig, from_plain, to_config
+from plstm.config import Config, LoopConfig
 from plstm.errors import UserError
 from plstm.runs.cli import CONFIG_ERRORS, CONFIGS, explain, register
+from plstm.runs.compose import from_plain, to_config
 from plstm.tasks import TASKS, Task
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.meshes import Layout, make_mesh

@@ -27,10 +27,11 @@ from pydantic import BaseModel, Field, Json, NonNegativeInt, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from data.files import write_file
-from plstm.config import Config, from_file, portable_config, run_id
+from plstm.config import Config
 from plstm.errors import UserError, first_line, first_problem
+from plstm.files import write_file
 from plstm.models import build_model, named_variables
+from plstm.runs.compose import from_file, portable_config, run_id
 from plstm.runs.folders import find_run, load_config, open_checkpoint, restore_state
 from plstm.tasks import TASKS
 from plstm.tasks.vision import Preprocessing

@@ -22,8 +22,8 @@ from unittest import mock
 import jax
 
 import plstm
-from data.files import core_count
 from plstm.errors import UserError, first_line
+from plstm.files import core_count
 
 CODE_PATHS = ("train.py", "eval.py", "plstm", "data", "configs", "scripts", "pyproject.toml", "requirements.lock")
 DISTRIBUTIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow", "tensorflow-datasets")

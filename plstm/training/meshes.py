@@ -5,7 +5,6 @@ all of it (data parallelism), with fsdp=devices nothing is stored twice (ZeRO, R
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,12 +14,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from plstm.errors import UserError
 
 MIN_SPLIT = 4096  # numbers; a smaller tensor is not split: splitting it would cost more than it saves
-
-
-@dataclass
-class MeshConfig:
-    fsdp: int = 1  # so many devices share one copy of parameters and optimizer state; 1: each has its own copy
-    timeout: float = 300.0  # seconds that the processes of a run wait for each other at the start
 
 
 def make_mesh(batch_size: int, fsdp: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:

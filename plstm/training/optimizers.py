@@ -1,35 +1,17 @@
 """AdamW and LAMB with the decay mask of the paper's experiments, and the warm-up and cosine schedule."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from plstm.config import OptimConfig
 from plstm.training.steps import named_leaves
 
 # Weight decay applies to linear layers and gates; not to biases, norms, scales, positions and the class token.
 DECAYED = ("kernel", "weight")  # the last words of their names, or of a module's that holds them
-
-
-@dataclass
-class OptimConfig:
-    name: str = "adamw"  # or "lamb"
-    peak_lr: float = 1e-4  # not scaled with the batch
-    end_factor: float = 1e-3  # the last step's learning rate over the peak
-    schedule_per: str = "step"  # or "epoch": the learning rate is constant within an epoch
-    warmup_epochs: float = 1.0  # linear from 0
-    epochs: float = 50.0  # cosine from the end of the warm-up to the last step
-    batch_size: int = 128  # over all devices
-    weight_decay: float = 0.05  # decoupled, on kernels and gate weights only
-    b1: float = 0.9  # decay rate of the gradient's running mean
-    b2: float = 0.999  # decay rate of the squared gradient's running mean
-    eps: float = 1e-8  # added to the root of the squared gradient's mean
-    clip_norm: float = 1.0  # of the global gradient norm
-    loss: str = "cross_entropy"  # or "binary_cross_entropy" on thresholded labels
-    label_smoothing: float = 0.0  # share of a target that is spread evenly over the classes
 
 
 def learning_rate_schedule(config: OptimConfig, steps: int, warmup_steps: int) -> optax.Schedule:

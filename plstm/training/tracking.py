@@ -9,24 +9,16 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from data.files import write_errors, write_file
+from plstm.config import MODES
 from plstm.errors import UserError, first_line
+from plstm.files import write_errors, write_file
 
-MODES = ("auto", "online", "offline", "disabled")
 INIT_TIMEOUT, FINISH_TIMEOUT = 30, 60  # seconds that the training waits for W&B
-
-
-@dataclass
-class LoggerConfig:
-    mode: str = "auto"  # or "online", "offline", "disabled"; auto: online when logged in, else offline
-    project: str = "plstm"  # the project that the run is logged to
-    entity: str | None = None  # the user or team that owns the project; none: the default of the login
 
 
 class MetricsWriter:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from plstm.errors import UserError
-from plstm.results.records import read_records
+from plstm.studies.records import read_records
 from scripts.benchmarks.operators import Row, alternate
 from scripts.common import ROOT
 

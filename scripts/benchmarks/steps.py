@@ -15,8 +15,8 @@ from pathlib import Path
 
 import jax
 
-from plstm.config import shared_config
 from plstm.errors import UserError, run_script
+from plstm.runs.compose import shared_config
 from plstm.runs.programs import Plan, compile_programs, compose_experiment
 from plstm.tasks import TASKS
 from plstm.training.environment import keep_freed_memory

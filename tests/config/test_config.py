@@ -12,10 +12,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data.augment.recipes import AugmentConfig
-from plstm import config as configs
-from plstm.config import Config, check, plain_config, run_id, shared_config, to_config
+from plstm.config import Config
 from plstm.errors import UserError
+from plstm.runs import compose as configs
 from plstm.runs.cli import explain
+from plstm.runs.compose import check, plain_config, run_id, shared_config, to_config
 from plstm.runs.folders import load_config, write_config
 from plstm.tasks.arrow import ArrowData
 
@@ -91,7 +92,7 @@ def test_a_new_key_changes_no_id_until_its_value_does(arrow, monkeypatch):
     assert configs.identity(arrow)["model"]["heads"] == 6 and configs.identity(arrow)["data"] == {"train_seed": 43}
     wider = replace(arrow, data=WiderData(**asdict(arrow.data)))
     assert run_id(wider) == run_id(arrow) != run_id(with_value(wider, "data.shear", 0.1))
-    monkeypatch.setattr("plstm.config.Config", WiderConfig)
+    monkeypatch.setattr("plstm.runs.compose.Config", WiderConfig)
     wider = WiderConfig(**vars(arrow))
     for key, value in (("ema", 0.99), ("average.size", 96)):
         assert run_id(wider) == run_id(arrow) != run_id(with_value(wider, key, value)), key

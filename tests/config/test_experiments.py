@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from plstm.config import Config, from_file, identity, plain_config, run_id, to_config
+from plstm.config import Config
 from plstm.errors import UserError
-from plstm.results.definitions import WORDS, load_table
-from plstm.results.records import read_records
 from plstm.runs.cli import CONFIGS
+from plstm.runs.compose import from_file, identity, plain_config, run_id, to_config
 from plstm.runs.programs import Plan
+from plstm.studies.definitions import WORDS, load_table
+from plstm.studies.records import read_records
 from plstm.tasks import TASKS
 
 ROOT = CONFIGS.parent

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from plstm import config as configs
-from plstm.config import Config, EvalConfig, to_config
+from plstm.config import Config, EvalConfig
 from plstm.errors import UserError, printable
+from plstm.runs import compose as configs
 from plstm.runs.cli import CONFIGS, check_overrides, explain, known_keys, uncomposable
+from plstm.runs.compose import to_config
 from plstm.runs.finetuning import initial_id
 from plstm.runs.programs import Plan, compile_programs
 from plstm.tasks import TASKS

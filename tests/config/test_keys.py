@@ -11,10 +11,11 @@ import pytest
 from flax import nnx
 
 from data.augment.recipes import AugmentConfig
-from plstm.config import Config, EvalConfig, to_config
+from plstm.config import Config, EvalConfig
 from plstm.models import build_model
 from plstm.models.graph import GraphConfig
 from plstm.runs.cli import known_keys
+from plstm.runs.compose import to_config
 from plstm.training.optimizers import build_optimizer, learning_rate_schedule
 from tests.commands import SOURCES
 from tests.config.test_config import with_value

@@ -8,9 +8,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from plstm.config import run_id, to_config, to_eval_config
 from plstm.errors import UserError
 from plstm.runs.cli import CONFIGS, local_settings, register
+from plstm.runs.compose import run_id, to_config, to_eval_config
 from scripts import common
 from scripts.common import ROOT, machine_folder
 

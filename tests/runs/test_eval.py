@@ -4,9 +4,9 @@ import pytest
 from hydra import compose
 
 from eval import check_typed, choose_source, choose_splits, choose_task
-from plstm.config import to_config, to_eval_config
 from plstm.errors import UserError
 from plstm.runs.cli import check_machine_keys
+from plstm.runs.compose import to_config, to_eval_config
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ import pytest
 from flax import nnx
 from hydra import compose
 
-from plstm.config import Config, run_id, to_config, to_eval_config
+from plstm.config import Config
 from plstm.errors import UserError
 from plstm.models import VisionConfig, build_model
 from plstm.runs.cli import quote_ids
+from plstm.runs.compose import run_id, to_config, to_eval_config
 from plstm.runs.finetuning import adapt, initial_id, initial_weights
 from plstm.training.steps import named_leaves
 from tests.models.vision_models import filled

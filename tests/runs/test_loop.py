@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import pytest
 
 import train
-from plstm.config import LoopConfig, run_id, to_config
+from plstm.config import LoopConfig
 from plstm.errors import ReadError, UserError
-from plstm.results.records import commits_of, read_curve, read_records, record_path
+from plstm.runs.compose import run_id, to_config
 from plstm.runs.folders import lock_folder
 from plstm.runs.programs import Plan, is_best
+from plstm.studies.records import commits_of, read_curve, read_records, record_path
 from plstm.tasks import TASKS
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.processes import Interrupt

@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 from hydra import compose
 
-from plstm.results.records import read_records
+from plstm.studies.records import read_records
 from tests.commands import call, paths
 
 has_plugin = importlib.util.find_spec("submitit") is not None

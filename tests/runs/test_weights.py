@@ -14,9 +14,10 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from plstm.config import Config, portable_config, run_id
+from plstm.config import Config
 from plstm.errors import UserError
 from plstm.models import VisionConfig
+from plstm.runs.compose import portable_config, run_id
 from plstm.runs.folders import write_config
 from plstm.runs.weights import config_of, from_checkpoint, save_safetensors
 from plstm.tasks.arrow import ArrowData

@@ -11,10 +11,10 @@ import pytest
 from flax import nnx
 
 from data.graphs.tudataset import Sizes
-from plstm.config import to_config
 from plstm.errors import UserError
-from plstm.results.records import read_curve, read_records, record_problems
+from plstm.runs.compose import to_config
 from plstm.runs.weights import from_checkpoint, save_safetensors
+from plstm.studies.records import read_curve, read_records, record_problems
 from plstm.tasks import TASKS, graphs
 from plstm.tasks.graphs import GraphBatches, GraphSplit, GraphTrainBatches
 from plstm.training.steps import evaluate, make_ready, named_leaves

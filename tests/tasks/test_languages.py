@@ -11,9 +11,9 @@ from flax import nnx
 from numpy.random import RandomState
 
 from data.languages import draw
-from plstm.config import to_config
 from plstm.errors import UserError
-from plstm.results.records import read_records
+from plstm.runs.compose import to_config
+from plstm.studies.records import read_records
 from plstm.tasks import TASKS
 from plstm.tasks.languages import answer_metrics
 from plstm.training.steps import evaluate, make_predict

@@ -5,7 +5,7 @@ from PIL import Image
 from plstm.models.vision import VisionConfig, VisionModel
 from plstm.tasks import vision
 from plstm.tasks.vision import draw_gating, draw_samples
-from tests.results.conftest import svg_texts
+from tests.studies.conftest import svg_texts
 
 
 def pixels(path):

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plstm.config import to_config
 from plstm.errors import UserError
+from plstm.runs.compose import to_config
 from plstm.tasks.tokens import TokenTask, token_metrics
 from plstm.training.steps import evaluate
 

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from data.loading import pack
-from plstm.config import Config
+from plstm.config import Config, OptimConfig
 from plstm.tasks.vision import VisionTask, normalise
-from plstm.training.optimizers import OptimConfig
 
 IMAGES = np.random.default_rng(0).choice(np.array([0, 255], np.uint8), (8, 16, 16, 1))
 

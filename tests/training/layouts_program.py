@@ -16,12 +16,12 @@ import jax
 import numpy as np
 from flax import nnx
 
+from plstm.config import OptimConfig, build_optimizer
 from plstm.models import VisionConfig, build_model
 from plstm.nn.layers import drop_path
 from plstm.ops import common
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.meshes import Layout, make_mesh
-from plstm.training.optimizers import OptimConfig, build_optimizer
 from plstm.training.processes import Votes, from_main, is_main, start_processes
 from plstm.training.steps import evaluate, init_state, make_predict, make_train_step
 from tests.drawing import fill

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from plstm.config import OptimConfig, build_optimizer
 from plstm.training.meshes import Layout, make_mesh
-from plstm.training.optimizers import OptimConfig, build_optimizer
 from plstm.training.steps import in_parts, init_state, make_predict, make_train_step
 from tests.models.vision_models import MODELS, filled, tiny
 from tests.ops.comparing import assert_close

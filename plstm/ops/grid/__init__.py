@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from plstm.errors import UserError
+from plstm.files import core_count
 from plstm.ops.common import (
     accumulation_dtype,
     attend,
@@ -21,7 +22,6 @@ from plstm.ops.common import (
     check_inputs,
     check_shapes,
     chunked_map,
-    core_count,
     num_chunks,
     split_over_devices,
 )

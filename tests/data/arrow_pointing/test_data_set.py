@@ -16,9 +16,9 @@ from data.arrow_pointing import __main__ as commands
 from data.arrow_pointing import builder as packed_module
 from data.arrow_pointing.builder import ArrowPointing, data_source, load_packed, prepare
 from data.arrow_pointing.geometry import LAWS, SPLITS, ArrowVariant, digest, render
-from data.files import data_root
 from data.loading import StreamedBatches, unpack
 from plstm.errors import UserError
+from plstm.files import data_root
 from tests.commands import begin, call, call_here, damages, end
 from tests.data.batching import take
 

@@ -3,9 +3,9 @@ from multiprocessing import get_context
 
 import pytest
 
-from data.files import write_file
 from plstm.errors import UserError
-from plstm.results.records import CurvePoint, commits_of, find_record, read_curve, read_records, write_record
+from plstm.files import write_file
+from plstm.studies.records import CurvePoint, commits_of, find_record, read_curve, read_records, write_record
 
 from .conftest import edit_line, example_curve, example_record
 

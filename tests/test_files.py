@@ -5,8 +5,8 @@ import fcntl
 
 import pytest
 
-from data.files import lock
 from plstm.errors import UserError
+from plstm.files import lock
 from plstm.runs.folders import lock_folder
 
 

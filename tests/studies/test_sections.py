@@ -11,10 +11,10 @@ from scipy import stats
 
 from data.tokens import TASKS
 from plstm.errors import UserError
-from plstm.results.definitions import load_table
-from plstm.results.records import read_records
-from plstm.results.sweeps import find_groups, superfluous_runs, t_interval
 from plstm.runs.cli import CONFIGS
+from plstm.studies.definitions import load_table
+from plstm.studies.records import read_records
+from plstm.studies.sweeps import find_groups, superfluous_runs, t_interval
 from scripts.majority_baselines import majority_accuracy
 
 from .conftest import folds_of, rendered, run_script

@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from plstm.errors import UserError
-from plstm.results.definitions import load_table
-from plstm.results.figures import COLOURS, draw_table
-from plstm.results.records import read_records, write_record
-from plstm.results.sweeps import planned_runs
+from plstm.studies.definitions import load_table
+from plstm.studies.figures import COLOURS, draw_table
+from plstm.studies.records import read_records, write_record
+from plstm.studies.sweeps import planned_runs
 
 from .conftest import TABLES, example_record
 from .conftest import rendered as render

@@ -19,8 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 from scipy.stats import t
 
 from plstm.errors import UserError
-from plstm.results.definitions import FREE, Measure, Row, TableDefinition, is_part
-from plstm.results.records import Hardware, Record, value_at
+from plstm.studies.definitions import FREE, Measure, Row, TableDefinition, is_part
+from plstm.studies.records import Hardware, Record, value_at
 
 
 @dataclass(frozen=True)

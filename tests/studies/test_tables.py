@@ -7,10 +7,10 @@ import re
 import pytest
 
 from plstm.errors import UserError
-from plstm.results.definitions import load_table
-from plstm.results.records import record_path
-from plstm.results.sweeps import t_interval
-from plstm.results.tables import DASH, EXPERIMENTS
+from plstm.studies.definitions import load_table
+from plstm.studies.records import record_path
+from plstm.studies.sweeps import t_interval
+from plstm.studies.tables import DASH, EXPERIMENTS
 
 from .conftest import TABLES, edit_line, example_record, rendered, run_script
 

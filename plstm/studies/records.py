@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, WrapValidator
 from typing_extensions import TypedDict
 
-from data.files import lock, write_file
 from plstm.errors import UserError, first_problem
+from plstm.files import lock, write_file
 
 CURVE_DIGITS = 6  # significant ones
 PRIMARY_METRIC = "accuracy"  # of tables and figures that name no metric

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from plstm.errors import UserError
-from plstm.results.definitions import TableDefinition
-from plstm.results.records import Record
-from plstm.results.sweeps import Cell, t_interval
+from plstm.studies.definitions import TableDefinition
+from plstm.studies.records import Record
+from plstm.studies.sweeps import Cell, t_interval
 
 Rows = list[dict[str, Any]]  # a canvas size and an alteration (of baselines: a name) each, with its scores
 GIVEN = "as given"

@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 
 from plstm.errors import UserError
-from plstm.results.definitions import load_table
-from plstm.results.records import read_records, write_record
-from plstm.results.sweeps import superfluous_runs
+from plstm.studies.definitions import load_table
+from plstm.studies.records import read_records, write_record
+from plstm.studies.sweeps import superfluous_runs
 
 from .conftest import TABLES, example_record, rendered
 

@@ -8,11 +8,11 @@ from PIL import Image
 
 from plstm.drawing import legend_below, new_figure
 from plstm.errors import UserError
-from plstm.results import figures
-from plstm.results.figures import draw_table
-from plstm.results.probes import points_by_distance, points_by_size, read_probes
-from plstm.results.records import read_records, record_path
-from plstm.results.tables import render_table
+from plstm.studies import figures
+from plstm.studies.figures import draw_table
+from plstm.studies.probes import points_by_distance, points_by_size, read_probes
+from plstm.studies.records import read_records, record_path
+from plstm.studies.tables import render_table
 
 from .conftest import ROOT, run_script, svg_texts
 

@@ -41,7 +41,7 @@ def fill_document(path: Path, root: Path) -> str:
     def filled(pair: re.Match) -> str:
         where = f"{path}, line {text.count(chr(10), 0, pair.start()) + 1}"
         if pair["bad"]:
-            raise UserError(f"{where}: a damaged or unpaired marker; see plstm/results/documents.py for their form")
+            raise UserError(f"{where}: a damaged or unpaired marker; see plstm/studies/documents.py for their form")
         file = pair["file"] or f"results/tables/{pair['table']}.md"
         try:
             if pair["table"]:

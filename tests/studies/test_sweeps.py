@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from plstm.errors import UserError
-from plstm.results import sweeps
-from plstm.results.definitions import load_table
-from plstm.results.records import write_record
-from plstm.results.sweeps import planned_runs
+from plstm.studies import sweeps
+from plstm.studies.definitions import load_table
+from plstm.studies.records import write_record
+from plstm.studies.sweeps import planned_runs
 from plstm.training.environment import describe_environment
 from scripts import run_table
 

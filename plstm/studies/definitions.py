@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from plstm.errors import UserError, first_problem
-from plstm.results.records import PRIMARY_METRIC, Strict
+from plstm.studies.records import PRIMARY_METRIC, Strict
 
 # Keys by which a row's runs may differ from its experiment, beside the swept ones.
 FREE = ("loop.log_every", "loop.save_every", "model.method")

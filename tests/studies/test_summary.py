@@ -1,6 +1,6 @@
 from hydra.core.utils import JobReturn, JobStatus
 
-from plstm.results.summary import SweepSummary
+from plstm.studies.summary import SweepSummary
 
 from .conftest import example_record, fold_records, folds_of
 

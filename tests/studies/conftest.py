@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 import pytest
 from omegaconf import OmegaConf
 
-from plstm.results.definitions import load_table
-from plstm.results.records import Record, read_records, write_record
-from plstm.results.sweeps import planned_runs
-from plstm.results.tables import render_table
 from plstm.runs.programs import experiment_cost
+from plstm.studies.definitions import load_table
+from plstm.studies.records import Record, read_records, write_record
+from plstm.studies.sweeps import planned_runs
+from plstm.studies.tables import render_table
 from tests.commands import call_here
 
 ROOT = Path(__file__).resolve().parents[2]

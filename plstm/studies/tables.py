@@ -13,10 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from plstm.results.definitions import COSTS, PRIMARY_METRIC, Reference, TableDefinition, read_baselines
-from plstm.results.probes import render_probes
-from plstm.results.records import Record, commits_of, record_path
-from plstm.results.sweeps import Cell, Group, find_groups
+from plstm.studies.definitions import COSTS, PRIMARY_METRIC, Reference, TableDefinition, read_baselines
+from plstm.studies.probes import render_probes
+from plstm.studies.records import Record, commits_of, record_path
+from plstm.studies.sweeps import Cell, Group, find_groups
 
 DASH = "–"
 FAR_APART = 0.1  # two seeds of a column

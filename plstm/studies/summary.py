@@ -9,7 +9,7 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 
-from plstm.results.records import PRIMARY_METRIC, Record, value_at
+from plstm.studies.records import PRIMARY_METRIC, Record, value_at
 
 
 class SweepSummary(Callback):

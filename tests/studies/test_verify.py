@@ -2,7 +2,7 @@
 
 import pytest
 
-from plstm.results.records import record_problems, write_record
+from plstm.studies.records import record_problems, write_record
 from scripts import make_tables
 
 from .conftest import example_record, run_script

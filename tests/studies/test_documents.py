@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from plstm.errors import UserError
-from plstm.results.documents import document_paths, fill_document
-from plstm.results.records import write_record
+from plstm.studies.documents import document_paths, fill_document
+from plstm.studies.records import write_record
 from scripts import make_tables
 
 from .conftest import ROOT, example_curve, example_record, run_script

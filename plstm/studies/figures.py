@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 
 from plstm.drawing import legend_below, new_figure, save, style
-from plstm.results.definitions import TableDefinition, read_baselines
-from plstm.results.probes import points_by_distance, points_by_size, read_probes, read_sizes
-from plstm.results.records import PRIMARY_METRIC, Record, read_curve
-from plstm.results.sweeps import Cell, find_groups, t_interval
+from plstm.studies.definitions import TableDefinition, read_baselines
+from plstm.studies.probes import points_by_distance, points_by_size, read_probes, read_sizes
+from plstm.studies.records import PRIMARY_METRIC, Record, read_curve
+from plstm.studies.sweeps import Cell, find_groups, t_interval
 
 DASHED = (0, (4, 1.5))
 # By the model in the experiment's name: colour and line style, the same in all curves.
