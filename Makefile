@@ -72,26 +72,12 @@ test-gpu: $(READY) ## Run the tests that need an accelerator
 lint: $(READY) ## Check the code with ruff
 	$(PY) -m ruff check .
 
-# Each runs what is missing of configs/tables/NAME.yaml; ARGS=--dry-run lists it.
-table-arrow: ## Run what is missing of the paper's Table 3, arrow pointing (ARGS=--dry-run lists the runs)
-table-reduced: ## Run what is missing of the REDUCED arrow table (eleven small models, 59 runs, some 25 hours on 2 cores)
-table-balanced: ## Run what is missing of the REDUCED table of arrow pointing without shortcuts (28 runs of 20 to 45 minutes)
-table-imagenet: ## Run what is missing of Table 4, ImageNet pre-training and fine-tuning (ARGS=--dry-run lists the runs)
-table-imagenet-reduced: ## Run what is missing of the REDUCED ImageNet table (after `make photos`; minutes a run on 2 cores)
-table-ablation: ## Run what is missing of Table 5, the ImageNet ablation (ARGS=--dry-run lists the runs)
-table-graphs: ## Run what is missing of Table 1, graphs (ARGS=--dry-run lists the runs, ARGS="--sections MUTAG" one set)
-table-tokens: ## Run what is missing of counting and state tracking, arXiv 2606.12364 (330 runs of hours; for a GPU)
-table-tokens-reduced: ## Run what is missing of the REDUCED table of counting and state tracking (440 runs of minutes)
-table-tracking: ## Run what is missing of the REDUCED table of longer state tracking (120 runs of up to ten minutes)
-table-languages: ## Run what is missing of formal languages at full size (GPUs; ARGS="--sections bucket_sort" one task)
-table-languages-ablation: ## Run what is missing of PR-LSTM's and PR-RNN's refinements at full size
-table-languages-reduced: ## Run what is missing of the REDUCED formal languages (119 runs of minutes; the Transformer's take up to an hour, with long answers longer)
-TABLE_reduced := arrow-reduced
-TABLE_balanced := arrow-balanced-reduced
-TABLES := $(shell grep -oE '^table-[a-z-]+' $(firstword $(MAKEFILE_LIST)))
-.PHONY: $(TABLES)
-$(TABLES): table-%: $(READY)
-	$(PY) scripts/run_table.py $(or $(TABLE_$*),$*) $(ARGS)
+# One for each file of configs/study.
+table-arrow: ## Run what is missing of a study, here configs/study/arrow.yaml (ARGS=--dry-run lists its runs and their cost)
+STUDIES := $(patsubst configs/study/%.yaml,table-%,$(wildcard configs/study/*.yaml))
+.PHONY: $(STUDIES)
+$(STUDIES): table-%: $(READY)
+	$(PY) scripts/run_table.py $* $(ARGS)
 
 .PHONY: tables
 tables: $(READY) ## Write results/tables and figures, and the generated numbers of README.md and docs, from the run records

@@ -15,7 +15,8 @@ from omegaconf import DictConfig
 from plstm.config import Config, EvalConfig
 from plstm.errors import UserError
 from plstm.runs.cli import one_line_errors, run_entry
-from plstm.runs.compose import check, run_name, to_eval_config
+from plstm.runs.compose import check, to_eval_config
+from plstm.runs.identity import run_name
 from plstm.runs.weights import config_of, from_checkpoint
 from plstm.tasks import TASKS, Task
 from plstm.training.environment import memory_errors

@@ -20,9 +20,10 @@ from plstm.config import Config
 from plstm.errors import ReadError
 from plstm.files import write_errors
 from plstm.runs.cli import check_machine_keys, one_line_errors, run_entry
-from plstm.runs.compose import plain_config, portable_overrides, run_id, run_name, shared_config, to_config
+from plstm.runs.compose import to_config
 from plstm.runs.finetuning import initial_id, initial_run, initial_weights
 from plstm.runs.folders import check_places, lock_folder, write_config
+from plstm.runs.identity import plain_config, portable_overrides, run_id, run_name, shared_config
 from plstm.runs.programs import Plan, check_finite, compile_programs, describe_run, first_info, is_best, last_step
 from plstm.studies.finished import finished_record
 from plstm.studies.records import Record, curve_points, find_record, record_path, write_record

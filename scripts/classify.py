@@ -19,7 +19,7 @@ from PIL import Image
 from data.decoding import CorruptImage, decode
 from data.imagenet.source import class_words
 from plstm.errors import UserError, first_line, printable, run_script
-from plstm.runs.compose import run_name
+from plstm.runs.identity import run_name
 from plstm.runs.weights import from_checkpoint
 from scripts.common import Parser, machine_folder
 

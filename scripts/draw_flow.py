@@ -19,7 +19,7 @@ from data.arrow_pointing.geometry import Arrow, ArrowVariant, Canvas, render
 from plstm.drawing import new_figure, save, style
 from plstm.errors import UserError, run_script
 from plstm.models import VisionConfig
-from plstm.runs.compose import run_name
+from plstm.runs.identity import run_name
 from plstm.runs.weights import from_checkpoint
 from plstm.tasks.vision import draw_pattern, draw_scale, find_flow, normalise
 from scripts.common import ROOT, Parser, machine_folder, positive

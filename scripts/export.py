@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plstm.errors import UserError, run_script
-from plstm.runs.compose import run_name
+from plstm.runs.identity import run_name
 from plstm.runs.weights import from_checkpoint, save_safetensors
 from scripts.common import Parser, machine_folder
 

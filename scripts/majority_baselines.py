@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--root", help="where data sets live, as data.root of a run; they are downloaded where missing")
     parser.add_argument("--out", type=Path, default=machine_folder("results") / "baselines/graphs.json")
     arguments = parser.parse_args()
-    table = load_table(ROOT / "configs/tables/graphs.yaml")
+    table = load_table(ROOT / "configs/study/graphs.yaml")
     folds, seed = table.require["data.folds"], table.require["data.fold_seed"]
     row = {"name": "majority class"}
     for name in table.section_values:

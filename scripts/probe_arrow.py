@@ -2,7 +2,7 @@
 
     python scripts/probe_arrow.py 1f392a                         # a run's folder, or the first digits of its id
     python scripts/probe_arrow.py 1f392a --sizes 48 64 96 144    # canvases in pixels; objects keep their size
-    python scripts/probe_arrow.py --table arrow-reduced --runs /scratch/runs  # all runs that the table shows
+    python scripts/probe_arrow.py --table arrow-48 --runs /scratch/runs  # all runs that the table shows
 
 Altered images have the training size and twice it, unaltered ones all sizes. Balanced accuracy is the mean of the
 accuracies on images that point at the circle and on those that do not: altered images are mostly of the second kind.
@@ -25,8 +25,8 @@ from data.loading import PackedSplit, pack
 from plstm.config import Config
 from plstm.errors import UserError, first_line, run_script
 from plstm.files import check_writable
-from plstm.runs.compose import run_name
 from plstm.runs.folders import find_run, load_config
+from plstm.runs.identity import run_name
 from plstm.runs.weights import from_checkpoint
 from plstm.studies.definitions import load_table
 from plstm.studies.probes import probe_path
@@ -86,7 +86,7 @@ def probe(run: str, options: argparse.Namespace) -> None:
 
 def shown_runs(name: str, results: Path, runs: Path) -> list[str]:
     """The ids of the runs that a table shows and that were not probed; prints those whose weights are gone."""
-    groups, _ = find_groups(load_table(ROOT / "configs/tables" / f"{name}.yaml"), read_records(results))
+    groups, _ = find_groups(load_table(ROOT / "configs/study" / f"{name}.yaml"), read_records(results))
     ids = [run.id for group in groups for run in group.chosen.runs]
     ids = [run for run in ids if not probe_path(run, results)]
     if gone := [run for run in ids if not (runs / run / "checkpoints").is_dir()]:

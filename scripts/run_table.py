@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plstm.errors import UserError, run_script
 from plstm.files import write_file
-from plstm.runs.compose import OUTSIDE_ID
+from plstm.runs.identity import OUTSIDE_ID
 from plstm.runs.programs import experiment_cost
 from plstm.studies import sweeps
 from plstm.studies.definitions import TableDefinition, check_overrides, load_table
@@ -43,7 +43,7 @@ PLAIN_LINES = {"TERM": "dumb"}  # of several runs' bars a terminal can show one
 
 def parse_arguments() -> argparse.Namespace:
     parser = Parser(__doc__)
-    parser.add_argument("table", help="a file of configs/tables, without .yaml")
+    parser.add_argument("table", help="a file of configs/study, without .yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides for every run")
     parser.add_argument("--dry-run", action="store_true", help="list the runs and stop")
     parser.add_argument("--max-runs", type=positive, help="start at most this many processes")
@@ -228,7 +228,7 @@ def _noting(failures: list[str], job: sweeps.Job) -> Iterator[None]:
 
 def main() -> int:
     arguments = parse_arguments()
-    table, results = load_table(ROOT / "configs/tables" / f"{arguments.table}.yaml"), arguments.results
+    table, results = load_table(ROOT / "configs/study" / f"{arguments.table}.yaml"), arguments.results
     check_overrides(table, arguments.overrides, OUTSIDE_ID)
     unfinished = list_jobs(table, arguments)
     if arguments.dry_run:

@@ -12,8 +12,8 @@ from hydra.core.global_hydra import GlobalHydra
 from plstm.config import Config, EvalConfig
 from plstm.errors import UserError
 from plstm.runs.cli import JobFailed, known_keys, one_line_errors, run_entry
-from plstm.runs.compose import run_id
 from plstm.runs.folders import lock_folder
+from plstm.runs.identity import run_id
 from plstm.runs.programs import compose_experiment
 from tests.commands import ROOT, files, paths
 

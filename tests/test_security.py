@@ -26,8 +26,9 @@ from data.imagenet.source import folder_source, load_source, prepare
 from plstm.config import Config
 from plstm.errors import UserError
 from plstm.runs.cli import register, run_entry
-from plstm.runs.compose import plain_config, schema, to_config
+from plstm.runs.compose import schema, to_config
 from plstm.runs.folders import load_config
+from plstm.runs.identity import plain_config
 from plstm.runs.weights import config_of, from_checkpoint
 from plstm.studies.definitions import load_table, read_baselines
 from plstm.studies.records import read_records, record_problems
@@ -191,7 +192,7 @@ def test_records_and_baselines_are_json_and_nothing_else(sign, tmp_path):
             read_records(tmp_path)
         (tmp_path / "baselines" / "arrow-48.json").write_bytes(content)
         with pytest.raises(UserError, match="arrow-48.json"):
-            read_baselines(load_table(ROOT / "configs/tables/arrow-demo.yaml"), tmp_path)
+            read_baselines(load_table(ROOT / "configs/study/arrow-demo.yaml"), tmp_path)
 
 
 def test_a_resolver_in_a_record_or_a_started_run_stays_text(sign, tmp_path):
@@ -204,7 +205,7 @@ def test_a_resolver_in_a_record_or_a_started_run_stays_text(sign, tmp_path):
     folder = tmp_path / "0123456789ab"
     (folder / "checkpoints" / "1").mkdir(parents=True)
     write_config(folder, "{experiment: '${oc.env:PLSTM_PLANTED}', seed: 43, optim: {peak_lr: 1e-4}}")
-    ((experiment, *_),) = started_runs(load_table(ROOT / "configs/tables/arrow.yaml"), tmp_path)
+    ((experiment, *_),) = started_runs(load_table(ROOT / "configs/study/arrow.yaml"), tmp_path)
     assert experiment == "${oc.env:PLSTM_PLANTED}"
 
 

@@ -13,8 +13,8 @@ from plstm.config import Config
 from plstm.errors import UserError
 from plstm.models import MODELS
 from plstm.nn.layers import resize
-from plstm.runs.compose import run_id
 from plstm.runs.folders import find_run, load_config, open_checkpoint, restore_state
+from plstm.runs.identity import run_id
 from plstm.runs.weights import is_weights_file
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.steps import named_leaves

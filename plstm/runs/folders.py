@@ -17,7 +17,8 @@ from plstm.config import Config
 from plstm.errors import UserError
 from plstm.files import check_writable, lock, write_errors, write_file
 from plstm.models import build_model
-from plstm.runs.compose import from_file, plain_config, run_id
+from plstm.runs.compose import from_file
+from plstm.runs.identity import plain_config, run_id
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.optimizers import build_optimizer
 from plstm.training.processes import is_main

@@ -31,8 +31,9 @@ from plstm.config import Config
 from plstm.errors import UserError, first_line, first_problem
 from plstm.files import write_file
 from plstm.models import build_model, named_variables
-from plstm.runs.compose import from_file, portable_config, run_id
+from plstm.runs.compose import from_file
 from plstm.runs.folders import find_run, load_config, open_checkpoint, restore_state
+from plstm.runs.identity import portable_config, run_id
 from plstm.tasks import TASKS
 from plstm.tasks.vision import Preprocessing
 from plstm.training.steps import TrainState

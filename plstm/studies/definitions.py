@@ -1,4 +1,4 @@
-"""The definition of a results table: a file of `configs/tables`, read and checked."""
+"""The definition of a results table: a file of `configs/study`, read and checked."""
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path

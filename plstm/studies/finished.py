@@ -6,7 +6,7 @@ import statistics
 from datetime import UTC, datetime
 
 from plstm.config import Config
-from plstm.runs.compose import portable_config, run_id, run_name
+from plstm.runs.identity import portable_config, run_id, run_name
 from plstm.runs.programs import Plan
 from plstm.studies.records import CurvePoint, Record
 from plstm.tasks import Task

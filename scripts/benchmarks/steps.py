@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 
 from plstm.errors import UserError, run_script
-from plstm.runs.compose import shared_config
+from plstm.runs.identity import shared_config
 from plstm.runs.programs import Plan, compile_programs, compose_experiment
 from plstm.tasks import TASKS
 from plstm.training.environment import keep_freed_memory

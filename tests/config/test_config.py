@@ -14,10 +14,11 @@ from omegaconf.errors import OmegaConfBaseException
 from data.augment.recipes import AugmentConfig
 from plstm.config import Config
 from plstm.errors import UserError
-from plstm.runs import compose as configs
+from plstm.runs import identity
 from plstm.runs.cli import explain
-from plstm.runs.compose import check, plain_config, run_id, shared_config, to_config
+from plstm.runs.compose import check, to_config
 from plstm.runs.folders import load_config, write_config
+from plstm.runs.identity import plain_config, run_id, shared_config
 from plstm.tasks.arrow import ArrowData
 
 # Where a run lives, what reads its images and where it is shown: not what its numbers are.
@@ -88,11 +89,11 @@ class WiderConfig(Config):
 
 
 def test_a_new_key_changes_no_id_until_its_value_does(arrow, monkeypatch):
-    assert {"name", "generate", "train_images"}.isdisjoint(configs.identity(arrow)["data"])  # as the schema has them
-    assert configs.identity(arrow)["model"]["heads"] == 6 and configs.identity(arrow)["data"] == {"train_seed": 43}
+    assert {"name", "generate", "train_images"}.isdisjoint(identity.identity(arrow)["data"])  # as the schema has them
+    assert identity.identity(arrow)["model"]["heads"] == 6 and identity.identity(arrow)["data"] == {"train_seed": 43}
     wider = replace(arrow, data=WiderData(**asdict(arrow.data)))
     assert run_id(wider) == run_id(arrow) != run_id(with_value(wider, "data.shear", 0.1))
-    monkeypatch.setattr("plstm.runs.compose.Config", WiderConfig)
+    monkeypatch.setattr("plstm.runs.identity.Config", WiderConfig)
     wider = WiderConfig(**vars(arrow))
     for key, value in (("ema", 0.99), ("average.size", 96)):
         assert run_id(wider) == run_id(arrow) != run_id(with_value(wider, key, value)), key
@@ -115,15 +116,15 @@ def test_runs_that_compile_the_same_share_it(config_of, experiment, same, other)
 def test_values_that_follow_others(config_of):
     config = config_of("experiment=arrow/plstm", "seed=47", "data.size=384")
     assert (config.data.train_seed, config.model.image_size, config.model.classes) == (47, 384, 2)
-    assert configs.run_name(config) == "arrow-plstm-s47"
-    assert configs.run_name(config_of("experiment=graphs/gin", "data.fold=3")) == "graphs-gin-MUTAG-f3-s43"
+    assert identity.run_name(config) == "arrow-plstm-s47"
+    assert identity.run_name(config_of("experiment=graphs/gin", "data.fold=3")) == "graphs-gin-MUTAG-f3-s43"
 
 
 @pytest.mark.parametrize("mark", ["", "++"])
 def test_records_name_the_start_by_its_id_and_no_place(mark):
     overrides = ["experiment=x", f"{mark}init_from=/scratch/run", f"{mark}paths.runs=/scratch", "data.root=/x"]
-    assert configs.portable_overrides(overrides, "12345e678901") == ["experiment=x", 'init_from="12345e678901"']
-    assert configs.portable_overrides(overrides[:1]) == overrides[:1]
+    assert identity.portable_overrides(overrides, "12345e678901") == ["experiment=x", 'init_from="12345e678901"']
+    assert identity.portable_overrides(overrides[:1]) == overrides[:1]
 
 
 def test_the_config_of_a_run_is_written_once_and_read_back(config_of, tmp_path):

@@ -14,7 +14,8 @@ from flax import nnx
 from plstm.config import Config
 from plstm.errors import UserError
 from plstm.runs.cli import CONFIGS
-from plstm.runs.compose import from_file, identity, plain_config, run_id, to_config
+from plstm.runs.compose import from_file, to_config
+from plstm.runs.identity import identity, plain_config, run_id
 from plstm.runs.programs import Plan
 from plstm.studies.definitions import WORDS, load_table
 from plstm.studies.records import read_records
@@ -35,7 +36,7 @@ TABLELESS = {"balanced/plstm_full", "balanced/vit_full"}
 TABLELESS |= {"imagenet/efficientnet_b0", "imagenet/vil_t", "imagenet/mamba2d", "imagenet/2dmamba"}
 IMAGENET = [name for name in EXPERIMENTS if name.startswith(("imagenet/", "ablation/")) and name not in TABLELESS]
 TABLE = {"arrow": 3, "imagenet": 4, "ablation": 5, "graphs": 1}  # of the paper
-TABLES = {path.stem: load_table(path) for path in sorted((CONFIGS / "tables").glob("*.yaml"))}
+TABLES = {path.stem: load_table(path) for path in sorted((CONFIGS / "study").glob("*.yaml"))}
 ONE_A_MODEL = {name.rpartition("/")[2]: name for name in EXPERIMENTS}.values()
 ROWS = {row.experiment: (table, row) for table in TABLES.values() for row in table.rows}
 

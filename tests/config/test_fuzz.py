@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from plstm.config import Config, EvalConfig
 from plstm.errors import UserError, printable
 from plstm.runs import compose as configs
+from plstm.runs import identity
 from plstm.runs.cli import CONFIGS, check_overrides, explain, known_keys, uncomposable
 from plstm.runs.compose import to_config
 from plstm.runs.finetuning import initial_id
@@ -128,8 +129,8 @@ def parts(config: Config) -> None:
     elif config.data.name == "mosaics":
         assert all(len(task.split(name)) for name in config.loop.final_splits)
         task.batches(layout)
-    json.dumps(configs.identity(config), allow_nan=False, ensure_ascii=False).encode()
-    assert len(configs.run_id(config)) == 12
+    json.dumps(identity.identity(config), allow_nan=False, ensure_ascii=False).encode()
+    assert len(identity.run_id(config)) == 12
 
 
 @functools.cache
@@ -156,7 +157,7 @@ def assert_taken(overrides: list[str], config: Config) -> None:
     assert not any(override.is_delete() for override in parsed)
     for key, value in {override.key_or_group: override.value() for override in parsed}.items():
         if key in KEYS and key not in GROUPS and not isinstance(value, dict | list) and "${" not in str(value):
-            taken = OmegaConf.select(OmegaConf.create(configs.plain_config(config)), key)
+            taken = OmegaConf.select(OmegaConf.create(identity.plain_config(config)), key)
             assert same(value, taken), f"{key}={value!r} was taken as {taken!r}"
 
 
@@ -209,7 +210,7 @@ def test_thousands_of_command_lines_start_or_are_refused_in_one_line(try_out, ca
 @settings(max_examples=60, **LONG)
 @given(command_lines())
 def test_what_starts_traces_a_training_step(try_out, case):
-    try_out(case, lambda config: (parts(config), trace(configs.shared_config(config))))
+    try_out(case, lambda config: (parts(config), trace(identity.shared_config(config))))
 
 
 PYTHON = [0, 7, -1, 2**31, 10**30, 0.5, 1e-320, 1e30, float("inf"), float("nan"), None, True, "", "x", "ä/箭", "a\nb"]

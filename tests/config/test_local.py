@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 
 from plstm.errors import UserError
 from plstm.runs.cli import CONFIGS, local_settings, register
-from plstm.runs.compose import run_id, to_config, to_eval_config
+from plstm.runs.compose import to_config, to_eval_config
+from plstm.runs.identity import run_id
 from scripts import common
 from scripts.common import ROOT, machine_folder
 

@@ -12,8 +12,9 @@ from plstm.config import Config
 from plstm.errors import UserError
 from plstm.models import VisionConfig, build_model
 from plstm.runs.cli import quote_ids
-from plstm.runs.compose import run_id, to_config, to_eval_config
+from plstm.runs.compose import to_config, to_eval_config
 from plstm.runs.finetuning import adapt, initial_id, initial_weights
+from plstm.runs.identity import run_id
 from plstm.training.steps import named_leaves
 from tests.models.vision_models import filled
 from tests.runs.test_weights import save_run

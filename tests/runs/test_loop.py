@@ -10,8 +10,9 @@ import pytest
 import train
 from plstm.config import LoopConfig
 from plstm.errors import ReadError, UserError
-from plstm.runs.compose import run_id, to_config
+from plstm.runs.compose import to_config
 from plstm.runs.folders import lock_folder
+from plstm.runs.identity import run_id
 from plstm.runs.programs import Plan, is_best
 from plstm.studies.records import commits_of, read_curve, read_records, record_path
 from plstm.tasks import TASKS

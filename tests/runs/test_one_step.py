@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from plstm.runs.compose import shared_config, to_config
+from plstm.runs.compose import to_config
+from plstm.runs.identity import shared_config
 from plstm.runs.programs import compile_programs
 from plstm.tasks import TASKS
 from plstm.training.meshes import Layout, make_mesh

@@ -17,8 +17,8 @@ from safetensors.numpy import load_file, save_file
 from plstm.config import Config
 from plstm.errors import UserError
 from plstm.models import VisionConfig
-from plstm.runs.compose import portable_config, run_id
 from plstm.runs.folders import write_config
+from plstm.runs.identity import portable_config, run_id
 from plstm.runs.weights import config_of, from_checkpoint, save_safetensors
 from plstm.tasks.arrow import ArrowData
 from plstm.training.checkpoints import NO_SCORE, Checkpoints

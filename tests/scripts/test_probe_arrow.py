@@ -54,5 +54,5 @@ def test_a_table_asks_for_the_runs_that_are_here_and_not_probed(monkeypatch, tmp
     (tmp_path / "probes/probed.json").touch()
     (tmp_path / "probes/again-retrained.json").touch()
     (tmp_path / "here/checkpoints").mkdir(parents=True)
-    assert probe_arrow.shown_runs("arrow-reduced", tmp_path, tmp_path) == ["here"]
+    assert probe_arrow.shown_runs("arrow-48", tmp_path, tmp_path) == ["here"]
     assert "weights are not in" in (said := capsys.readouterr().out) and said.rstrip().endswith(": gone")

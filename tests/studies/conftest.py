@@ -19,7 +19,7 @@ from plstm.studies.tables import render_table
 from tests.commands import call_here
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES = ROOT / "configs/tables"
+TABLES = ROOT / "configs/study"
 HARDWARE = {"platform": "gpu", "device_kind": "H100", "device_count": 1, "cpu_model": "Xeon", "cpu_cores": 8}
 RECORD = dict(
     task="arrow", commit="0123456789abcdef0123456789abcdef01234567", dirty=False, hardware=HARDWARE,

@@ -16,7 +16,7 @@ from plstm.studies.sweeps import planned_runs
 from .conftest import TABLES, example_record
 from .conftest import rendered as render
 
-NAME = "languages-reduced"
+NAME = "languages-small"
 
 
 @pytest.fixture

@@ -190,9 +190,9 @@ def test_runs_what_is_missing_and_goes_on_after_a_failure(project, tmp_path):
 @pytest.mark.slow
 def test_fine_tuning_starts_from_the_table_s_pretraining(project, tmp_path):
     first, second = "reduced/imagenet_plstm", "reduced/imagenet_plstm_finetune"
-    start = prepare(tmp_path, "imagenet-reduced", first)
-    prepare(tmp_path, "imagenet-reduced", second, init_from=start)
-    command = project("imagenet-reduced", TRAIN, "--processes", "1")
+    start = prepare(tmp_path, "imagenet-small", first)
+    prepare(tmp_path, "imagenet-small", second, init_from=start)
+    command = project("imagenet-small", TRAIN, "--processes", "1")
     (tmp_path / "fails").write_text("reduced/imagenet_vit")
     done = subprocess.run(**command)
     lines = done.stdout.splitlines()

@@ -123,7 +123,7 @@ def test_dirty_records_are_marked(arrow, add, tmp_path, dirty):
 
 @pytest.mark.parametrize("has_start", [False, True])
 def test_a_run_fine_tuned_from_another_run_than_the_table_s_is_left_out(add, tmp_path, has_start):
-    reduced = load_table(TABLES / "imagenet-reduced.yaml")
+    reduced = load_table(TABLES / "imagenet-small.yaml")
     pretraining, finetuning = reduced.rows[:2]
     if has_start:
         add(experiment=pretraining.experiment, table=reduced.name)

@@ -26,7 +26,7 @@ def add(tmp_path):
         ]
         test = dict.fromkeys(["accuracy", *names], accuracy)
         metrics = {"last": {"test": test, "val": {"accuracy": 1.0, "loss": loss}}, "best": None}
-        folder = {"tokens": "tokens", "tokens-reduced": "tokens_reduced"}[table]
+        folder = {"tokens": "tokens", "tokens-small": "tokens_reduced"}[table]
         own = dict(table=table, seed=seed, values={"data.name": task}, metrics=metrics, task="tokens")
         write_record(example_record(f"{folder}/{model}", **own | fields), [], tmp_path)
 
@@ -35,8 +35,8 @@ def add(tmp_path):
 
 def test_the_rate_of_the_lowest_loss_is_chosen(add, tmp_path):
     for rate, loss, accuracy in ((3e-3, 0.2, 1.0), (1e-3, 0.01, 0.5), (1e-2, 0.1, 1.0)):
-        add("tokens-reduced", "gdn", "anbn", 43, accuracy, loss, lr=rate)
-    table = load_table(TABLES / "tokens-reduced.yaml")
+        add("tokens-small", "gdn", "anbn", 43, accuracy, loss, lr=rate)
+    table = load_table(TABLES / "tokens-small.yaml")
     frame = pd.read_csv(io.StringIO(rendered(table, tmp_path)["csv"]))
     own = frame[(frame["model"] == "GDN") & (frame["section"] == "anbn") & (frame["chosen"] == 1)]
     assert own["peak_lr"].tolist() == [1e-3] and own["test_accuracy@32"].tolist() == [0.5]

@@ -14,7 +14,8 @@ from data.imagenet.source import MosaicSource
 from plstm.config import Config, LoopConfig, OptimConfig
 from plstm.errors import UserError
 from plstm.models import VisionConfig
-from plstm.runs.compose import check, run_id
+from plstm.runs.compose import check
+from plstm.runs.identity import run_id
 from plstm.tasks.imagenet import LOSSES, ImageNetData, ImageNetTask, mix
 from plstm.tasks.vision import normalise
 from plstm.training.meshes import Layout, make_mesh
