@@ -15,7 +15,7 @@ from plstm.errors import run_script
 from plstm.files import write_file
 from plstm.runs.programs import experiment_cost
 from plstm.studies.definitions import load_table
-from plstm.studies.documents import document_paths, fill_document
+from plstm.studies.documents import document_paths, document_problems, fill_document
 from plstm.studies.figures import draw_table
 from plstm.studies.records import read_records, record_problems
 from plstm.studies.tables import render_table
@@ -54,6 +54,7 @@ def main() -> int:
     documents = document_paths(ROOT) if not arguments.names and results.resolve() == ROOT / "results" else []
     for path in documents:  # after the tables, which they quote
         update(path, fill_document(path, ROOT).encode())
+        problems += document_problems(path)
     if arguments.check and not arguments.names:
         problems += [problem for record in records for problem in record_problems(record, results)]
     print("\n".join(problems) or f"{len(tables)} tables and {len(documents)} documents are up to date")

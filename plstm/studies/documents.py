@@ -1,89 +1,206 @@
-"""Numbers and tables in Markdown documents, filled in from the results.
+"""Numbers, tables and claims in Markdown pages, filled in from the results.
 
-    <!-- begin: table arrow-demo -->         the first grid of results/tables/arrow-demo.md, its links made relative
+A number in prose is a reference link whose definition, at the foot of the page, says in its title where it is:
+
+    pLSTM has [0.745][d43] on larger images.
+
+    [d43]: ../runs/arrow_48-plstm.jsonl "seed=43 config.optim.peak_lr=0.002 metrics.last.test_ext.accuracy*100:.1f"
+
+The title is split like a shell command. Words with `=` choose one row of a CSV file or one run of a JSONL file, by
+fields of its record; the last word is the field (of a CSV file `value`, if left out), then may follow a factor and a
+format (`.3f` if left out). The chosen rows of a study's table.csv without a seed are its mean and interval: `0.745 ±
+0.020`. In a JSON file the field is a path such as `rows[grid=12,kind='as given'].ours.0.seconds`.
+
+    <!-- begin: NAME -->
     <!-- end -->
-    <!--= FILE PLACE*FACTOR:FORMAT -->12.3<!--/-->      a number of a JSON, JSONL or CSV file; *FACTOR may be left out
 
-A place is a path such as `rows[grid=12,structure=general].ours.median_seconds`, or `rows.0.ratio` by position; of the
-runs in a JSONL file it begins with a choice, `[seed=43].record.metrics.last.test.accuracy`, and so it does of the rows
-in a table's CSV file, `[section=MUTAG,model=pLSTM].test_best`.
+hold what is generated whole: `table STUDY`, `claims STUDY...` of these studies' claims.yaml, and `index`. The `ours`
+of a claim is text with titles of table.csv in braces: `{row=pLSTM metric=test} against {row=ViT metric=test}`.
 """
 
+import contextlib
 import csv
 import functools
 import json
 import os
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from plstm.errors import UserError
 
-PAIR = re.compile(
-    r"""(?<!`)(?:
-        (?P<open><!--=[ ](?P<file>\S+)[ ](?P<place>[^>]*?)(?:\*(?P<factor>[\d.e+-]+))?:(?P<form>[^:>]*)[ ]-->)
-        (?:(?!<!--).)*<!--/-->
-        |(?P<begin><!--[ ]begin:[ ]table[ ](?P<table>\S+)[ ]-->)(?:(?!<!--).)*<!--[ ]end[ ]-->
-        |(?P<bad><!--\s*(?:=|/|begin\b|end\b))
-    )""",
-    re.VERBOSE | re.DOTALL,
-)
+DEFINITION = re.compile(r'^\[([^\]\n]+)\]: (\S+) "(.*)"$', re.MULTILINE)
+BLOCK = re.compile(r"^<!-- begin: (.+) -->\n(?:(?!<!--)[^\n]*\n)*<!-- end -->$", re.MULTILINE)
+NUMBER = re.compile(r"\[([-+]?\d[^\[\]]*|)\]\[([^\]\n]+)\]")
+FIELD = re.compile(r"(?P<path>(?:\[[^\]]*\]|[^*:\[])*)(?:\*(?P<factor>[\d.e+-]+))?(?::(?P<form>.*))?")
+VERDICTS = ("reproduced", "not shown", "contradicted", "not run")
+MAX_LINE = 200
 
 
 def document_paths(root: Path) -> list[Path]:
-    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    """The pages with generated numbers: README.md, docs, the studies' pages, examples."""
+    patterns = ("README.md", "docs/*.md", "examples/*.md", "results/README.md", "results/*/README.md")
+    return [path for pattern in patterns for path in sorted(root.glob(pattern))]
 
 
 def fill_document(path: Path, root: Path) -> str:
-    """A document's text with all its markers filled; UserError naming file and line at a damaged one."""
-    text = path.read_text(encoding="utf-8")
+    """A page's text with all its numbers and blocks filled; UserError naming the page and what is wrong with it."""
 
-    def filled(pair: re.Match) -> str:
-        where = f"{path}, line {text.count(chr(10), 0, pair.start()) + 1}"
-        if pair["bad"]:
-            raise UserError(f"{where}: a damaged or unpaired marker; see plstm/studies/documents.py for their form")
-        file = pair["file"] or f"results/tables/{pair['table']}.md"
-        try:
-            if pair["table"]:
-                return f"{pair['begin']}\n{_first_grid(root / file, path.parent)}\n<!-- end -->"
-            number = find_value(_read(root / file), pair["place"])
-            number = number * float(pair["factor"]) if pair["factor"] else number
-            return f"{pair['open']}{number:{pair['form']}}<!--/-->"
-        except (OSError, KeyError, IndexError, StopIteration, TypeError, ValueError) as error:
-            raise UserError(f"{where}: {file} has no such number or table ({type(error).__name__}: {error})") from error
+    def filled_block(block: re.Match) -> str:
+        name, *studies = block[1].split()
+        with _named(path, f"block '{block[1]}'"):
+            body = BLOCKS[name]([root / "results" / study for study in studies], path.parent)
+        return f"<!-- begin: {block[1]} -->\n{body}\n<!-- end -->"
 
-    return PAIR.sub(filled, text)
+    text = BLOCK.sub(filled_block, path.read_text(encoding="utf-8"))
+    numbers = {}
+    for key, file, title in DEFINITION.findall(text):
+        with _named(path, f"[{key}]"):
+            numbers[key] = find_text((path.parent / file).resolve(), title)
+    if unpaired := {key for _, key in NUMBER.findall(text)} ^ set(numbers):
+        raise UserError(f"{path}: numbers without a source, or sources without a number: {unpaired}")
+    return NUMBER.sub(lambda number: f"[{numbers[number[2]]}][{number[2]}]", text)
 
 
-def _first_grid(path: Path, folder: Path) -> str:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    start = next(n for n, line in enumerate(lines) if line.startswith("|"))
-    end = next((n for n, line in enumerate(lines) if n > start and not line.startswith("|")), len(lines))
-    text = "\n".join(lines[start:end])
-    return re.sub(r"\]\(([^)\s]+)\)", lambda link: f"]({os.path.relpath(path.parent / link[1], folder)})", text)
+@contextlib.contextmanager
+def _named(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: {what}: {type(error).__name__}: {error}") from error
+
+
+def document_problems(path: Path) -> list[str]:
+    """What is wrong with the form of a page: lines too long to read, and markup that GitHub takes for HTML."""
+    problems = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if len(line) > MAX_LINE and not line.startswith("|") and not DEFINITION.match(line):
+            problems.append(f"{path}, line {number}: over {MAX_LINE} characters")
+        if re.match(r"<!--(?! begin: .* -->$| end -->$)", line):
+            problems.append(f"{path}, line {number}: a damaged marker; see plstm/studies/documents.py")
+    return problems
+
+
+def find_text(path: Path, title: str) -> str:
+    """The number that a title describes, as text; LookupError, TypeError or ValueError where there is none."""
+    words = shlex.split(title)
+    choice = dict(word.split("=", 1) for word in words if "=" in word and "[" not in word)
+    (field,) = [word for word in words if "=" not in word or "[" in word] or ["value"]
+    match = FIELD.fullmatch(field)
+    if match is None:
+        raise ValueError(f"not a field: {field}")
+
+    def formatted(value: Any) -> str:
+        number = float(value) * float(match["factor"] or 1)
+        return f"{int(number) if number.is_integer() else number:{match['form'] or '.3f'}}"
+
+    found = _read(path)
+    if path.suffix == ".csv" and "seed" in found[0] and "seed" not in choice:
+        choice = {"chosen": "1"} | choice
+        mean, *interval = [
+            row["value"] for seed in ("mean", "interval") for row in _rows(found, choice | {"seed": seed})
+        ]
+        return formatted(mean) + (f" ± {formatted(interval[0])}" if interval else "")
+    if path.suffix in (".csv", ".jsonl"):
+        (found,) = _rows(found, choice)
+    return formatted(_follow(found, match["path"] or "value"))
+
+
+def _rows(rows: list[dict[str, Any]], choice: dict[str, str]) -> list[dict[str, Any]]:
+    """Those with these values; LookupError if several, and if there is none unless an interval is asked for."""
+    chosen = [row for row in rows if all(_fits(row, key, value) for key, value in choice.items())]
+    if len(chosen) > 1 or not chosen and choice.get("seed") != "interval":
+        raise LookupError(f"{len(chosen)} rows have {' '.join(f'{key}={value}' for key, value in choice.items())}")
+    return chosen
+
+
+def _fits(row: dict[str, Any], key: str, value: str) -> bool:
+    try:
+        return str(_follow(row, key)) == value
+    except (LookupError, TypeError):
+        return False
+
+
+def _follow(node: Any, place: str) -> Any:
+    """The value at a path such as rows[grid=12].ours.0.seconds; a key may have dots itself."""
+    if isinstance(node, dict) and place in node:
+        return node[place]
+    for key, choice in re.findall(r"([^.\[\]]+)(?:\[([^\]]*)\])?", place):
+        node = node[int(key)] if isinstance(node, list) else node[key]
+        if choice:
+            (node,) = _rows(node, dict(part.split("=") for part in choice.split(",")))
+    return node
 
 
 @functools.lru_cache(maxsize=64)
 def _read(path: Path) -> Any:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".csv":
-        return [{key: _as_number(cell) for key, cell in row.items()} for row in csv.DictReader(text.splitlines())]
-    if path.suffix != ".jsonl":
-        return json.loads(text)
-    lines = map(json.loads, text.splitlines())
-    return [line["record"] | line for line in lines]  # a run is chosen by fields of its record
+        return list(csv.DictReader(text.splitlines()))
+    if path.suffix == ".jsonl":  # a run is chosen by fields of its record
+        return [line["record"] | line for line in map(json.loads, text.splitlines())]
+    return json.loads(text)
 
 
-def _as_number(cell: str) -> float | str:
-    return json.loads(cell) if re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?", cell) else cell
+def _table(studies: list[Path], folder: Path) -> str:
+    """The first table of the study's table.md, its links made relative to `folder`."""
+    (path,) = [study / "table.md" for study in studies]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    start = next((n for n, line in enumerate(lines) if line.startswith("|")), len(lines))
+    end = next((n for n, line in enumerate(lines) if n > start and not line.startswith("|")), len(lines))
+    text = "\n".join(lines[start:end])
+    return re.sub(r"\]\(([^)\s]+)\)", lambda link: f"]({os.path.relpath(path.parent / link[1], folder)})", text)
 
 
-def find_value(node: Any, place: str) -> Any:
-    """The value at a place in a JSON value; KeyError, IndexError, StopIteration or TypeError where there is none."""
-    for key, choice in re.findall(r"([^.\[\]]*)(?:\[([^\]]*)\])?", place):
-        if key:
-            node = node[int(key)] if isinstance(node, list) else node[key]
-        if choice:
-            wanted = dict(part.split("=") for part in choice.split(","))
-            node = next(row for row in node if all(str(row.get(name)) == value for name, value in wanted.items()))
-    return node
+def read_claims(study: Path) -> list[dict[str, str]]:
+    """The study's claims with the numbers of `ours` filled in; ValueError for a claim of another form."""
+    claims = yaml.safe_load((study / "claims.yaml").read_text(encoding="utf-8"))
+    for claim in claims:
+        if not {"claim", "paper", "ours", "verdict"} <= set(claim) <= {"claim", "paper", "ours", "verdict", "note"}:
+            raise ValueError(f"a claim needs claim, paper, ours and verdict, and may have a note: {claim}")
+        if claim["verdict"] not in VERDICTS:
+            raise ValueError(f"{claim['verdict']}: not one of {', '.join(VERDICTS)}")
+        claim["ours"] = re.sub(r"\{(.*?)\}", lambda title: find_text(study / "table.csv", title[1]), claim["ours"])
+    return claims
+
+
+def _claims(studies: list[Path], folder: Path) -> str:
+    """One row a claim; of several studies with a link to the study's page, of one with notes."""
+    several = len(studies) > 1
+    header = (
+        ["Study", "Claim", "Paper", "Ours", "Verdict"] if several else ["Claim", "Paper", "Ours", "Verdict", "Note"]
+    )
+    rows = [header, ["---"] * len(header)]
+    for study in studies:
+        link = f"[{study.name}]({os.path.relpath(study / 'README.md', folder)})"
+        for claim in read_claims(study):
+            cells = [claim[key] for key in ("claim", "paper", "ours", "verdict")]
+            rows.append([link, *cells] if several else [*cells, claim.get("note", "")])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _index(_: list[Path], folder: Path) -> str:
+    """One row a study: its page and how many claims have which verdict, or the command that runs it and its cost."""
+    rows = ["| Study | What | Claims, or command and cost |", "| --- | --- | --- |"]
+    for path in sorted((folder.parent / "configs/study").glob("*.yaml")):
+        study = folder / path.stem
+        text = path.read_text(encoding="utf-8")
+        name = path.stem
+        if (study / "claims.yaml").is_file():
+            verdicts = [claim["verdict"] for claim in read_claims(study)]
+            counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS if verdict in verdicts]
+            name, state = f"[{name}]({name}/README.md)", ", ".join(counts)
+        elif (study / "README.md").is_file():
+            name, state = f"[{name}]({name}/README.md)", "finished"
+        else:  # the first line of a study's file has its command and cost
+            command, cost = re.match(r"# (make \S+)\s+(.*)", text).groups()
+            state = f"not run: `{command}`, {cost}"
+        rows.append(f"| {name} | {yaml.safe_load(text)['title']} | {state} |")
+    return "\n".join(rows)
+
+
+BLOCKS = {"table": _table, "claims": _claims, "index": _index}

@@ -5,92 +5,132 @@ import shutil
 import pytest
 
 from plstm.errors import UserError
-from plstm.studies.documents import document_paths, fill_document
+from plstm.studies.documents import document_paths, document_problems, fill_document
 from plstm.studies.records import write_record
 from scripts import make_tables
 
 from .conftest import ROOT, example_curve, example_record, run_script
 
-VALUE = "<!--= results/b.json rows[grid=12,kind=as given].ours.seconds*1000:,.1f -->old<!--/-->"
+TABLE = """section,row,choice,chosen,seed,metric,value
+,ViT,0.002,1,43,test,0.25
+,ViT,0.002,1,mean,test,0.5
+,ViT,0.002,1,interval,test,0.125
+,ViT,0.001,0,mean,test,0.75
+,chance,,1,mean,test,0.5
+"""
+CLAIM = """
+- claim: ViT is at chance
+  paper: "0.5"
+  ours: "{row=ViT metric=test *100:.1f} against {row=chance metric=test}"
+  verdict: reproduced
+  note: small
+"""
 
 
 @pytest.fixture
-def fill(tmp_path):
-    """Function of a document's text: the text filled in, beside results with a benchmark, a record and a table."""
-    (tmp_path / "results/tables").mkdir(parents=True)
-    (tmp_path / "docs").mkdir()
+def project(tmp_path):
+    """A folder with a benchmark, records, and a study's table and claims."""
+    for folder in ("results/demo", "results/empty", "docs", "configs/study"):
+        (tmp_path / folder).mkdir(parents=True)
     rows = [{"grid": 24}, {"model": "other"}, {"grid": 12, "kind": "as given", "ours": {"seconds": 1.23456}}]
     (tmp_path / "results/b.json").write_text(json.dumps({"rows": rows}))
     for seed in (43, 44):
         write_record(example_record(seed=seed, test=seed / 100), example_curve(0.9), tmp_path / "results")
-    table = "# Title\n\n| Model | [a](../runs/a.jsonl) |\n| --- | --- |\n| x | 1 |\n\n| other |\n"
-    (tmp_path / "results/tables/demo.md").write_text(table)
-    (tmp_path / "results/tables/demo.csv").write_text("section,model,test,seeds\nA,x,0.5,43 44\nB,x,-2e-1,043\n")
+    (tmp_path / "results/demo/table.csv").write_text(TABLE)
+    (tmp_path / "results/demo/table.md").write_text("# T\n\n| Model | [a](../a.jsonl) |\n| --- | --- |\n\n| other |\n")
+    (tmp_path / "results/demo/claims.yaml").write_text(CLAIM)
+    (tmp_path / "configs/study/demo.yaml").write_text("# make table-demo   2 runs\ntitle: A demo\n")
+    (tmp_path / "configs/study/later.yaml").write_text("# make table-later  9 runs of an hour\ntitle: Later\n")
+    return tmp_path
+
+
+@pytest.fixture
+def fill(project):
+    """Function of a page's text and path: the text filled in."""
 
     def filled(text, name="docs/page.md"):
-        (tmp_path / name).write_text(text)
-        return fill_document(tmp_path / name, tmp_path)
+        (project / name).write_text(text)
+        return fill_document(project / name, project)
 
     return filled
 
 
-def test_values_are_filled_in(fill):
-    assert fill(f"a\n| {VALUE} | b") == f"a\n| {VALUE.replace('old', '1,234.6')} | b"
-    places = {
-        "results/b.json rows.0.grid:d": "24",
-        "results/tables/demo.csv [section=B,model=x].test:+.2f": "-0.20",
-        "results/tables/demo.csv [section=A].seeds:": "43 44",
-        "results/tables/demo.csv [section=B].seeds:": "043",
-        "results/runs/arrow-plstm.jsonl [seed=44].record.metrics.last.test.accuracy:.3f": "0.440",
-        "results/runs/arrow-plstm.jsonl [seed=43].record.metrics.last.test.accuracy*100:.0f": "43",
-        "results/runs/arrow-plstm.jsonl [seed=43].curve.step.0:d": "2000",
-    }
-    for place, expected in places.items():
-        text = fill(f"<!--= {place} --><!--/-->")
-        assert text == f"<!--= {place} -->{expected}<!--/-->" and fill(text) == text
-    assert fill("no marker <!-- a comment --> `<!--= shown as code -->`") == (
-        "no marker <!-- a comment --> `<!--= shown as code -->`"
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("b.json \"rows[grid=12,kind='as given'].ours.seconds*1000:,.1f\"", "1,234.6"),
+        ('b.json "rows.0.grid:d"', "24"),
+        ('demo/table.csv "row=ViT metric=test"', "0.500 ± 0.125"),
+        ('demo/table.csv "row=ViT metric=test choice=0.001 chosen=0 :.2f"', "0.75"),
+        ('demo/table.csv "row=ViT metric=test seed=43 *100:.0f"', "25"),
+        ('demo/table.csv "row=chance metric=test"', "0.500"),
+        ('runs/arrow-plstm.jsonl "seed=44 metrics.last.test.accuracy"', "0.440"),
+        ('runs/arrow-plstm.jsonl "config.optim.peak_lr=0.0001 seed=43 metrics.last.test.accuracy*100:.0f"', "43"),
+        ('runs/arrow-plstm.jsonl "seed=43 curve.step.0:d"', "2000"),
+    ],
+)
+def test_a_number_is_filled_in_from_its_source(fill, source, expected):
+    text = f"| a [{{}}][k] | b [link](x) |\n\n[k]: ../results/{source}\n[x]: ../other.md\n"
+    assert fill(text.format("")) == text.format(expected) == fill(text.format(expected))
+
+
+def test_blocks_are_generated_whole_with_relative_links(fill, project):
+    assert fill("a\n<!-- begin: table demo -->\nold\n<!-- end -->\nb", "README.md") == (
+        "a\n<!-- begin: table demo -->\n| Model | [a](results/a.jsonl) |\n| --- | --- |\n<!-- end -->\nb"
     )
-
-
-def test_a_table_s_first_grid_is_filled_in_with_relative_links(fill):
-    text = "before\n<!-- begin: table demo -->\nold\n<!-- end -->\nafter"
-    grid = "| Model | [a]({}runs/a.jsonl) |\n| --- | --- |\n| x | 1 |"
-    for name, link in (("docs/page.md", "../results/"), ("README.md", "results/")):
-        expected = f"before\n<!-- begin: table demo -->\n{grid.format(link)}\n<!-- end -->\nafter"
-        assert fill(text, name) == expected == fill(expected, name)
+    assert "| ViT is at chance | 0.5 | 50.0 ± 12.5 against 0.500 | reproduced | small |" in fill(
+        "<!-- begin: claims demo -->\n<!-- end -->", "results/demo/README.md"
+    )
+    shutil.copytree(project / "results/demo", project / "results/other")
+    several = fill("<!-- begin: claims demo other -->\n<!-- end -->")
+    assert "| [other](../results/other/README.md) | ViT is at chance | 0.5 |" in several
+    index = fill("<!-- begin: index -->\n<!-- end -->", "results/README.md")
+    assert "| [demo](demo/README.md) | A demo | 1 reproduced |" in index
+    assert "| later | Later | not run: `make table-later`, 9 runs of an hour |" in index
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (VALUE.removesuffix("<!--/-->"), "line 2: a damaged or unpaired marker"),
-        (f"{VALUE.removesuffix('<!--/-->')} {VALUE}", "line 2: a damaged or unpaired marker"),
-        ("<!--/-->", "line 2: a damaged or unpaired marker"),
-        ("<!-- end -->", "line 2: a damaged or unpaired marker"),
-        ("<!-- begin: table demo -->\n<!--/-->", "line 2: a damaged or unpaired marker"),
-        ("<!-- begin table demo -->\n<!-- end -->", "line 2: a damaged or unpaired marker"),
-        ("<!--= results/b.json rows.0.grid -->1<!--/-->", "line 2: a damaged or unpaired marker"),
-        (VALUE.replace("b.json", "c.json"), "line 2: results/c.json has no such number or table (FileNotFoundError"),
-        (VALUE.replace("grid=12", "grid=3"), "line 2: results/b.json has no such number or table (StopIteration"),
-        (VALUE.replace("seconds", "hours"), "line 2: results/b.json has no such number or table (KeyError"),
-        (VALUE.replace(".ours.seconds", ""), "line 2: results/b.json has no such number or table (TypeError"),
-        ("<!-- begin: table other -->\n<!-- end -->", "line 2: results/tables/other.md has no such number or table"),
+        ('[1][k]\n\n[k]: ../results/c.json "x"', "[k]: FileNotFoundError"),
+        ('[1][k]\n\n[k]: ../results/b.json "rows[grid=3].grid"', "[k]: LookupError: 0 rows have grid=3"),
+        ('[1][k]\n\n[k]: ../results/b.json "rows[grid=12].ours"', "[k]: TypeError"),
+        ('[1][k]\n\n[k]: ../results/runs/arrow-plstm.jsonl "task=arrow seed"', "[k]: LookupError: 2 rows have"),
+        ('[1][k]\n\n[k]: ../results/demo/table.csv "row=GCN metric=test"', "[k]: LookupError: 0 rows have"),
+        ("a number [0.5][k] without a source", "numbers without a source, or sources without a number: {'k'}"),
+        ('[k]: ../results/b.json "rows.0.grid"', "numbers without a source, or sources without a number: {'k'}"),
+        ("<!-- begin: table other -->\n<!-- end -->", "block 'table other': FileNotFoundError"),
+        ("<!-- begin: tables demo -->\n<!-- end -->", "block 'tables demo': KeyError"),
     ],
 )
-def test_damaged_markers_are_named_with_file_and_line(fill, text, words):
+def test_a_wrong_source_is_named_with_its_page(fill, text, words):
     with pytest.raises(UserError) as error:
-        fill(f"first\n{text}")
-    assert "page.md, line" in str(error.value) and words in str(error.value) and "\n" not in str(error.value)
+        fill(text)
+    assert "page.md: " in str(error.value) and words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_the_documents_here_are_fresh_and_a_changed_digit_is_stale(tmp_path, monkeypatch):
+def test_a_claim_has_one_of_four_verdicts(fill, project):
+    (project / "results/demo/claims.yaml").write_text(CLAIM.replace("reproduced", "rather"))
+    with pytest.raises(UserError, match="rather: not one of reproduced, not shown, contradicted, not run"):
+        fill("<!-- begin: claims demo -->\n<!-- end -->")
+
+
+def test_long_lines_and_damaged_markers_are_problems(tmp_path):
+    page = tmp_path / "page.md"
+    long = "x" * 201
+    page.write_text(f'| {long} |\n[k]: file "{long}"\n<!-- begin: index -->\n<!-- end -->\n<!-- note -->\n')
+    assert [problem.split("line ")[1].split(":")[0] for problem in document_problems(page)] == ["5"]
+    page.write_text(f"{long}\n<!--= a -->")
+    assert [problem.split("line ")[1].split(":")[0] for problem in document_problems(page)] == ["1", "2"]
+
+
+def test_the_pages_here_are_fresh_and_a_changed_digit_is_stale(tmp_path, monkeypatch):
     """The tables, which take longer, are checked by `make verify` alone."""
-    assert any("<!--=" in path.read_text() for path in document_paths(ROOT))
     assert "make verify" in (ROOT / ".ci/run").read_text()
     for name in ("results", "docs"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    changed = re.sub(r"-->\d.*?<!--/-->", "-->0.12345<!--/-->", (ROOT / "README.md").read_text(), count=1)
+    changed = re.sub(r"\[\d[^]]*\]\[", "[0.12345][", (ROOT / "README.md").read_text(), count=1)
+    assert changed != (ROOT / "README.md").read_text() and document_paths(ROOT)
     (tmp_path / "README.md").write_text(changed)
     monkeypatch.setattr(make_tables, "ROOT", tmp_path)
     stale = f"stale: {tmp_path / 'README.md'}; run: make tables\n"
