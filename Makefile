@@ -35,7 +35,7 @@ $(READY): requirements.lock pyproject.toml
 	fi
 	@echo "Installing the pinned dependencies into $(VENV): a minute or two, the first time"
 	@$(VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
-	  --constraint requirements.lock --editable ".[test$(if $(EXTRA),$(comma)$(EXTRA))]"
+	  --use-pep517 --constraint requirements.lock --editable ".[train,test$(if $(EXTRA),$(comma)$(EXTRA))]"
 	@echo "$(EXTRA)" > $(VENV)/.extra
 	@touch $(VENV)/.ready-- $@
 
@@ -69,8 +69,15 @@ test-gpu: $(READY) ## Run the tests that need an accelerator
 	$(PY) -m pytest -m gpu $(ARGS)
 
 .PHONY: lint
-lint: $(READY) ## Check the code with ruff
+lint: $(READY) ## Check code, format, the direction of imports and the declared dependencies
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -c "from importlinter.cli import lint_imports_command as main; main()" --no-cache --no-logo
+	$(PY) -m deptry .
+
+.PHONY: types
+types: $(READY) ## Check the types of operators, layers, models, training and tasks
+	$(PY) -m mypy
 
 # One for each file of configs/study.
 table-arrow: ## Run what is missing of a study, here configs/study/arrow.yaml (ARGS=--dry-run lists its runs and their cost)
@@ -117,5 +124,5 @@ lock: ## Update requirements.lock from pyproject.toml (needs uv)
 
 .PHONY: clean
 clean: ## Remove caches and build files (keeps .venv, runs and results)
-	rm -rf .cache .hypothesis .pytest_cache .ruff_cache build *.egg-info
+	rm -rf .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build *.egg-info
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

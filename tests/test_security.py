@@ -1,11 +1,9 @@
 """Files from elsewhere run nothing, take nothing from this machine, and write nothing outside their folder."""
 
-import ast
 import io
 import json
 import os
 import pickle
-import re
 import struct
 import sys
 import tarfile
@@ -33,7 +31,7 @@ from plstm.runs.weights import config_of, from_checkpoint
 from plstm.studies.definitions import load_table, read_baselines
 from plstm.studies.records import read_records, record_problems
 from plstm.studies.sweeps import started_runs
-from tests.commands import ROOT, SOURCES
+from tests.commands import ROOT
 
 TOY = ROOT / "tests/data/tudataset/TOY"
 SECRET = "hunter2-not-to-be-seen"
@@ -56,25 +54,6 @@ def sign(tmp_path, monkeypatch) -> Path:
     path = tmp_path / "executed"
     yield path
     assert not path.exists()
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_sources_call_nothing_that_runs_what_it_reads(path):
-    text = path.read_text()
-    nodes = list(ast.walk(ast.parse(text)))
-    names = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
-    names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    for name in names | {node.module for node in nodes if isinstance(node, ast.ImportFrom)}:
-        last = name.split(".")[-1]
-        assert name not in ("eval", "exec", "compile", "os.system", "__import__", "yaml.load", "yaml.unsafe_load"), name
-        assert last not in ("extractall", "extract", "unpack_archive", "read_pickle", "full_load", "instantiate"), name
-        assert name.split(".")[0] not in ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"), name
-        assert "torch" not in name.split("."), name
-    for call in re.findall(r"np\.(?:load|save)\([^\n]*", text):
-        assert "allow_pickle=False" in call, call
-    for call in re.findall(r"Image\.open\([^\n]*", text):
-        assert "formats=FORMATS" in call, call
-    assert "shell=True" not in text
 
 
 def plain() -> dict:
