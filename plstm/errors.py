@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any, NoReturn
 
-MAX_SIZE = 2**16  # of a dimension; a larger one is a typing error
 Rule = tuple[str, bool, str]  # a key, whether it holds, what else to give
 
 
@@ -46,14 +45,6 @@ def require(config: Any, *rules: Rule, prefix: str = "") -> None:
     for key, holds, words in rules:
         if not holds:
             raise UserError(f"{prefix}{key}={attrgetter(key)(config)}: {words}")
-
-
-def one_of(config: Any, **choices: tuple[str, ...]) -> list[Rule]:
-    return [(key, getattr(config, key) in few, f"choose one of {', '.join(few)}") for key, few in choices.items()]
-
-
-def positive(config: Any, *keys: str, most: int = MAX_SIZE) -> list[Rule]:
-    return [(key, 1 <= getattr(config, key) <= most, f"must be at least 1 and at most {most}") for key in keys]
 
 
 class _Lasting:

@@ -10,12 +10,13 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from plstm.errors import UserError
+from plstm.limits import Count, Natural, OneOf, check_limits
 
 LABELS = ("away", "at")  # the class names in label order
 KAPPA = 1.2  # no arrow's ray passes the circle's centre at between r / KAPPA and KAPPA r
@@ -199,26 +200,19 @@ SPLITS = {
 class ArrowVariant:
     """One variant of the data set. Raises UserError for values that make none, its methods for an unknown split."""
 
-    train_seed: int = 43
-    size: int = 192  # of the training canvas; the extended splits double it
+    train_seed: Natural = 43
+    size: Count = 192  # of the training canvas; the extended splits double it
     scale: float = 1.0  # see `Canvas`
-    train_images: int = SPLITS["train"].images
-    eval_images: int | None = None  # of each other split; None: the paper's counts
-    law: str = "paper"  # of LAWS
+    train_images: Count = SPLITS["train"].images
+    eval_images: Count | None = None  # of each other split; None: the paper's counts
+    law: Annotated[str, OneOf(*LAWS)] = "paper"
 
     def __post_init__(self):
         object.__setattr__(self, "scale", float(self.scale))
+        check_limits(self, "data.")
         Canvas(self.size, self.scale)  # checks both
-        if self.law not in LAWS:
-            raise UserError(f"data.law={self.law}: choose one of {', '.join(LAWS)}")
-        if self.train_seed < 0:
-            raise UserError(f"data.train_seed={self.train_seed}: must be 0 or more; the paper's are 43 to 47")
         if self.train_seed in {split.seed for split in SPLITS.values()}:
             raise UserError(f"data.train_seed={self.train_seed}: gives images of an evaluation split; take another")
-        for key in ("train_images", "eval_images"):
-            count = getattr(self, key)
-            if count is not None and count < 1:
-                raise UserError(f"data.{key}={count}: must be at least 1")
 
     @property
     def name(self) -> str:

@@ -1,7 +1,6 @@
 """The configuration of augmentation, the recipes of the paper's ImageNet runs, and how they draw operations."""
 
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ import numpy as np
 
 from data.augment.operations import GEOMETRIC
 from plstm.errors import UserError
+from plstm.limits import Count, NotNegative, Share, check_limits
 
 Step = tuple[str, Any]  # a name in `operations.OPERATIONS` and an argument
 
@@ -21,23 +21,19 @@ MAX_MAGNITUDE = 10.0
 class AugmentConfig:
     """What happens to a training image, after a random resized crop. The defaults: a random flip, nothing else."""
 
-    flip: float = 0.5  # probability of a horizontal flip
+    flip: Share = 0.5  # probability of a horizontal flip
     auto_augment: str | None = None  # three_augment, or RandAugment as in rand-m9-mstd0.5-inc1
-    color_jitter: float = 0.0  # brightness, contrast, saturation by factors U(1 - this, 1 + this)
-    random_erasing: float = 0.0  # probability, on the device
-    repeats: int = 1  # views of an image in a batch
-    mixup: float = 0.0  # alpha of Beta(alpha, alpha), on the device; 0: none
-    cutmix: float = 0.0  # the same; with both, half the batches each
+    color_jitter: Share = 0.0  # brightness, contrast, saturation by factors U(1 - this, 1 + this)
+    random_erasing: Share = 0.0  # probability, on the device
+    repeats: Count = 1  # views of an image in a batch
+    mixup: NotNegative = 0.0  # alpha of Beta(alpha, alpha), on the device; 0: none
+    cutmix: NotNegative = 0.0  # the same; with both, half the batches each
 
     def check(self) -> None:
         """Raises UserError naming the key of a value out of range."""
+        check_limits(self, "augment.")
         if self.auto_augment not in (None, THREE_AUGMENT):
             parse_rand_augment(self.auto_augment)
-        ranges = dict.fromkeys(("flip", "color_jitter", "random_erasing"), (0, 1, "in [0, 1]"))
-        ranges |= dict.fromkeys(("mixup", "cutmix"), (0, sys.float_info.max, "at least 0"))
-        for key, (least, most, text) in (ranges | {"repeats": (1, sys.maxsize, "at least 1")}).items():
-            if not least <= getattr(self, key) <= most:
-                raise UserError(f"augment.{key}={getattr(self, key)}: must be {text}")
 
 
 _MIXED = {"mixup": 0.8, "cutmix": 1.0}

@@ -5,14 +5,17 @@ Feature maps are [height, width, images, channels]; see `plstm.nn.maps`.
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+from annotated_types import MinLen
 from flax import nnx
 from jax import Array
 
-from plstm.errors import MAX_SIZE, one_of, positive, require
-from plstm.nn.layers import DTYPES, dense, drop, linear
+from plstm.errors import require
+from plstm.limits import Rate, Size, check_limits
+from plstm.nn.layers import DTYPES, Dtype, dense, drop, linear
 from plstm.nn.maps import BatchNorm, depthwise, unfold
 from plstm.ops.common import HIGHEST
 
@@ -26,29 +29,22 @@ class EfficientNetConfig:
     """The whole architecture; its defaults are B0."""
 
     family: str = "efficientnet"  # of plstm.models.MODELS
-    image_size: int = 192  # pixels a side in training; others are accepted
-    channels: int = 3  # of an image
-    classes: int = 1000  # logits; the files of configs/model take the data's
-    stem: int = 32  # channels of the first convolution, of stride 2
+    image_size: Size = 192  # pixels a side in training; others are accepted
+    channels: Size = 3  # of an image
+    classes: Size = 1000  # logits; the files of configs/model take the data's
+    stem: Size = 32  # channels of the first convolution, of stride 2
     # A stage: odd kernel size, stride of its first block, blocks, expansion, channels.
-    stages: list[list[int]] = field(default_factory=lambda: [list(stage) for stage in B0])
-    features: int = 1280  # channels before the mean over the grid
-    dropout: float = 0.2  # before the head
-    dtype: str = "float32"  # of the feature maps; parameters, statistics and head are float32
+    stages: Annotated[list[list[Size]], MinLen(1)] = field(default_factory=lambda: [list(stage) for stage in B0])
+    features: Size = 1280  # channels before the mean over the grid
+    dropout: Rate = 0.2  # before the head
+    dtype: Dtype = "float32"  # of the feature maps; parameters, statistics and head are float32
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
-        stages = [list(stage) for stage in self.stages]
-        whole = all(len(stage) == 5 and all(1 <= n <= MAX_SIZE for n in stage) for stage in stages)
-        row = "give a list of [odd kernel size, stride, blocks, expansion, channels], each at least 1"
-        require(
-            self,
-            *one_of(self, dtype=tuple(DTYPES)),
-            *positive(self, "image_size", "channels", "classes", "stem", "features"),
-            ("stages", bool(stages) and whole and all(stage[0] % 2 for stage in stages), row),
-            ("dropout", 0 <= self.dropout < 1, "must be in [0, 1)"),
-            prefix="model.",
-        )
+        check_limits(self, "model.")
+        fit = all(len(stage) == 5 and stage[0] % 2 for stage in self.stages)
+        row = "give a list of [odd kernel size, stride, blocks, expansion, channels]"
+        require(self, ("stages", fit, row), prefix="model.")
 
 
 class SqueezeExcite(nnx.Module):

@@ -1,21 +1,21 @@
 """Graph classifiers: pLSTM, and the graph neural networks that the paper's Table 1 compares it with."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from plstm.errors import one_of, positive, require
+from plstm.errors import require
+from plstm.limits import OneOf, OnlyWith, Size, check_limits
 from plstm.nn.graph import TRANSITION_NODES, GraphMixer, degree_encoding
 from plstm.nn.layers import MLP, NORM_EPSILON, dense, norm
 from plstm.ops.dag import METHODS, NORMS, PackedDags
 
-PLSTM_ONLY = ("heads", "mlp_ratio", "p_norm", "reverse_p", "transition_node", "method")
+PLSTM = OnlyWith("kind", ("plstm",))
 
 GLOROT = nnx.initializers.glorot_uniform()
 SLOPE = 0.2  # of GAT's leaky ReLU
@@ -130,31 +130,26 @@ class GraphConfig:
     """The whole architecture; `configs/model/graphs/*.yaml` hold the sizes of the paper's Table 1."""
 
     family: str = "graph"  # of plstm.models.MODELS
-    kind: str = "plstm"  # or gat, gcn, gin, mpnn, lstm
-    dim: int = 96  # channels of a node
-    depth: int = 4  # layers
-    heads: int = 4  # this to `method`: pLSTM only
-    mlp_ratio: int = 4  # units of the MLP over dim
-    p_norm: str = "l1"  # "l1": Equation 4, over the edges that leave; "linf": over those that enter, as released
-    reverse_p: str = "full"  # on the reversed graph the P-mode uses all line edges, or, as released, the "pruned" ones
-    transition_node: str = "shared"  # what a transition reads: the node where two edges meet, or, as released, "tail"
-    method: str = "auto"  # of plstm.ops.dag.plstm_dag
-    lstm_pool: str = "tanh_c"  # what the LSTM GNN's readout sums over the nodes: tanh(c), as released, or "h"
+    kind: Annotated[str, OneOf(*KINDS)] = "plstm"
+    dim: Size = 96  # channels of a node
+    depth: Size = 4  # layers
+    heads: Annotated[Size, PLSTM] = 4
+    mlp_ratio: Annotated[Size, PLSTM] = 4  # units of the MLP over dim
+    # l1: Equation 4, over the edges that leave; linf: over those that enter, as released.
+    p_norm: Annotated[str, OneOf(*NORMS), PLSTM] = "l1"
+    # On the reversed graph the P-mode uses all line edges, or, as released, the pruned ones.
+    reverse_p: Annotated[str, OneOf("full", "pruned"), PLSTM] = "full"
+    # What a transition reads: the node that two edges share or, as released, the tail.
+    transition_node: Annotated[str, OneOf(*TRANSITION_NODES), PLSTM] = "shared"
+    method: Annotated[str, OneOf(*METHODS), PLSTM] = "auto"  # of plstm.ops.dag.plstm_dag
+    # What the LSTM GNN's readout sums over the nodes: tanh(c), as released, or h.
+    lstm_pool: Annotated[str, OneOf("tanh_c", "h"), OnlyWith("kind", ("lstm",))] = "tanh_c"
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
-        check, pools, both = partial(require, self, prefix="model."), ("tanh_c", "h"), ("full", "pruned")
-        check(
-            *one_of(self, kind=KINDS, p_norm=NORMS, reverse_p=both, transition_node=TRANSITION_NODES),
-            *one_of(self, method=METHODS, lstm_pool=pools),
-            *positive(self, "dim", "depth", "heads", "mlp_ratio"),
-        )
+        check_limits(self, "model.")
         divides = self.kind != "plstm" or self.dim % self.heads == self.dim % 2 == 0
-        check(("dim", divides, f"must be even and a multiple of model.heads={self.heads}"))
-        for field in fields(self):
-            kind = "plstm" if field.name in PLSTM_ONLY else "lstm" if field.name == "lstm_pool" else self.kind
-            is_default = getattr(self, field.name) == field.default
-            check((field.name, is_default or self.kind == kind, f"only model.kind={kind} has it"))
+        require(self, ("dim", divides, f"must be even and a multiple of model.heads={self.heads}"), prefix="model.")
 
 
 class Block(nnx.Module):

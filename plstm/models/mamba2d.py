@@ -5,20 +5,34 @@ Feature maps are [height, width, images, channels]; see `plstm.nn.maps`.
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+from annotated_types import MinLen
 from flax import nnx
 from jax import Array
 
-from plstm.errors import MAX_SIZE, one_of, positive, require
-from plstm.nn.layers import DTYPES, MLP, dense, exact_gelu, inverse_softplus_steps, norm, recomputes, uniform_within
+from plstm.errors import require
+from plstm.limits import OneOf, Size, check_limits
+from plstm.nn.layers import (
+    DTYPES,
+    MLP,
+    Dtype,
+    dense,
+    exact_gelu,
+    inverse_softplus_steps,
+    norm,
+    recomputes,
+    uniform_within,
+)
 from plstm.nn.maps import unfold
 from plstm.ops.common import HIGHEST
 from plstm.ops.mamba2d import mamba2d
 
-MIXERS = ("m2d", "attention")
-HEAD_DIM, MLP_RATIO = 32, 4
+Mixer = Annotated[str, OneOf("m2d", "attention")]
+HEAD_DIM = 32
+MLP_RATIO = 4
 STEM, STEP = (7, 4, 2), (3, 2, 1)  # kernel, stride and padding of the convolutions before the first and other stages
 
 
@@ -27,32 +41,26 @@ class Mamba2DConfig:
     """The whole architecture; the lists have an entry a stage."""
 
     family: str = "mamba2d"  # of plstm.models.MODELS
-    image_size: int = 192  # pixels a side in training; others are accepted
-    channels: int = 3  # of an image
-    classes: int = 1000  # logits; the files of configs/model take the data's
-    dims: list[int] = field(default_factory=lambda: [96, 192, 192, 192])  # channels
-    depths: list[int] = field(default_factory=lambda: [3, 3, 9, 3])  # blocks
-    mixers: list[str] = field(default_factory=lambda: ["m2d", "m2d", "attention", "attention"])  # of the blocks
-    states: int = 16  # of a channel of the 2-D recurrence
-    dtype: str = "bfloat16"  # of the matrix products; the recurrence, parameters, norms and head are float32
+    image_size: Size = 192  # pixels a side in training; others are accepted
+    channels: Size = 3  # of an image
+    classes: Size = 1000  # logits; the files of configs/model take the data's
+    dims: Annotated[list[Size], MinLen(1)] = field(default_factory=lambda: [96, 192, 192, 192])  # channels
+    depths: list[Size] = field(default_factory=lambda: [3, 3, 9, 3])  # blocks
+    mixers: list[Mixer] = field(default_factory=lambda: ["m2d", "m2d", "attention", "attention"])  # of the blocks
+    states: Size = 16  # of a channel of the 2-D recurrence
+    dtype: Dtype = "bfloat16"  # of the matrix products; the recurrence, parameters, norms and head are float32
     # Keep only the blocks' inputs for the backward pass and compute the rest again: less memory. null: on GPUs.
     remat: bool | None = None
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
+        check_limits(self, "model.")
         stages = len(self.dims)
-        sizes = f"give each of the {stages} stages of model.dims a number from 1 to {MAX_SIZE}"
+        description = f"give one for each of the {stages} stages of model.dims"
         require(
             self,
-            *one_of(self, dtype=tuple(DTYPES)),
-            *positive(self, "image_size", "channels", "classes", "states"),
-            ("dims", stages and all(1 <= dim <= MAX_SIZE for dim in self.dims), sizes),
-            ("depths", len(self.depths) == stages and all(1 <= n <= MAX_SIZE for n in self.depths), sizes),
-            (
-                "mixers",
-                len(self.mixers) == stages and set(self.mixers) <= set(MIXERS),
-                f"give each of the {stages} stages of model.dims one of {', '.join(MIXERS)}",
-            ),
+            ("depths", len(self.depths) == stages, description),
+            ("mixers", len(self.mixers) == stages, description),
             prefix="model.",
         )
 

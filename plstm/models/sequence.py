@@ -3,17 +3,32 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Interval, MinLen
 from flax import nnx
 
-from plstm.errors import UserError, one_of, positive, require
+from plstm.errors import require
+from plstm.limits import OneOf, OnlyWith, Size, check_limits
 from plstm.nn.layers import KERNEL_INIT, MLP, NORM_EPSILON, NORMS, linear
 from plstm.nn.sequence import MLSTM, SLSTM, CausalAttention, GatedDeltaNet, Mamba2, TrackingPLSTM
 
-MAX_TRACK = 4  # the largest `rotation`
+WITH_HEADS = ("mlstm", "slstm", "gdn", "gdn_negative", "attention")
+
+# Functions of the config, the place in `blocks` and rngs.
+LAYERS: dict[str, Callable[["SequenceConfig", int, nnx.Rngs], nnx.Module]] = {
+    "mlstm": lambda config, _, rngs: MLSTM(config.dim, config.heads, len(config.blocks), rngs),
+    "slstm": lambda config, n, rngs: SLSTM(config.dim, config.heads, n, len(config.blocks), rngs),
+    "mamba2": lambda config, _, rngs: Mamba2(config.dim, config.dim, config.state_dim, rngs),
+    "gdn": lambda config, _, rngs: GatedDeltaNet(config.dim, config.heads, False, rngs),
+    "gdn_negative": lambda config, _, rngs: GatedDeltaNet(config.dim, config.heads, True, rngs),
+    "plstm": lambda config, _, rngs: TrackingPLSTM(config.dim, config.track, rngs),
+    "attention": lambda config, _, rngs: CausalAttention(config.dim, config.heads, rngs),
+    "mlp": lambda config, _, rngs: MLP(config.dim, 4, dtype=jnp.float32, rngs=rngs),
+}
+LayerName = Annotated[str, OneOf(*LAYERS)]
 
 
 @dataclass
@@ -21,51 +36,23 @@ class SequenceConfig:
     """The whole architecture; `configs/model/sequence/*.yaml` hold the models of arXiv 2606.12364, and pLSTM."""
 
     family: str = "sequence"  # of plstm.models.MODELS
-    blocks: list[str] = field(default_factory=lambda: ["mlstm", "slstm"])  # of LAYERS, in order
-    dim: int = 64  # channels
-    heads: int = 1  # of mlstm, slstm, gdn, gdn_negative and attention
-    state_dim: int = 64  # N of mamba2
-    track: int = 2  # of plstm: the side J_T of its transitions, 1 to 4
-    norm: str = "rmsnorm"  # or "layernorm", without a bias, as xLSTM has it
+    blocks: Annotated[list[LayerName], MinLen(1)] = field(default_factory=lambda: ["mlstm", "slstm"])  # in order
+    dim: Size = 64  # channels
+    heads: Annotated[Size, OnlyWith("blocks", WITH_HEADS)] = 1
+    state_dim: Annotated[Size, OnlyWith("blocks", ("mamba2",))] = 64  # N
+    track: Annotated[int, Interval(ge=1, le=4), OnlyWith("blocks", ("plstm",))] = 2  # side J_T of the transitions
+    norm: Annotated[str, OneOf(*NORMS)] = "rmsnorm"  # layernorm: without a bias, as xLSTM has it
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
-        check = partial(require, self, prefix="model.")
-        check(("blocks", len(self.blocks) > 0, "name at least one layer"))
-        for name in self.blocks:
-            if name not in LAYERS:
-                raise UserError(f"model.blocks: no layer {name!r}; choose from {', '.join(LAYERS)}")
-        check(*one_of(self, norm=tuple(NORMS)), *positive(self, "dim", "heads", "state_dim"))
-        check(*positive(self, "track", most=MAX_TRACK))
-        check(("dim", self.dim % (2 * self.heads) == 0, f"must be a multiple of 2 model.heads, {2 * self.heads}"))
-        if "plstm" in self.blocks:
-            check(("track", self.dim % self.track == 0, f"must divide model.dim={self.dim}"))
-        defaults = SequenceConfig()
-        for key in ("heads", "state_dim", "track"):
-            used = getattr(self, key) == getattr(defaults, key) or any(key in LAYERS[name].keys for name in self.blocks)
-            owners = ", ".join(name for name, layer in LAYERS.items() if key in layer.keys)
-            check((key, used, f"only these layers have it: {owners}; none is in model.blocks"))
-
-
-class Layer(NamedTuple):
-    build: Callable[[SequenceConfig, int, nnx.Rngs], nnx.Module]  # of the config and the place in `blocks`
-    keys: tuple[str, ...] = ()  # of the config that it has beside `dim`
-
-
-def _gdn(negative: bool) -> Layer:
-    return Layer(lambda config, _, rngs: GatedDeltaNet(config.dim, config.heads, negative, rngs), ("heads",))
-
-
-LAYERS = {
-    "mlstm": Layer(lambda config, _, rngs: MLSTM(config.dim, config.heads, len(config.blocks), rngs), ("heads",)),
-    "slstm": Layer(lambda config, n, rngs: SLSTM(config.dim, config.heads, n, len(config.blocks), rngs), ("heads",)),
-    "mamba2": Layer(lambda config, _, rngs: Mamba2(config.dim, config.dim, config.state_dim, rngs), ("state_dim",)),
-    "gdn": _gdn(negative=False),
-    "gdn_negative": _gdn(negative=True),
-    "plstm": Layer(lambda config, _, rngs: TrackingPLSTM(config.dim, config.track, rngs), ("track",)),
-    "attention": Layer(lambda config, _, rngs: CausalAttention(config.dim, config.heads, rngs), ("heads",)),
-    "mlp": Layer(lambda config, _, rngs: MLP(config.dim, 4, dtype=jnp.float32, rngs=rngs)),
-}
+        check_limits(self, "model.")
+        divides = "plstm" not in self.blocks or self.dim % self.track == 0
+        require(
+            self,
+            ("dim", self.dim % (2 * self.heads) == 0, f"must be a multiple of 2 model.heads, {2 * self.heads}"),
+            ("track", divides, f"must divide model.dim={self.dim}"),
+            prefix="model.",
+        )
 
 
 class SequenceModel(nnx.Module):
@@ -78,7 +65,7 @@ class SequenceModel(nnx.Module):
         start = nnx.initializers.normal((0.4 / config.dim) ** 0.5)
         self.embedding = nnx.Param(start(rngs.params(), (vocabulary, config.dim)))
         self.norms = nnx.List([make_norm() for _ in config.blocks])
-        self.layers = nnx.List([LAYERS[name].build(config, n, rngs) for n, name in enumerate(config.blocks)])
+        self.layers = nnx.List([LAYERS[name](config, n, rngs) for n, name in enumerate(config.blocks)])
         self.norm = make_norm()
         self.head = linear(config.dim, classes, use_bias=False, kernel_init=KERNEL_INIT, rngs=rngs)
 

@@ -5,17 +5,21 @@ Feature maps are [height, width, images, channels]; see `plstm.nn.maps`.
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Ge, MinLen
 from flax import nnx
 from jax import Array
 
-from plstm.errors import MAX_SIZE, one_of, positive, require
+from plstm.errors import require
+from plstm.limits import OneOf, Rate, Size, check_limits
 from plstm.models.mamba2d import MLP_RATIO
 from plstm.nn.layers import (
     DTYPES,
     MLP,
+    Dtype,
     dense,
     drop_path,
     exact_gelu,
@@ -29,7 +33,6 @@ from plstm.nn.maps import depthwise, unfold
 from plstm.ops.common import HIGHEST
 from plstm.ops.ss2d import ss2d
 
-FORMS = ("as_run", "as_configured")
 MAPS = 4
 NORMAL = nnx.initializers.normal(0.02)
 
@@ -39,15 +42,17 @@ class SS2DConfig:
     """The whole architecture; the lists have an entry a stage."""
 
     family: str = "ss2d"  # of plstm.models.MODELS
-    image_size: int = 192  # pixels a side in training; others are accepted
-    channels: int = 3  # of an image
-    classes: int = 1000  # logits; the files of configs/model take the data's
-    form: str = "as_run"  # or "as_configured": overlapping convolutions and no gate, options that the runs ignored
-    dims: list[int] = field(default_factory=lambda: [192, 192, 192, 192])  # channels
-    depths: list[int] = field(default_factory=lambda: [2, 2, 5, 2])  # blocks
-    states: int = 1  # of a channel of the scan
-    drop_path: float = 0.1  # of the last block, linear from 0 at the first
-    dtype: str = "float32"  # of the matrix products; the scan, parameters, norms and head are float32
+    image_size: Size = 192  # pixels a side in training; others are accepted
+    channels: Size = 3  # of an image
+    classes: Size = 1000  # logits; the files of configs/model take the data's
+    # As the runs had it; as_configured: overlapping convolutions and no gate, options that the runs ignored
+    form: Annotated[str, OneOf("as_run", "as_configured")] = "as_run"
+    # Channels.
+    dims: Annotated[list[Annotated[Size, Ge(2)]], MinLen(1)] = field(default_factory=lambda: [192, 192, 192, 192])
+    depths: list[Size] = field(default_factory=lambda: [2, 2, 5, 2])  # blocks
+    states: Size = 1  # of a channel of the scan
+    drop_path: Rate = 0.1  # of the last block, linear from 0 at the first
+    dtype: Dtype = "float32"  # of the matrix products; the scan, parameters, norms and head are float32
     # Keep only the blocks' inputs for the backward pass and compute the rest again: less memory. null: on GPUs.
     remat: bool | None = None
 
@@ -65,20 +70,16 @@ class SS2DConfig:
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
+        check_limits(self, "model.")
         stages = len(self.dims)
-        sizes = f"give each of the {stages} stages of model.dims a number from 1 to {MAX_SIZE}"
+        multiple = f"a multiple of {self.stride}, the stride of {stages} stages; or take model.form=as_configured"
+        fits = self.form == "as_configured" or self.image_size % self.stride == 0
         require(
             self,
-            *one_of(self, form=FORMS, dtype=tuple(DTYPES)),
-            *positive(self, "image_size", "channels", "classes", "states"),
-            ("dims", stages and all(2 <= dim <= MAX_SIZE for dim in self.dims), sizes.replace("from 1", "from 2")),
-            ("depths", len(self.depths) == stages and all(1 <= n <= MAX_SIZE for n in self.depths), sizes),
-            ("drop_path", 0 <= self.drop_path < 1, "must be in [0, 1)"),
+            ("depths", len(self.depths) == stages, f"give one for each of the {stages} stages of model.dims"),
+            ("image_size", fits, f"must be {multiple}"),
             prefix="model.",
         )
-        words = f"must be a multiple of {self.stride}, the stride of {stages} stages; or take model.form=as_configured"
-        fits = self.form == "as_configured" or self.image_size % self.stride == 0
-        require(self, ("image_size", fits, words), prefix="model.")
 
 
 class SS2D(nnx.Module):

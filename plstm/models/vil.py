@@ -7,14 +7,16 @@ Tokens are [S, B, dim], so that they become a grid, or change their order, witho
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from plstm.errors import one_of, positive, require
-from plstm.nn.layers import DTYPES, PatchEmbedding, head_norm, linear, norm, recomputes, uniform_within
+from plstm.errors import require
+from plstm.limits import OneOf, Size, check_limits
+from plstm.nn.layers import DTYPES, Dtype, PatchEmbedding, head_norm, linear, norm, recomputes, uniform_within
 from plstm.nn.maps import bicubic, depthwise
 from plstm.nn.sequence import BLOCK, BlockDiagonal
 from plstm.ops.common import HIGHEST
@@ -30,29 +32,29 @@ class ViLConfig:
     """The whole architecture; its defaults are those of the released runs."""
 
     family: str = "vil"  # of plstm.models.MODELS
-    image_size: int = 192  # pixels a side in training; others are accepted, the position embedding is then resized
-    channels: int = 3  # of an image
-    classes: int = 1000  # logits; the files of configs/model take the data's
-    patch_size: int = 16  # pixels a side
-    dim: int = 192  # channels
-    depth: int = 24  # blocks, of which every second one reads backwards
-    heads: int = 4  # of the mLSTM
-    conv_grid: bool | str = True  # or "released": convolutions take any image for one with as many rows as in training
-    dtype: str = "bfloat16"  # of the linear maps; the mLSTM, parameters, norms and head are float32
+    image_size: Size = 192  # pixels a side in training; others are accepted, the position embedding is then resized
+    channels: Size = 3  # of an image
+    classes: Size = 1000  # logits; the files of configs/model take the data's
+    patch_size: Size = 16  # pixels a side
+    dim: Size = 192  # channels
+    depth: Size = 24  # blocks, of which every second one reads backwards
+    heads: Size = 4  # of the mLSTM
+    # released: convolutions take any image for one with as many rows as in training.
+    conv_grid: Annotated[bool | str, OneOf(True, "released")] = True
+    dtype: Dtype = "bfloat16"  # of the linear maps; the mLSTM, parameters, norms and head are float32
     # Keep only the blocks' inputs for the backward pass and compute the rest again: less memory. null: on GPUs.
     remat: bool | None = None
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
-        sizes = ("image_size", "channels", "classes", "patch_size", "dim", "depth", "heads")
-        check = partial(require, self, prefix="model.")
-        check(*one_of(self, dtype=tuple(DTYPES)), *positive(self, *sizes))
-        check(
-            ("conv_grid", self.conv_grid in (True, "released"), "choose one of true, released"),
+        check_limits(self, "model.")
+        require(
+            self,
             ("patch_size", self.image_size % self.patch_size == 0, f"must divide model.image_size={self.image_size}"),
             ("depth", self.depth % 2 == 0, "must be even, as blocks come in pairs, forwards and backwards"),
             ("dim", 2 * self.dim % BLOCK == 0, f"must be a multiple of {BLOCK // 2}"),
             ("heads", 2 * self.dim % self.heads == 0, f"must divide 2 x model.dim={self.dim}"),
+            prefix="model.",
         )
 
 

@@ -5,18 +5,21 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+from annotated_types import MinLen
 from flax import nnx
 
-from plstm.errors import UserError, one_of, positive, require
+from plstm.errors import UserError, require
+from plstm.limits import OneOf, OnlyWith, Rate, Size, check_limits
 from plstm.nn.gates import DIRECT_BIAS, DModeGates, PModeGates
 from plstm.nn.layers import (
     DTYPES,
     MLP,
     NORMS,
+    Dtype,
     LayerScale,
     PatchEmbedding,
     drop_path,
@@ -29,7 +32,8 @@ from plstm.nn.layers import (
 from plstm.ops.common import HIGHEST
 from plstm.ops.grid import METHODS, WIDEST_FUSED, gating_matrix, plstm2d
 
-MODES = ("P", "D", "attention")
+Mode = Annotated[str, OneOf("P", "D", "attention")]
+WITH_GATES = OnlyWith("modes", ("P", "D"))
 MAX_UNROLLED = 4  # blocks
 
 
@@ -38,60 +42,48 @@ class VisionConfig:
     """The whole architecture; `configs/model/*.yaml` hold the published sizes."""
 
     family: str = "vision"  # of plstm.models.MODELS
-    image_size: int = 192  # pixels a side in training; others are accepted, the position embedding is then resized
-    channels: int = 3  # of an image
-    classes: int = 1000  # logits; the files of configs/model take the data's
-    patch_size: int = 16  # pixels a side
-    dim: int = 192  # channels
-    depth: int = 12  # blocks
-    heads: int = 3  # of the mixers; must divide dim
-    mlp_ratio: int = 4  # units of the MLP over dim
-    modes: list[str] = field(default_factory=lambda: ["P", "D"])  # repeated over the layers: P, D, or attention
-    gates: str = "released"  # or "printed": see plstm.nn.gates.PModeGates
-    stm_bias_only: bool = False  # source, transition and mark without input weights
-    gate_init: str = "zeros"  # or "normal": std sqrt(0.4 / (4 heads))
+    image_size: Size = 192  # pixels a side in training; others are accepted, the position embedding is then resized
+    channels: Size = 3  # of an image
+    classes: Size = 1000  # logits; the files of configs/model take the data's
+    patch_size: Size = 16  # pixels a side
+    dim: Size = 192  # channels
+    depth: Size = 12  # blocks
+    heads: Size = 3  # of the mixers; must divide dim
+    mlp_ratio: Size = 4  # units of the MLP over dim
+    modes: Annotated[list[Mode], MinLen(1)] = field(default_factory=lambda: ["P", "D"])  # repeated over the layers
+    # See plstm.nn.gates.PModeGates.
+    gates: Annotated[str, OneOf("released", "printed"), OnlyWith("modes", ("P",))] = "released"
+    stm_bias_only: Annotated[bool, WITH_GATES] = False  # source, transition and mark without input weights
+    # normal: of std sqrt(0.4 / (4 heads)).
+    gate_init: Annotated[str, OneOf("zeros", "normal"), WITH_GATES] = "zeros"
     position_embedding: bool = True  # learned, added to the patches
-    pooling: str = "corners"  # or "class_token"
-    norm: str = "rmsnorm"  # or "layernorm"
+    pooling: Annotated[str, OneOf("corners", "class_token")] = "corners"  # what the head reads
+    norm: Annotated[str, OneOf(*NORMS)] = "rmsnorm"  # before each mixer and MLP
     layer_scale: float | None = None  # its start; none: no LayerScale
-    drop_path: float = 0.0  # the same at every depth
-    dtype: str = "bfloat16"  # of the matrix products; parameters, norms, gates and head are float32
-    method: str = "auto"  # of plstm.ops.grid.plstm2d
+    drop_path: Rate = 0.0  # the same at every depth
+    dtype: Dtype = "bfloat16"  # of the matrix products; parameters, norms, gates and head are float32
+    method: Annotated[str, OneOf(*METHODS), WITH_GATES] = "auto"  # of plstm.ops.grid.plstm2d
     # Keep only the blocks' inputs for the backward pass and compute the rest again: less memory. null: on GPUs.
     remat: bool | None = None
 
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
-        check, modes = partial(require, self, prefix="model."), list(self.modes)
-        sizes = ("image_size", "channels", "classes", "patch_size", "dim", "depth", "heads", "mlp_ratio")
-        pools, norms, dtypes = ("corners", "class_token"), tuple(NORMS), tuple(DTYPES)
-        check(
-            *one_of(self, gates=("released", "printed"), gate_init=("zeros", "normal"), pooling=pools, norm=norms),
-            *one_of(self, dtype=dtypes, method=METHODS),
-            *positive(self, *sizes),
-            ("drop_path", 0 <= self.drop_path < 1, "must be in [0, 1)"),
-            ("modes", modes and set(modes) <= set(MODES), f"choose from {', '.join(MODES)}"),
-        )
-        attention, side = "attention" in modes, self.image_size // self.patch_size
+        check_limits(self, "model.")
+        modes = len(self.modes)
+        attention = "attention" in self.modes
+        fits = self.method != "fused" or self.image_size // self.patch_size <= WIDEST_FUSED
         no_token = "a class token has no place on pLSTM's grid; use corners"
-        no_gates = "a model of attention has no gates; leave it out"
-        of_heads, of_gates = f"must divide model.dim={self.dim}", f"4 x heads to divide model.dim={self.dim}"
-        check(
-            ("modes", not attention or len(set(modes)) == 1, "attention cannot alternate with P or D"),
+        of_gates = f"pLSTM's gates need 4 x heads to divide model.dim={self.dim}"
+        require(
+            self,
+            ("modes", not attention or len(set(self.modes)) == 1, "attention cannot alternate with P or D"),
             ("pooling", self.pooling != "class_token" or attention, no_token),
-            ("gates", self.gates == "released" or "P" in modes, f"only P-mode has it, and model.modes={modes}"),
-            ("stm_bias_only", not (self.stm_bias_only and attention), no_gates),
-            ("gate_init", self.gate_init == "zeros" or not attention, no_gates),
-            ("method", self.method == "auto" or not attention, no_gates),
-            ("depth", self.depth % len(modes) == 0, f"must be a multiple of the {len(modes)} model.modes"),
+            ("depth", self.depth % modes == 0, f"must be a multiple of the {modes} model.modes"),
             ("patch_size", self.image_size % self.patch_size == 0, f"must divide model.image_size={self.image_size}"),
-            (
-                "method",
-                self.method != "fused" or side <= WIDEST_FUSED,
-                f"takes {WIDEST_FUSED} patches a side; use auto",
-            ),
-            ("heads", self.dim % self.heads == 0, of_heads),
-            ("heads", attention or self.dim % (4 * self.heads) == 0, f"pLSTM's gates need {of_gates}"),
+            ("method", fits, f"takes {WIDEST_FUSED} patches a side; use auto"),
+            ("heads", self.dim % self.heads == 0, f"must divide model.dim={self.dim}"),
+            ("heads", attention or self.dim % (4 * self.heads) == 0, of_gates),
+            prefix="model.",
         )
 
 

@@ -1,16 +1,19 @@
 """Small layers that models share: initialisers, norms, patch embedding, MLP, LayerScale, stochastic depth."""
 
 import math
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from plstm.limits import OneOf
 from plstm.ops.common import accumulation_dtype, matmul
 
 NORM_EPSILON = 1e-5
 KERNEL_INIT = nnx.initializers.variance_scaling(0.4, "fan_in", "normal")  # std sqrt(2 / (5 fan_in))
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+Dtype = Annotated[str, OneOf(*DTYPES)]  # of a config
 NORMS = {"rmsnorm": nnx.RMSNorm, "layernorm": nnx.LayerNorm}
 
 

@@ -1,22 +1,19 @@
 """A run's config: its checks, and its way from Hydra and from files."""
 
 import copy
-import functools
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from plstm.config import MODES, Config, EvalConfig
-from plstm.errors import UserError
+from plstm.config import Config, EvalConfig
+from plstm.errors import UserError, require
+from plstm.limits import check_limits
 from plstm.models import MODELS
 from plstm.runs.identity import OUTSIDE_ID, drop
 from plstm.tasks import TASKS
-
-FLOAT32_MIN, FLOAT32_MAX = 1e-37, 1e38  # magnitudes, a little rounded
-NAME = r"(?=.{1,64}$)[\w.+-]+(/[\w.+-]+)*"
 
 
 # ---------------------------------------------------------------------- checks
@@ -25,8 +22,8 @@ def check(config: Config) -> None:
     for key in ("model", "data"):
         if not is_dataclass(getattr(config, key)):
             raise UserError(f"{key}: choose one, {key}=...; see configs/{key}")
-    _check_values(config)
-    _check_keys(config)
+    check_limits(config)
+    _check_joined_keys(config)
     _check_splits(config)
     _check_inputs(config.task, config.model.family)
     config.model.check()
@@ -36,79 +33,26 @@ def check(config: Config) -> None:
 
 
 def _check_inputs(task: str, family: str) -> None:
-    reads, gives = MODELS[family].inputs, TASKS[task].inputs
-    if reads != gives:
-        raise UserError(f"model: family {family} takes {reads}, and data=... gives {gives}; choose another model=...")
+    takes = MODELS[family].inputs
+    gives = TASKS[task].inputs
+    if takes != gives:
+        raise UserError(f"model: family {family} takes {takes}, and data=... gives {gives}; choose another model=...")
 
 
-def _check_values(config: Any) -> None:
-    """Refuses what no key can be: a number that 32 bits do not hold, text that cannot be printed on one line, or a path
-    whose ~ would not be expanded."""
-    for key, value in _leaves(asdict(config)):
-        if isinstance(value, float) and not (value == 0 or FLOAT32_MIN <= abs(value) <= FLOAT32_MAX):
-            raise UserError(f"{key}={value}: must be a number that float32 holds, 0 or from 1e-37 to 1e38")
-        if isinstance(value, int) and abs(value) >= 2**31:
-            raise UserError(f"{key}={value}: must be under 2^31")
-        if isinstance(value, str) and not value.isprintable():
-            raise UserError(f"{key}={value!r}: must be printable text of one line")
-        if key.startswith("paths.") and value.startswith("~"):
-            raise UserError(f"{key}={value}: give a path without ~, which is not expanded")
-
-
-def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value; entries of a list have the list's key."""
-    if isinstance(node, dict):
-        for name, child in node.items():
-            yield from _leaves(child, f"{key}.{name}" if key else name)
-    elif isinstance(node, list | tuple):
-        for child in node:
-            yield from _leaves(child, key)
-    else:
-        yield key, node
-
-
-def _check_keys(config: Config) -> None:
+def _check_joined_keys(config: Config) -> None:
     task = TASKS[config.task]
-    ranges = (
-        (
-            "at least 1",
-            lambda n: n >= 1,
-            "optim.batch_size loop.log_every loop.eval_every mesh.fsdp data.train_images data.size",
-        ),
-        ("positive", lambda value: value > 0, "optim.epochs optim.peak_lr optim.eps optim.clip_norm mesh.timeout"),
-        ("at least 0", lambda value: value >= 0, "seed optim.warmup_epochs optim.weight_decay data.fold_seed"),
-        ("from 0 to 1024", lambda value: 0 <= value <= 1024, "data.workers"),
-        ("in [0, 1)", lambda value: 0 <= value < 1, "optim.b1 optim.b2 optim.label_smoothing"),
-        ("in [0, 1]", lambda value: 0 <= value <= 1, "optim.end_factor data.max_corrupt loop.stop_at"),
-        ("given, or left out", lambda value: value != "", "paths.runs paths.results data.root"),
-        # W&B's tags have at most 64 letters; file names and links have it, too.
-        ("a name such as arrow/plstm, of at most 64 letters", re.compile(NAME).fullmatch, "experiment"),
+    loop = config.loop
+    fits = loop.save_every is None or loop.save_every % loop.eval_every == 0
+    start = config.init_checkpoint == "last" or config.init_from is not None
+    require(
+        config,
+        ("optim.loss", config.optim.loss in task.losses, f"choose one of {', '.join(task.losses)}"),
+        ("optim.warmup_epochs", config.optim.warmup_epochs < config.optim.epochs, "must be under optim.epochs"),
+        ("loop.save_every", fits, f"must be a multiple of loop.eval_every={loop.eval_every}, or null"),
+        ("init_checkpoint", start, "says which weights of init_from, which is not set"),
     )
-    choices = {
-        "optim.name": ("adamw", "lamb"),
-        "optim.loss": task.losses,
-        "optim.schedule_per": ("step", "epoch"),
-        "loop.unit": ("steps", "epochs"),
-        "loop.best_tie": ("latest", "earliest"),
-        "init_checkpoint": ("last", "best"),
-        "logger.mode": MODES,
-        "data.placement": ("device", "stream"),
-    }
-    rules = [(key, f"must be {words}", is_good) for words, is_good, keys in ranges for key in keys.split()]
-    rules += [(key, f"choose one of {', '.join(known)}", known.__contains__) for key, known in choices.items()]
-    for key, words, is_good in rules:
-        value = functools.reduce(lambda node, part: getattr(node, part, None), key.split("."), config)
-        if value is not None and not is_good(value):
-            raise UserError(f"{key}={value}: {words}")
-    every, save_every = config.loop.eval_every, config.loop.save_every
-    if save_every is not None and (save_every < 1 or save_every % every):
-        raise UserError(f"loop.save_every={save_every}: must be a multiple of loop.eval_every={every}, or null")
-    if config.optim.warmup_epochs >= config.optim.epochs:
-        raise UserError(f"optim.warmup_epochs={config.optim.warmup_epochs}: must be under optim.epochs")
     if config.augment is not None and not task.augments:
         raise UserError(f"augment: task {config.task} takes its training examples as they are; leave it out")
-    if config.init_checkpoint != "last" and config.init_from is None:
-        raise UserError(f"init_checkpoint={config.init_checkpoint}: says which weights of init_from, which is not set")
 
 
 def _check_splits(config: Config) -> None:
@@ -168,9 +112,21 @@ def from_file(plain: dict[str, Any]) -> Config:
     return to_config(OmegaConf.create(kept))
 
 
+def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value; entries of a list have the list's key."""
+    if isinstance(node, dict):
+        for name, child in node.items():
+            yield from _leaves(child, f"{key}.{name}" if key else name)
+    elif isinstance(node, list | tuple):
+        for child in node:
+            yield from _leaves(child, key)
+    else:
+        yield key, node
+
+
 def to_eval_config(node: DictConfig) -> EvalConfig:
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), _resolved(node)))
-    _check_values(config)
+    check_limits(config)
     return config
 
 

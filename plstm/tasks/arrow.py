@@ -1,13 +1,15 @@
 """Arrow pointing (Section 4.1): does the arrow point at the circle?"""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import jax
 from omegaconf import MISSING
 
 from data.arrow_pointing.builder import data_source, load_packed
-from data.arrow_pointing.geometry import LABELS, ArrowVariant
+from data.arrow_pointing.geometry import LABELS, LAWS, ArrowVariant
 from data.loading import DeviceBatches, PackedSplit, StreamedBatches
+from plstm.limits import Count, Natural, OneOf, Positive, Root, Workers
 from plstm.models import Mamba2DConfig, SS2DConfig, ViLConfig, VisionConfig
 from plstm.tasks.base import RunConfig
 from plstm.tasks.vision import VisionTask
@@ -20,25 +22,26 @@ PIXELS = 16 * 48**2  # of ViL, 2DMamba and Mamba2D: half as many are up to 1.2 t
 
 @dataclass
 class ArrowData:
-    name: str = "arrow_pointing"  # the only one
+    name: Annotated[str, OneOf("arrow_pointing")] = "arrow_pointing"  # the only one
     classes: int = 2  # always
-    size: int = 192  # pixels a side; the extrapolation splits have twice that
-    scale: float = 1.0  # of the objects: 1 is the paper's
-    law: str = "paper"  # of the geometries; or "balanced": parts of the geometry hardly tell the label
-    train_images: int = 100_000  # of one epoch
-    eval_images: int | None = None  # of each evaluation split; null: the paper's counts
-    train_seed: int = MISSING  # of the training images; the run's seed unless set
-    root: str | None = None  # folder of all data sets; null: $PLSTM_DATA or ~/.cache/plstm/data
+    size: Count = 192  # pixels a side; the extrapolation splits have twice that
+    scale: Positive = 1.0  # of the objects: 1 is the paper's
+    # Distribution of the geometries; balanced: parts of the geometry hardly tell the label.
+    law: Annotated[str, OneOf(*LAWS)] = "paper"
+    train_images: Count = 100_000  # of one epoch
+    eval_images: Count | None = None  # of each evaluation split; null: the paper's counts
+    train_seed: Natural = MISSING  # of the training images; the run's seed unless set
+    root: Root | None = None  # folder of all data sets; null: $PLSTM_DATA or ~/.cache/plstm/data
     generate: bool = True  # make missing images; otherwise missing data is an error
-    placement: str = "device"  # "device": the whole split stays there, packed; "stream": grain reads it during training
-    workers: int = 0  # reading processes when streaming; 0: read in this process
+    # device: the whole split stays there, packed; stream: grain reads it during training.
+    placement: Annotated[str, OneOf("device", "stream")] = "device"
+    workers: Workers = 0  # reading processes when streaming; 0: read in this process
 
 
 class ArrowTask(VisionTask):
     """Two classes, black-and-white images; `val_ext` and `test_ext` have twice the training size."""
 
     data_schema = ArrowData
-    names = ("arrow_pointing",)
     classes = 2
     splits = ("train", "val", "val_ext", "test", "test_ext")
     class_names = LABELS

@@ -12,6 +12,7 @@ import optax
 from flax import nnx
 
 from plstm.errors import UserError
+from plstm.limits import Root, Workers
 from plstm.models import MODELS, build_model
 from plstm.training.meshes import Layout
 from plstm.training.steps import Batch, Metrics, Split
@@ -23,8 +24,8 @@ RunConfig = Any  # a `plstm.config.Config`, whose module imports the tasks
 class MachineData:
     """The keys of `data` that configs/local/default.yaml may set; every task takes them, see `Task.unused_keys`."""
 
-    root: str | None = None  # folder of all data sets; null: $PLSTM_DATA or ~/.cache/plstm/data
-    workers: int | None = None  # reading processes
+    root: Root | None = None  # folder of all data sets; null: $PLSTM_DATA or ~/.cache/plstm/data
+    workers: Workers | None = None  # reading processes
 
 
 class Task:

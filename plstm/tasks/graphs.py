@@ -15,16 +15,18 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Ge
 from flax import nnx
 
 from data.graphs.tudataset import SIZES, Fold, GraphSet, Sizes, load_tudataset, make_folds
 from data.loading import epoch_order
 from plstm.errors import UserError, require
+from plstm.limits import Matches, Natural
 from plstm.models.graph import ReadoutModel
 from plstm.ops.dag import Dag, PackedDags, pack
 from plstm.tasks.base import MachineData, RunConfig, Task, classification_metrics
@@ -134,10 +136,12 @@ def _multiple(size: float, of: int) -> int:
 
 @dataclass
 class GraphData(MachineData):
-    name: str = "MUTAG"  # PTC_FM, PROTEINS, NCI1, or any other set of TUDataset
-    folds: int = 10  # stratified; each is the test set of one run, and 1 / (folds - 1) of the rest validates
-    fold: int = 0  # which of them tests, from 0
-    fold_seed: int = 42  # of the split into folds
+    # PTC_FM, PROTEINS, NCI1, or any other set of TUDataset; becomes part of paths and of an address.
+    name: Annotated[str, Matches("[A-Za-z0-9_-]+", "of letters, digits, _ and -")] = "MUTAG"
+    # Stratified; each is the test set of one run, and 1 / (folds - 1) of the rest validates.
+    folds: Annotated[int, Ge(3)] = 10
+    fold: Natural = 0  # which of them tests, from 0
+    fold_seed: Natural = 42  # of the split into folds
     download: bool = True  # fetch a missing set; otherwise missing data is an error
     verify: bool = True  # compare the set with the one that the results here come from, where it is a known one
 
@@ -200,14 +204,11 @@ class GraphTask(Task):
     @classmethod
     def check(cls, config: RunConfig) -> None:
         data = config.data
-        is_name = re.fullmatch(r"[A-Za-z0-9_-]+", data.name) is not None  # it becomes part of paths and of an address
         written = {name.replace("_", ""): name for name in SIZES}.get(re.sub("[_-]", "", data.name.upper()), data.name)
         require(
             config,
-            ("data.name", is_name, "a set of TUDataset is named by letters, digits, _ and -"),
             ("data.name", data.name == written, f"did you mean {written}?"),
-            ("data.folds", data.folds >= 3, "must be at least 3, to train, to validate and to test"),
-            ("data.fold", 0 <= data.fold < data.folds, f"must be from 0 to data.folds - 1, {data.folds - 1}"),
+            ("data.fold", data.fold < data.folds, f"must be from 0 to data.folds - 1, {data.folds - 1}"),
             ("mesh.fsdp", config.mesh.fsdp == 1, "graphs train on one device; leave it at 1"),
             ("init_from", config.init_from is None, "graph models start anew; leave it out"),
             ("optim.label_smoothing", config.optim.label_smoothing == 0, "graphs have none; leave it at 0"),

@@ -4,15 +4,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from annotated_types import Interval
 
 from data.imagenet.batches import ImageBatches, ImageSplit
 from data.imagenet.source import MosaicSource, load_source, synsets
 from plstm.errors import UserError, require
+from plstm.limits import Count, Natural, OneOf, Root, Share, Workers
 from plstm.models.vision import VisionModel
 from plstm.tasks.base import RunConfig, classification_metrics
 from plstm.tasks.vision import VisionTask, normalise
@@ -130,23 +132,25 @@ def _within(size: int, start: jax.Array, length: jax.Array) -> jax.Array:
 
 @dataclass
 class ImageNetData:
-    name: str = "imagenet2012"  # as `make data-imagenet` prepares it; or "mosaics", drawn as they are read
+    # As `make data-imagenet` prepares it; mosaics: pictures that are drawn as they are read.
+    name: Annotated[str, OneOf("imagenet2012", "mosaics")] = "imagenet2012"
     classes: int = 1000  # always
-    size: int = 224  # pixels a side of the model's input
-    train_images: int = 1_281_167  # in the prepared data, those held out included
-    held_out: int = 10_000  # training images kept for the split `val`; 0: train on all, as the paper did, without `val`
-    eval_images: int | None = None  # evaluate on the first so many of a split; null: on all
-    crop_ratio: float = 1.0  # evaluation: the centre crop's side over the resized image's shorter side
-    root: str | None = None  # folder of all data sets; null: $PLSTM_DATA or ~/.cache/plstm/data
-    workers: int | None = None  # reading processes; null: one a core; 0: threads of this process
-    max_corrupt: float = 0.001  # share of images that may be undecodable before the run ends with an error
+    size: Count = 224  # pixels a side of the model's input
+    train_images: Count = 1_281_167  # in the prepared data, those held out included
+    # Training images kept for the split `val`; 0: train on all, as the paper did, without `val`.
+    held_out: Natural = 10_000
+    eval_images: Count | None = None  # evaluate on the first so many of a split; null: on all
+    # Evaluation: the centre crop's side over the resized image's shorter side.
+    crop_ratio: Annotated[float, Interval(ge=0.1, le=1)] = 1.0
+    root: Root | None = None  # folder of all data sets; null: $PLSTM_DATA or ~/.cache/plstm/data
+    workers: Workers | None = None  # reading processes; null: one a core; 0: threads of this process
+    max_corrupt: Share = 0.001  # share of images that may be undecodable before the run ends with an error
 
 
 class ImageNetTask(VisionTask):
     """`val` is held out of the training images; `test` is the official validation set, as in papers."""
 
     data_schema = ImageNetData
-    names = ("imagenet2012", "mosaics")
     classes = 1000
     splits = ("train", "val", "test")
     losses = tuple(LOSSES)
@@ -160,13 +164,10 @@ class ImageNetTask(VisionTask):
         has_val = data.held_out or "val" not in {*config.loop.eval_splits, *config.loop.final_splits}
         smooths_binary = optim.loss == "binary_cross_entropy" and optim.label_smoothing
         why = "binary_cross_entropy takes classes with any label as present, and smoothing labels all; set it to 0"
-        tenth, limit = data.train_images // 10, data.eval_images
         require(
             config,
-            ("data.held_out", 0 <= data.held_out <= tenth, "must be 0 to a tenth of data.train_images"),
+            ("data.held_out", data.held_out <= data.train_images // 10, "must be at most a tenth of data.train_images"),
             ("data.held_out", has_val, "leaves no split val; hold some out, or evaluate on test alone"),
-            ("data.eval_images", limit is None or limit >= 1, "must be at least 1, or null"),
-            ("data.crop_ratio", 0.1 <= data.crop_ratio <= 1, "must be from 0.1 to 1"),
             ("augment.repeats", augment.repeats <= optim.batch_size, f"more than optim.batch_size={optim.batch_size}"),
             ("optim.label_smoothing", not smooths_binary, why),
         )

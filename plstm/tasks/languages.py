@@ -11,16 +11,19 @@ A batch is a dictionary of NumPy arrays, all rows of one length, padded to the w
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from annotated_types import Ge, Interval, Le, MinLen
 from flax import nnx
 from numpy.random import RandomState
 
 from data.languages import LANGUAGES, TERMINATOR, draw
 from plstm.errors import require
+from plstm.limits import Count, Natural, OneOf
 from plstm.nn.recurrent import Rows
 from plstm.tasks.base import MachineData, RunConfig
 from plstm.tasks.streams import StreamTask, by_length
@@ -32,13 +35,15 @@ VAL_LENGTHS = 8
 
 @dataclass
 class LanguageData(MachineData):
-    name: str = "parity_check"  # of data.languages.LANGUAGES
-    max_length: int = 40  # training lengths are uniform from 1 to this; `val` has eight of them
-    longest: int = 500  # `test` has the lengths above max_length up to this one,
-    every: int = 1  # every so many-th, and the longest
-    ext_lengths: list[int] = field(default_factory=lambda: [41, 64, 100, 200, 300, 400, 500])  # of `ext`
-    eval_rows: int = 512  # of each length
-    eval_seed: int = 1001  # of all rows to evaluate on, the same for all runs
+    name: Annotated[str, OneOf(*LANGUAGES)] = "parity_check"  # see data.languages
+    # Training lengths are uniform from 1 to this; `val` has eight of them.
+    max_length: Annotated[int, Ge(VAL_LENGTHS)] = 40
+    longest: Annotated[int, Le(2048)] = 500  # `test` has the lengths above max_length up to this one,
+    every: Count = 1  # every so many-th, and the longest
+    # The lengths of `ext`.
+    ext_lengths: Annotated[list[Count], MinLen(1)] = field(default_factory=lambda: [41, 64, 100, 200, 300, 400, 500])
+    eval_rows: Annotated[int, Interval(ge=1, le=2**20)] = 512  # of each length
+    eval_seed: Natural = 1001  # of all rows to evaluate on, the same for all runs
 
 
 class LanguageTask(StreamTask):
@@ -52,18 +57,14 @@ class LanguageTask(StreamTask):
     def check(cls, config: RunConfig) -> None:
         super().check(config)
         data = config.data
-        known, longest = ", ".join(LANGUAGES), f"must be above data.max_length={data.max_length} and at most 2048"
-        fits = all(1 <= length <= data.longest for length in data.ext_lengths) and data.ext_lengths
         size = min(config.optim.batch_size, cls.batch_rows)  # batches of other sizes would weigh the same
-        whole = 1 <= data.eval_rows <= 2**20 and (data.eval_rows < size or data.eval_rows % size == 0)
+        whole = data.eval_rows < size or data.eval_rows % size == 0
+        fit = max(data.ext_lengths) <= data.longest
         require(
             config,
-            ("data.name", data.name in LANGUAGES, f"choose one of {known}"),
-            ("data.max_length", data.max_length >= VAL_LENGTHS, f"must be at least {VAL_LENGTHS}"),
-            ("data.longest", data.max_length < data.longest <= 2048, longest),
-            ("data.every", data.every >= 1, "must be at least 1"),
-            ("data.ext_lengths", bool(fits), f"must be lengths from 1 to data.longest={data.longest}"),
-            ("data.eval_rows", whole, f"must be a multiple of {size}, the rows of a batch, or less, and at least 1"),
+            ("data.longest", data.max_length < data.longest, f"must be above data.max_length={data.max_length}"),
+            ("data.ext_lengths", fit, f"must be at most data.longest={data.longest}"),
+            ("data.eval_rows", whole, f"must be a multiple of {size}, the rows of a batch, or less"),
         )
 
     def __init__(self, config: RunConfig):

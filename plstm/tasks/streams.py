@@ -93,7 +93,6 @@ class StreamTask(Task):
     def check(cls, config: RunConfig) -> None:
         require(
             config,
-            ("data.eval_seed", config.data.eval_seed >= 0, "must be at least 0"),
             ("init_from", config.init_from is None, "these models start anew; leave it out"),
             ("optim.label_smoothing", config.optim.label_smoothing == 0, "this task has none; leave it at 0"),
         )

@@ -6,15 +6,18 @@ all labels, or the last of each row; accuracy is that of the last labels.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import optax
+from annotated_types import Interval
 from flax import nnx
 from numpy.random import RandomState
 
 from data.tokens import TASKS as TOKEN_TASKS
-from plstm.errors import one_of, require
+from plstm.errors import require
+from plstm.limits import Natural, OneOf
 from plstm.tasks.base import MachineData, RunConfig
 from plstm.tasks.streams import StreamTask, by_length
 from plstm.training.steps import Batch, Metrics
@@ -25,11 +28,11 @@ LONGEST = 2**15
 
 @dataclass
 class TokenData(MachineData):
-    name: str = "parity"  # of data.tokens.TASKS
+    name: Annotated[str, OneOf(*TOKEN_TASKS)] = "parity"  # see data.tokens
     length: int = 128  # of training rows; `test` has it 1, 4 and 16 times
-    supervision: str = "all"  # what training learns from: "all" labels, or the "last" of each row
-    eval_rows: int = 512  # of each length
-    eval_seed: int = 1001  # of all rows to evaluate on, the same for all runs
+    supervision: Annotated[str, OneOf("all", "last")] = "all"  # the labels of each row that training learns from
+    eval_rows: Annotated[int, Interval(ge=1, le=2**20)] = 512  # of each length
+    eval_seed: Natural = 1001  # of all rows to evaluate on, the same for all runs
 
 
 class TokenTask(StreamTask):
@@ -44,14 +47,9 @@ class TokenTask(StreamTask):
     def check(cls, config: RunConfig) -> None:
         super().check(config)
         data = config.data
-        require(data, *one_of(data, name=tuple(TOKEN_TASKS), supervision=("all", "last")), prefix="data.")
         shortest, longest = TOKEN_TASKS[data.name].shortest, LONGEST // FACTORS[-1]
         fits = f"must be from {shortest}, the shortest row of {data.name}, to {longest}"
-        require(
-            config,
-            ("data.length", shortest <= data.length <= longest, fits),
-            ("data.eval_rows", 1 <= data.eval_rows <= 2**20, "must be at least 1 and at most 2^20"),
-        )
+        require(config, ("data.length", shortest <= data.length <= longest, fits))
 
     def __init__(self, config: RunConfig):
         super().__init__(config)

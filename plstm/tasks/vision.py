@@ -57,7 +57,6 @@ class VisionTask(Task):
     """Batches are {"image": as `normalise` takes it, "label": int32 [batch]}."""
 
     inputs = "images"
-    names: ClassVar[tuple[str, ...]]  # choices of `data.name`
     classes: ClassVar[int]
 
     @classmethod
@@ -68,7 +67,6 @@ class VisionTask(Task):
         too_few = f"more than the {images:,} training images of data.train_images={data.train_images}"
         require(
             config,
-            ("data.name", data.name in cls.names, f"choose one of {', '.join(cls.names)}"),
             ("data.classes", data.classes == cls.classes, f"{data.name} has {cls.classes:,} classes"),
             ("model.classes", model.classes == data.classes, follow),
             ("model.image_size", model.image_size == data.size, follow),

@@ -122,8 +122,6 @@ def test_a_bfloat16_filter_is_summed_in_float32():
         ({"stages": []}, "model.stages="),
         ({"stages": [[4, 1, 1, 1, 8]]}, "model.stages=.*odd kernel"),
         ({"stages": [[3, 1, 1, 8]]}, "model.stages="),
-        ({"dropout": 1.0}, "model.dropout=1.0"),
-        *(({key: 0}, f"model.{key}=0") for key in ("image_size", "channels", "classes", "stem", "features")),
     ],
 )
 def test_what_does_not_fit_is_named(changes, message):

@@ -159,8 +159,6 @@ def test_layers_alternate_modes_and_directions():
     [
         ({"kind": "gtn"}, "model.kind=gtn: choose one of plstm, lstm, gat, gcn, gin, mpnn"),
         ({"p_norm": "l2"}, "model.p_norm=l2: choose one of l1, linf"),
-        *(({key: "x"}, f"model.{key}=x") for key in ("reverse_p", "transition_node", "method", "lstm_pool")),
-        ({"depth": 0}, "model.depth=0: must be at least 1"),
         ({"heads": 5}, "model.dim=96: must be even and a multiple of model.heads=5"),
         ({"kind": "gin", "p_norm": "linf"}, "model.p_norm=linf: only model.kind=plstm"),
         ({"kind": "plstm", "lstm_pool": "h"}, "model.lstm_pool=h: only model.kind=lstm"),

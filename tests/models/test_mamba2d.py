@@ -64,8 +64,6 @@ def test_sizes_are_the_released_ones_and_other_images_pass():
         ({"depths": [1, 1]}, "model.depths=.*each of the 4 stages"),
         ({"dims": []}, "model.dims="),
         ({"mixers": ["m2d", "m2d", "attention", "ssm"]}, "model.mixers=.*one of m2d, attention"),
-        ({"states": 0}, "model.states=0"),
-        ({"dtype": "float16"}, "model.dtype=float16"),
     ],
 )
 def test_what_does_not_fit_is_named(changes, message):

@@ -93,8 +93,6 @@ def test_stochastic_depth_rises_from_nothing():
         ({"depths": [1, 1]}, "model.depths=.*each of the 4 stages"),
         ({"dims": []}, "model.dims="),
         ({"form": "printed"}, "model.form=printed: choose one of as_run, as_configured"),
-        ({"states": 0}, "model.states=0"),
-        ({"drop_path": 1.0}, "model.drop_path=1.0"),
         ({"image_size": 48}, "model.image_size=48: must be a multiple of 32"),
     ],
 )

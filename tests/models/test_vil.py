@@ -75,13 +75,11 @@ def test_images_that_the_released_grid_cannot_take_are_named():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"conv_grid": "square"}, "model.conv_grid=square: choose one of true, released"),
         ({"conv_grid": False}, "model.conv_grid=False: choose one of true, released"),
         ({"image_size": 200}, "model.patch_size=16: must divide model.image_size=200"),
         ({"depth": 5}, "model.depth=5: must be even"),
         ({"heads": 5}, "model.heads=5: must divide 2 x model.dim=192"),
         ({"dim": 7, "heads": 1}, "model.dim=7: must be a multiple of 2"),
-        ({"dtype": "float16"}, "model.dtype=float16"),
     ],
 )
 def test_what_does_not_fit_is_named(changes, message):

@@ -139,12 +139,8 @@ def test_a_run_stops_when_it_is_good_enough_and_keeps_the_accuracy_at_each_lengt
     [
         ("data.name=parity", "data.name=parity: choose one of even_pairs"),
         ("data.longest=40", "data.longest=40: must be above data.max_length=40"),
-        ("data.max_length=0", "data.max_length=0"),
-        ("data.every=0", "data.every=0"),
-        ("data.ext_lengths=[0]", "data.ext_lengths"),
+        ("data.ext_lengths=[501]", "data.ext_lengths"),
         ("data.eval_rows=100", "data.eval_rows=100: must be a multiple of 32"),
-        ("data.eval_rows=0", "data.eval_rows=0"),
-        ("data.eval_rows=-64", "data.eval_rows=-64"),
         ("optim.label_smoothing=0.1", "optim.label_smoothing"),
         ("model=plstm_t", "model"),
     ],

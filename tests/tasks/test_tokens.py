@@ -65,9 +65,6 @@ def test_evaluation_has_each_length_and_rescales_by_chance(make):
     [
         ("data.name=a4", "data.name=a4: choose one of parity, z5"),
         ("data.length=0", "data.length=0: must be from 1, the shortest row of parity, to 2048"),
-        ("data.supervision=first", "data.supervision=first: choose one of all, last"),
-        ("model.track=5", "model.track=5: must be at least 1 and at most 4"),
-        ("model.blocks=[mlstm,lstm]", "model.blocks: no layer 'lstm'"),
     ],
 )
 def test_configs_that_do_not_fit_are_refused(make, override, message):
