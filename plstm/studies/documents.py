@@ -7,9 +7,9 @@ A number in prose is a reference link whose definition, at the foot of the page,
     [d43]: ../runs/arrow_48-plstm.jsonl "seed=43 config.optim.peak_lr=0.002 metrics.last.test_ext.accuracy*100:.1f"
 
 The title is split like a shell command. Words with `=` choose one row of a CSV file or one run of a JSONL file, by
-fields of its record; the last word is the field (of a CSV file `value`, if left out), then may follow a factor and a
-format (`.3f` if left out). The chosen rows of a study's table.csv without a seed are its mean and interval: `0.745 ±
-0.020`. In a JSON file the field is a path such as `rows[grid=12,kind='as given'].ours.0.seconds`.
+fields of its record. The last word is the field (of a CSV file `value`, if left out), a factor and a format (`.3f`, if
+left out). Of a study's table.csv only chosen rows count, and without a seed the number is the mean with its interval:
+`0.745 ± 0.020`. In a JSON file the field is a path such as `rows[grid=12,kind='as given'].ours.0.seconds`.
 
     <!-- begin: NAME -->
     <!-- end -->
@@ -36,6 +36,7 @@ from plstm.errors import UserError
 DEFINITION = re.compile(r'^\[([^\]\n]+)\]: (\S+) "(.*)"$', re.MULTILINE)
 BLOCK = re.compile(r"^<!-- begin: (.+) -->\n(?:(?!<!--)[^\n]*\n)*<!-- end -->$", re.MULTILINE)
 NUMBER = re.compile(r"\[([-+]?\d[^\[\]]*|)\]\[([^\]\n]+)\]")
+CHOICE = re.compile(r"[\w.@-]+=")
 FIELD = re.compile(r"(?P<path>(?:\[[^\]]*\]|[^*:\[])*)(?:\*(?P<factor>[\d.e+-]+))?(?::(?P<form>.*))?")
 VERDICTS = ("reproduced", "not shown", "contradicted", "not run")
 MAX_LINE = 200
@@ -60,7 +61,7 @@ def fill_document(path: Path, root: Path) -> str:
     numbers = {}
     for key, file, title in DEFINITION.findall(text):
         with _named(path, f"[{key}]"):
-            numbers[key] = find_text((path.parent / file).resolve(), title)
+            numbers[key] = find_text((path.parent / file).resolve(), title.replace('\\"', '"'))
     if unpaired := {key for _, key in NUMBER.findall(text)} ^ set(numbers):
         raise UserError(f"{path}: numbers without a source, or sources without a number: {unpaired}")
     return NUMBER.sub(lambda number: f"[{numbers[number[2]]}][{number[2]}]", text)
@@ -88,8 +89,8 @@ def document_problems(path: Path) -> list[str]:
 def find_text(path: Path, title: str) -> str:
     """The number that a title describes, as text; LookupError, TypeError or ValueError where there is none."""
     words = shlex.split(title)
-    choice = dict(word.split("=", 1) for word in words if "=" in word and "[" not in word)
-    (field,) = [word for word in words if "=" not in word or "[" in word] or ["value"]
+    choice = dict(word.split("=", 1) for word in words if CHOICE.match(word))
+    (field,) = [word for word in words if not CHOICE.match(word)] or ["value"]
     match = FIELD.fullmatch(field)
     if match is None:
         raise ValueError(f"not a field: {field}")
@@ -99,12 +100,11 @@ def find_text(path: Path, title: str) -> str:
         return f"{int(number) if number.is_integer() else number:{match['form'] or '.3f'}}"
 
     found = _read(path)
-    if path.suffix == ".csv" and "seed" in found[0] and "seed" not in choice:
-        choice = {"chosen": "1"} | choice
-        mean, *interval = [
-            row["value"] for seed in ("mean", "interval") for row in _rows(found, choice | {"seed": seed})
-        ]
-        return formatted(mean) + (f" ± {formatted(interval[0])}" if interval else "")
+    if path.suffix == ".csv" and "seed" in found[0]:  # a long table
+        choice = ({"chosen": "1"} if "chosen" in found[0] else {}) | choice
+        if "seed" not in choice:
+            rows = [row for seed in ("mean", "interval") for row in _rows(found, choice | {"seed": seed})]
+            return " ± ".join(formatted(row["value"]) for row in rows)
     if path.suffix in (".csv", ".jsonl"):
         (found,) = _rows(found, choice)
     return formatted(_follow(found, match["path"] or "value"))
@@ -177,16 +177,16 @@ def _claims(studies: list[Path], folder: Path) -> str:
     rows = [header, ["---"] * len(header)]
     for study in studies:
         link = f"[{study.name}]({os.path.relpath(study / 'README.md', folder)})"
-        for claim in read_claims(study):
+        for number, claim in enumerate(read_claims(study)):
             cells = [claim[key] for key in ("claim", "paper", "ours", "verdict")]
-            rows.append([link, *cells] if several else [*cells, claim.get("note", "")])
+            rows.append([link if number == 0 else "", *cells] if several else [*cells, claim.get("note", "")])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _index(_: list[Path], folder: Path) -> str:
     """One row a study: its page and how many claims have which verdict, or the command that runs it and its cost."""
     rows = ["| Study | What | Claims, or command and cost |", "| --- | --- | --- |"]
-    for path in sorted((folder.parent / "configs/study").glob("*.yaml")):
+    for path in sorted((folder.parent / "configs/study").glob("*.yaml"), key=lambda path: path.stem):
         study = folder / path.stem
         text = path.read_text(encoding="utf-8")
         name = path.stem
@@ -195,7 +195,7 @@ def _index(_: list[Path], folder: Path) -> str:
             counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS if verdict in verdicts]
             name, state = f"[{name}]({name}/README.md)", ", ".join(counts)
         elif (study / "README.md").is_file():
-            name, state = f"[{name}]({name}/README.md)", "finished"
+            name, state = f"[{name}]({name}/README.md)", "no claim of a paper"
         else:  # the first line of a study's file has its command and cost
             command, cost = re.match(r"# (make \S+)\s+(.*)", text).groups()
             state = f"not run: `{command}`, {cost}"
