@@ -16,13 +16,16 @@ from plstm.config import Config, EvalConfig
 from plstm.errors import UserError
 from plstm.runs.cli import one_line_errors, run_entry
 from plstm.runs.compose import check, to_eval_config
+from plstm.runs.folders import find_run
 from plstm.runs.identity import run_name
+from plstm.runs.pictures import draw_run
 from plstm.runs.weights import config_of, from_checkpoint
 from plstm.tasks import TASKS, Task
 from plstm.training.environment import memory_errors
 from plstm.training.steps import Split, describe, evaluate, make_predict, make_ready
 
 ROOT = Path(__file__).resolve().parent
+WEIGHTS_FIGURES = Path("outputs/eval")  # pictures of weights in a file, which have no run's folder
 RUN_KEYS = ("root", "generate", "download", "workers", "max_corrupt")  # of `data`: the run's unless given
 
 
@@ -56,14 +59,15 @@ def print_metrics(options: EvalConfig) -> None:
     for name, split in splits.items():
         with memory_errors(batch_size, "take more devices, or one with more memory"):
             found = evaluate(measure, weights, split, batch_size, place)
-        print(describe(name, found, task.unit), flush=True)
+        print(f"{describe(name, found, digits=6)}  ({found['count']:,} {task.unit})", flush=True)
     if options.figures:
         predict = make_predict(nnx.graphdef(model), task.logits)
         best = ["best"] if options.checkpoint == "best" else []
         asked = [options.data.split] if options.data.split else []
         asked += [Path(options.data.folder).name] if options.data.folder else []
         name = "-".join([run_name(config), model.info.run, *best, *asked])
-        for path in task.draw(model, predict, splits, Path(options.paths.results, "figures"), name):
+        folder = WEIGHTS_FIGURES if options.weights else find_run(source, Path(options.paths.runs)) / "figures"
+        for path in draw_run(task, model, predict, splits, folder, name):
             print(path)
 
 

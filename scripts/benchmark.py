@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jax
 
 from plstm.errors import run_script
-from plstm.training.environment import keep_freed_memory
 from scripts.benchmarks import baselines, languages, models, operators, runs, sequences, steps
 from scripts.common import ROOT, Parser, positive, write_results
 
@@ -64,7 +63,6 @@ def parse_arguments() -> dict[str, Any]:
 def main() -> None:
     settings = parse_arguments()
     name, out = settings.pop("subject"), settings.pop("out")
-    keep_freed_memory()  # as train.py does
     machine = {"load_average_at_start": os.getloadavg()[0], "glibc_tunables": os.environ.get("GLIBC_TUNABLES")}
     rows = []
     for row in SUBJECTS[name](**settings):

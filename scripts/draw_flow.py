@@ -20,8 +20,9 @@ from plstm.drawing import new_figure, save, style
 from plstm.errors import UserError, run_script
 from plstm.models import VisionConfig
 from plstm.runs.identity import run_name
+from plstm.runs.pictures import capture_flow, draw_pattern, draw_scale
 from plstm.runs.weights import from_checkpoint
-from plstm.tasks.vision import draw_pattern, draw_scale, find_flow, normalise
+from plstm.tasks.vision import normalise
 from scripts.common import ROOT, Parser, machine_folder, positive
 
 SPLITS = ("test", "test_ext")
@@ -71,7 +72,7 @@ def find_layers(model: Any, pixels: list[np.ndarray], arrows: list[Arrow]) -> li
     """For each layer, the pattern [Y, X] that it carries in each image, the mean over heads."""
     patch, depth = model.patch_size, model.info.config.model.depth
     flows = [
-        find_flow(model, normalise(image[None, ..., None])[0], place(arrow, patch), depth)
+        capture_flow(model, normalise(image[None, ..., None])[0], place(arrow, patch), depth)
         for image, arrow in zip(pixels, arrows, strict=True)
     ]
     return [[pattern.mean(axis=0) for _, pattern in layer] for layer in zip(*flows, strict=True)]

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plstm.errors import run_script
 from plstm.files import write_file
-from plstm.runs.programs import experiment_cost
+from plstm.runs.experiments import experiment_cost
 from plstm.studies.definitions import load_table
 from plstm.studies.documents import document_paths, document_problems, fill_document
 from plstm.studies.figures import draw_table

@@ -90,6 +90,7 @@ class Plan:
 
 def _watch(plan: Plan) -> None:
     import train
+    from plstm.runs import session
     from plstm.studies import records
     from plstm.training import checkpoints, tracking
 
@@ -106,11 +107,11 @@ def _watch(plan: Plan) -> None:
 
         setattr(owner, name, wrapped)
 
-    wrap(train, "train", "build")
-    wrap(train.Progress, "__enter__", "loop")
-    wrap(train, "evaluate", "evaluate")
+    wrap(train, "Session", "build")
+    wrap(session.Progress, "__enter__", "loop")
+    wrap(session, "evaluate", "evaluate")
     wrap(train.Interrupt, "leave_at_once", "finish")  # the last checkpoint is on disk
-    wrap(train.TASKS["arrow"], "draw", "draw")
+    wrap(train, "draw_run", "draw")
     wrap(checkpoints.Checkpoints, "save", "save")
     wrap(checkpoints, "_write_checksums", "checksums")  # a checkpoint's files are written, its checksums are not
     wrap(tracking.Tracker, "finish", "tracker")

@@ -12,9 +12,9 @@ from hydra.core.global_hydra import GlobalHydra
 from plstm.config import Config, EvalConfig
 from plstm.errors import UserError
 from plstm.runs.cli import JobFailed, known_keys, one_line_errors, run_entry
+from plstm.runs.experiments import compose_experiment
 from plstm.runs.folders import lock_folder
 from plstm.runs.identity import run_id
-from plstm.runs.programs import compose_experiment
 from tests.commands import ROOT, files, paths
 
 TINY = ["debug=smoke", "experiment=arrow/plstm", "model.dim=16", "model.heads=2", "optim.epochs=1"]

@@ -29,7 +29,7 @@ from plstm.errors import UserError, first_line, lasting_output, printable
 from plstm.models import MODELS
 from plstm.runs.compose import schema, to_config, to_eval_config
 from plstm.tasks import TASKS
-from plstm.training.environment import keep_freed_memory, keep_programs, repair_cache
+from plstm.training.environment import keep_programs
 
 EXIT_BAD_INPUT = 2
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)  # for `explain`
@@ -54,7 +54,6 @@ def register() -> None:
 def one_line_errors(entry: type) -> Iterator[None]:
     """Around what Hydra runs with schema `entry`: bad input or an unwritable file ends it, one line and status 2."""
     keep_programs()
-    keep_freed_memory()
     try:
         yield
     except JobFailed:
@@ -78,7 +77,7 @@ def run_entry(main: Callable[[], Any], entry: type) -> None:
     """Runs a Hydra main function; a config that cannot be composed ends it with one line and exit status 2."""
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would print its own words and exit
-    with lasting_output("the program continues without it"), repair_cache(), one_line_errors(entry):
+    with lasting_output("the program continues without it"), one_line_errors(entry):
         if any(word.startswith("--experimental-rerun") for word in sys.argv[1:]):
             raise UserError("--experimental-rerun: reads a pickle, which can run anything; repeat the command instead")
         local_settings()

@@ -26,6 +26,8 @@ from plstm.training.steps import TrainState, init_state
 from plstm.training.tracking import choose_mode
 
 MAX_NAME = 255  # letters of a file name that every file system takes
+RUNS = Path("runs")  # the default of paths.runs
+DEMO_RUNS = Path("outputs/demo/checkpoints")  # where `make demo` puts its runs
 
 
 @contextlib.contextmanager
@@ -59,18 +61,22 @@ def check_places(config: Config) -> None:
 
 
 def find_run(run: str, runs: Path, key: str = "run") -> Path:
-    """The folder of a run given by its folder or the first digits of its id. Raises UserError naming the `key`."""
+    """The folder of a run given by its folder or the first digits of its id, in `runs` and, where that is the default,
+    among the demo's runs. Raises UserError naming the `key`."""
     if len(run) > MAX_NAME or not run.isprintable():
         raise UserError(f"{key}={run[:40]!r}...: no such run in {runs}; name its folder or id")
     if (Path(run) / ".hydra").is_dir():
         return Path(run)
-    known = sorted(path.name for path in runs.glob("*") if (path / ".hydra").is_dir())
-    found = [name for name in known if run and name.startswith(run)]
+    places = [runs, DEMO_RUNS] if runs == RUNS else [runs]
+    known = sorted((path for place in places for path in place.glob("*") if (path / ".hydra").is_dir()), key=str)
+    found = [path for path in known if run and path.name.startswith(run)]
     if len(found) == 1:
-        return runs / found[0]
+        return found[0]
     if found:
-        raise UserError(f"{key}={run}: {len(found)} runs in {runs} begin so: {', '.join(found[:5])}")
-    there_are = f"there are {', '.join(known[:8])}{', ...' * (len(known) > 8)}" if known else "train one first"
+        names = ", ".join(map(str, found[:5]))
+        raise UserError(f"{key}={run}: {len(found)} runs begin so: {names}")
+    names = ", ".join(path.name for path in known[:8])
+    there_are = f"there are {names}{', ...' * (len(known) > 8)}" if known else "train one first"
     again = "one that has a record is trained again by its command with paths.results=outputs/again"
     raise UserError(f"{key}={run}: no such run in {runs}; {there_are}; {again}")
 

@@ -38,14 +38,6 @@ def portable_config(config: Config) -> dict[str, Any]:
     return plain
 
 
-def shared_config(config: Config) -> str:
-    """JSON that is the same for runs which share compiled programs; see `Task.uncompiled`."""
-    node = OmegaConf.create(plain_config(config))
-    for key, value in TASKS[config.task].uncompiled.items():
-        OmegaConf.update(node, key, value, merge=False)
-    return json.dumps(OmegaConf.to_container(node), sort_keys=True)
-
-
 def drop(plain: dict[str, Any], key: str) -> None:
     *parents, leaf = key.split(".")
     for parent in parents:

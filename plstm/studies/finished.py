@@ -7,18 +7,25 @@ from datetime import UTC, datetime
 
 from plstm.config import Config
 from plstm.runs.identity import portable_config, run_id, run_name
-from plstm.runs.programs import Plan
 from plstm.studies.records import CurvePoint, Record
 from plstm.tasks import Task
+from plstm.training.plan import Plan
+from plstm.training.state import RunState
 
 
 def finished_record(
-    config: Config, overrides: list[str], task: Task, plan: Plan, info: dict, parameters: int, curve: list[CurvePoint]
+    config: Config,
+    overrides: list[str],
+    task: Task,
+    plan: Plan,
+    run: RunState,
+    parameters: int,
+    curve: list[CurvePoint],
 ) -> Record:
-    """The record of a run whose last checkpoint holds `info`, see train.py."""
+    """The record of a finished run of `plan`, from its state, number of parameters and curve."""
     speeds = [point.value for point in curve if point.metric == "examples_per_second"]
-    metrics = json.dumps({"last": info["final"], "best": info["best"]})
-    speeds = speeds or [info["steps"] * plan.examples_per_step / info["wall_seconds"]]  # a run of one step
+    metrics = json.dumps({"last": run.final, "best": run.best})
+    speeds = speeds or [run.steps * plan.examples_per_step / run.seconds]  # a run of one step
     return Record(
         format=2,
         id=run_id(config),
@@ -29,13 +36,13 @@ def finished_record(
         command=shlex.join(["python", "train.py", *overrides]),
         overrides=overrides,
         config=portable_config(config),
-        **info["environment"],
-        earlier=info["earlier"],
-        started=info["started"],
+        **run.environment,
+        earlier=run.earlier,
+        started=run.started,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
-        wall_seconds=round(info["wall_seconds"], 1),
-        steps=info["steps"],
-        epochs=info["steps"] / plan.steps_per_epoch,
+        wall_seconds=round(run.seconds, 1),
+        steps=run.steps,
+        epochs=run.steps / plan.steps_per_epoch,
         unit=task.unit,
         examples_per_second=round(statistics.median(speeds), 1),
         parameters=parameters,

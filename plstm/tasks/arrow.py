@@ -9,9 +9,9 @@ from omegaconf import MISSING
 from data.arrow_pointing.builder import data_source, load_packed
 from data.arrow_pointing.geometry import LABELS, LAWS, ArrowVariant
 from data.loading import DeviceBatches, PackedSplit, StreamedBatches
+from plstm.config import Config
 from plstm.limits import Count, Natural, OneOf, Positive, Root, Workers
 from plstm.models import Mamba2DConfig, SS2DConfig, ViLConfig, VisionConfig
-from plstm.tasks.base import RunConfig
 from plstm.tasks.vision import VisionTask
 from plstm.training.meshes import Layout
 
@@ -45,14 +45,17 @@ class ArrowTask(VisionTask):
     classes = 2
     splits = ("train", "val", "val_ext", "test", "test_ext")
     class_names = LABELS
-    uncompiled = {**VisionTask.uncompiled, "data.train_seed": 0}
 
     @classmethod
-    def check(cls, config: RunConfig) -> None:
+    def check(cls, config: Config) -> None:
         super().check(config)
         _ = cls(config)._variant  # refuses what cannot be drawn
         if isinstance(config.model, VisionConfig):
             replace(config.model, image_size=2 * config.data.size).check()  # refuses what the large images do not fit
+
+    def shared_config(self) -> Config:
+        config = super().shared_config()
+        return replace(config, data=replace(config.data, train_seed=0))
 
     def describe_data(self) -> str:
         data = self.config.data
@@ -71,7 +74,7 @@ class ArrowTask(VisionTask):
         process = jax.process_index(), jax.process_count()
         return StreamedBatches(source, batch_size, seed, data.workers, layout.place_rows, *process)
 
-    def batch_parts(self) -> int:
+    def microbatches(self) -> int:
         """As few as have at most AT_ONCE patches or PIXELS each, or one image; 1 for other families, which may have
         batch norms."""
         model, batch_size = self.config.model, self.config.optim.batch_size

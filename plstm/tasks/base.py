@@ -1,9 +1,8 @@
 """What a task gives the training loop: batches, a loss, metrics. The loop knows nothing else of data and models."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import jax
@@ -11,13 +10,13 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from plstm.config import Config, LoopConfig
 from plstm.errors import UserError
 from plstm.limits import Root, Workers
 from plstm.models import MODELS, build_model
 from plstm.training.meshes import Layout
-from plstm.training.steps import Batch, Metrics, Split
-
-RunConfig = Any  # a `plstm.config.Config`, whose module imports the tasks
+from plstm.training.plan import Plan
+from plstm.training.steps import Batch, Batches, Metrics, Split
 
 
 @dataclass
@@ -39,26 +38,48 @@ class Task:
     primary_metric: ClassVar[str] = "accuracy"  # names the best checkpoint; higher is better
     losses: ClassVar[tuple[str, ...]] = ("cross_entropy",)  # choices of `optim.loss`
     augments: ClassVar[bool] = False  # whether `augment` applies
-    class_names: Sequence[str] = ()  # meaning of the logits, in order; empty where they are no classes
-    train_examples: int  # of one epoch
-    sizes: Mapping[str, int] = {}  # of the model, that only the data know; see `plstm.models.Family`
-    preprocessing: Any = None  # from a picture to the model's input; None for a model that takes no pictures
-    # Keys in which runs may differ and still share compiled programs, with the value that stands in for all others.
-    uncompiled: ClassVar[Mapping[str, Any]] = {"seed": 0, "experiment": "custom", "loop": {}}
 
-    def __init__(self, config: RunConfig):
+    def __init__(self, config: Config):
         self.config = config
 
     @classmethod
-    def check(cls, config: RunConfig) -> None:
+    def check(cls, config: Config) -> None:
         """Raises UserError naming the key where data, model and optimizer do not fit together."""
 
     @classmethod
-    def name_parts(cls, config: RunConfig) -> tuple[str, ...]:
+    def name_parts(cls, config: Config) -> tuple[str, ...]:
         """What tells the runs of an experiment apart besides the seed; part of a run's name."""
         return ()
 
+    def shared_config(self) -> Config:
+        """The config with defaults for the keys in which runs may differ and still share compiled programs."""
+        return replace(self.config, seed=0, experiment="custom", loop=LoopConfig())
+
+    def plan(self) -> Plan:
+        """Raises UserError where the batch is larger than the data, or the steps are too many to count."""
+        return Plan.of(self.config, self.train_examples, self.steps_per_epoch, self.unit)
+
     # ------------------------------------------------------------------ data
+    @property
+    def train_examples(self) -> int:
+        """Of one epoch."""
+        raise NotImplementedError
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Sizes of the model that only the data know; see `plstm.models.Family`."""
+        return {}
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """The meaning of the logits, in order; empty where they are no classes."""
+        return ()
+
+    @property
+    def preprocessing(self) -> Any:
+        """From a picture to the model's input; None for a model that takes no pictures."""
+        return None
+
     @property
     def steps_per_epoch(self) -> int:
         """Batches of one epoch; all are full, and the remaining examples are dropped."""
@@ -76,8 +97,8 @@ class Task:
         """The pictures in the class folders of a folder, to evaluate on."""
         raise UserError(f"data.folder={path}: this task classifies no pictures; leave it out")
 
-    def batches(self, layout: Layout) -> Any:
-        """Its from_step(step), from 0, yields endless placed batches, which depend on the seed and the step alone."""
+    def batches(self, layout: Layout) -> Batches:
+        """What to train on, placed as `layout` says."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ model
@@ -86,7 +107,7 @@ class Task:
         return build_model(self.config.model, key, self.sizes)
 
     def flops(self) -> int | None:
-        """Operations of one example's forward pass; None where nobody counts them."""
+        """Operations of one example's forward pass; None if not counted."""
         count = MODELS[self.config.model.family].flops
         return count(self.config.model) if count else None
 
@@ -98,7 +119,7 @@ class Task:
         """A training pass: the scalar to minimise, and metrics with "loss" among them. Traced."""
         raise NotImplementedError
 
-    def batch_parts(self) -> int:
+    def microbatches(self) -> int:
         """In how many parts a CPU takes a batch's gradient; 1 unless the loss is a mean over independent examples."""
         return 1
 
@@ -114,12 +135,6 @@ class Task:
     def keeps_curve(self, split: str, metric: str) -> bool:
         """Whether the curve of a metric enters the run's record."""
         return metric in ("loss", self.primary_metric)
-
-    def draw(
-        self, model: nnx.Module, predict: Callable, splits: Mapping[str, Split], folder: Path, name: str
-    ) -> list[Path]:
-        """Writes pictures of a trained model into `folder`; returns the .png files."""
-        return []
 
 
 def classification_metrics(

@@ -13,8 +13,8 @@ Each undirected edge points from the lower to the higher node number.
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import jax
@@ -25,11 +25,12 @@ from flax import nnx
 
 from data.graphs.tudataset import SIZES, Fold, GraphSet, Sizes, load_tudataset, make_folds
 from data.loading import epoch_order
+from plstm.config import Config
 from plstm.errors import UserError, require
 from plstm.limits import Matches, Natural
 from plstm.models.graph import ReadoutModel
 from plstm.ops.dag import Dag, PackedDags, pack
-from plstm.tasks.base import MachineData, RunConfig, Task, classification_metrics
+from plstm.tasks.base import MachineData, Task, classification_metrics
 from plstm.training.meshes import Layout
 from plstm.training.steps import Batch, Metrics
 
@@ -55,9 +56,10 @@ class GraphBatches:
         is_small = self.nodes <= SMALL
         self._parts = [_Part(self, takes) for takes in (is_small, ~is_small) if takes.any()]
 
-    def batch(self, indices: Sequence[int]) -> dict[str, Any]:
-        """The batch of the graphs `indices`, at most `batch_size` of them, in this order."""
-        graphs, indices = self.graphs, np.asarray(indices)
+    def batch(self, numbers: Sequence[int] | np.ndarray) -> dict[str, Any]:
+        """The batch of the graphs `numbers`, at most `batch_size` of them, in this order."""
+        graphs = self.graphs
+        indices = np.asarray(numbers)
         missing = self.batch_size - len(indices)
         parts = []
         for part in self._parts:
@@ -84,7 +86,7 @@ class GraphBatches:
             "dags": dags,
         }
 
-    def batches(self, indices: Sequence[int]) -> Iterator[dict[str, Any]]:
+    def batches(self, indices: np.ndarray) -> Iterator[dict[str, Any]]:
         for start in range(0, len(indices), self.batch_size):
             yield self.batch(indices[start : start + self.batch_size])
 
@@ -156,7 +158,9 @@ class GraphSplit:
     """Some graphs of a set to evaluate on; their batches are made once."""
 
     def __init__(self, source: GraphBatches, indices: np.ndarray):
-        self._source, self._indices, self._made = source, indices, {}
+        self._source = source
+        self._indices = indices
+        self._made: dict[tuple[int, int], Batch] = {}
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -199,10 +203,9 @@ class GraphTask(Task):
     inputs = "graphs"
     splits = ("train", "val", "test")
     unit = "graphs"
-    uncompiled = {**Task.uncompiled, "data.fold": 0}
 
     @classmethod
-    def check(cls, config: RunConfig) -> None:
+    def check(cls, config: Config) -> None:
         data = config.data
         written = {name.replace("_", ""): name for name in SIZES}.get(re.sub("[_-]", "", data.name.upper()), data.name)
         require(
@@ -215,8 +218,12 @@ class GraphTask(Task):
         )
 
     @classmethod
-    def name_parts(cls, config: RunConfig) -> tuple[str, ...]:
+    def name_parts(cls, config: Config) -> tuple[str, ...]:
         return config.data.name, f"f{config.data.fold}"
+
+    def shared_config(self) -> Config:
+        config = super().shared_config()
+        return replace(config, data=replace(config.data, fold=0))
 
     @functools.cached_property
     def source(self) -> GraphBatches:
@@ -248,11 +255,11 @@ class GraphTask(Task):
         return known or self.source.graphs.sizes
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> Mapping[str, int]:
         return {"features": self._known.features, "classes": len(self._known.classes)}
 
     @property
-    def class_names(self) -> tuple[str, ...]:
+    def class_names(self) -> Sequence[str]:
         return self._known.classes
 
     def describe_data(self) -> str:

@@ -10,13 +10,15 @@ import jax
 import jax.numpy as jnp
 import optax
 from annotated_types import Interval
+from flax import nnx
 
+from data.augment.recipes import AugmentConfig
 from data.imagenet.batches import ImageBatches, ImageSplit
 from data.imagenet.source import MosaicSource, load_source, synsets
+from plstm.config import Config
 from plstm.errors import UserError, require
 from plstm.limits import Count, Natural, OneOf, Root, Share, Workers
-from plstm.models.vision import VisionModel
-from plstm.tasks.base import RunConfig, classification_metrics
+from plstm.tasks.base import classification_metrics
 from plstm.tasks.vision import VisionTask, normalise
 from plstm.training.meshes import Layout
 from plstm.training.steps import Batch, Metrics
@@ -157,7 +159,7 @@ class ImageNetTask(VisionTask):
     augments = True
 
     @classmethod
-    def check(cls, config: RunConfig) -> None:
+    def check(cls, config: Config) -> None:
         data, optim, augment = config.data, config.optim, config.augment
         if augment is None:
             raise UserError("augment: ImageNet needs a recipe; choose one with augment=deit3, or augment=none")
@@ -178,9 +180,15 @@ class ImageNetTask(VisionTask):
         """WordNet ids, such as n01440764."""
         return synsets()
 
+    @property
+    def recipe(self) -> AugmentConfig:
+        assert self.config.augment is not None, "see `check`"
+        return self.config.augment
+
     def describe_data(self) -> str:
-        data, augment = self.config.data, self.config.augment
-        views = f", {augment.repeats} views of an image in a batch" if augment.repeats > 1 else ""
+        data = self.config.data
+        repeats = self.recipe.repeats
+        views = f", {repeats} views of an image in a batch" if repeats > 1 else ""
         return f"{data.name}: {self.train_examples:,} images, {data.size} pixels a side{views}"
 
     def split(self, name: str) -> ImageSplit:
@@ -196,7 +204,7 @@ class ImageNetTask(VisionTask):
         batch_size, splits = config.optim.batch_size, {*config.loop.eval_splits, *config.loop.final_splits}
         beside = max(self.split(name).shared_bytes(batch_size) for name in splits)
         reading = self._reading | {"put": layout.place_rows, "beside": beside}
-        return ImageBatches(source, data.size, batch_size, config.augment, config.seed, **reading)
+        return ImageBatches(source, data.size, batch_size, self.recipe, config.seed, **reading)
 
     @property
     def _reading(self) -> dict[str, Any]:
@@ -204,10 +212,11 @@ class ImageNetTask(VisionTask):
         workers = self.workers(data.size**2 * 3 * self.config.optim.batch_size // jax.process_count())
         return process | {"workers": workers, "max_corrupt": data.max_corrupt}
 
-    def loss(self, model: VisionModel, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+    def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
         """Mean loss of erased and mixed images; the accuracy is against the labels before mixing."""
         erasing_key, mixing_key, drop_key = jax.random.split(key, 3)
-        augment, optim = self.config.augment, self.config.optim
+        augment = self.recipe
+        optim = self.config.optim
         images = random_erasing(normalise(batch["image"]), erasing_key, augment.random_erasing)
         labels = jax.nn.one_hot(batch["label"], self.config.data.classes)
         targets = optax.smooth_labels(labels, optim.label_smoothing)

@@ -9,7 +9,7 @@ A batch is a dictionary of NumPy arrays, all rows of one length, padded to the w
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -22,10 +22,11 @@ from flax import nnx
 from numpy.random import RandomState
 
 from data.languages import LANGUAGES, TERMINATOR, draw
+from plstm.config import Config
 from plstm.errors import require
 from plstm.limits import Count, Natural, OneOf
 from plstm.nn.recurrent import Rows
-from plstm.tasks.base import MachineData, RunConfig
+from plstm.tasks.base import MachineData
 from plstm.tasks.streams import StreamTask, by_length
 from plstm.training.steps import Batch, Metrics
 
@@ -54,7 +55,7 @@ class LanguageTask(StreamTask):
     splits = ("val", "ext", "test")
 
     @classmethod
-    def check(cls, config: RunConfig) -> None:
+    def check(cls, config: Config) -> None:
         super().check(config)
         data = config.data
         size = min(config.optim.batch_size, cls.batch_rows)  # batches of other sizes would weigh the same
@@ -67,12 +68,15 @@ class LanguageTask(StreamTask):
             ("data.eval_rows", whole, f"must be a multiple of {size}, the rows of a batch, or less"),
         )
 
-    def __init__(self, config: RunConfig):
+    def __init__(self, config: Config):
         super().__init__(config)
         self.language = LANGUAGES[config.data.name]
-        self.sizes = {"vocabulary": self.language.vocabulary, "classes": self.language.classes}
 
     # ------------------------------------------------------------------ data
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return {"vocabulary": self.language.vocabulary, "classes": self.language.classes}
+
     def describe_data(self) -> str:
         data = self.config.data
         return f"{data.name}: lengths 1 to {data.max_length} train, {data.max_length + 1} to {data.longest} test"

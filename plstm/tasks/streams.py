@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from plstm.config import Config
 from plstm.errors import require
-from plstm.tasks.base import RunConfig, Task
+from plstm.tasks.base import Task
 from plstm.training.meshes import Layout
 from plstm.training.steps import Batch
 
@@ -90,7 +91,7 @@ class StreamTask(Task):
     batch_rows: int = 64  # of an evaluation batch
 
     @classmethod
-    def check(cls, config: RunConfig) -> None:
+    def check(cls, config: Config) -> None:
         require(
             config,
             ("init_from", config.init_from is None, "these models start anew; leave it out"),
@@ -98,7 +99,7 @@ class StreamTask(Task):
         )
 
     @classmethod
-    def name_parts(cls, config: RunConfig) -> tuple[str, ...]:
+    def name_parts(cls, config: Config) -> tuple[str, ...]:
         return (config.data.name,)
 
     def draw_batch(self, step: int) -> Batch:

@@ -4,7 +4,7 @@ A batch is a dictionary of NumPy arrays: tokens, label int8 [rows, T], label -1 
 all labels, or the last of each row; accuracy is that of the last labels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,9 +16,10 @@ from flax import nnx
 from numpy.random import RandomState
 
 from data.tokens import TASKS as TOKEN_TASKS
+from plstm.config import Config
 from plstm.errors import require
 from plstm.limits import Natural, OneOf
-from plstm.tasks.base import MachineData, RunConfig
+from plstm.tasks.base import MachineData
 from plstm.tasks.streams import StreamTask, by_length
 from plstm.training.steps import Batch, Metrics
 
@@ -44,19 +45,22 @@ class TokenTask(StreamTask):
     batch_rows = 16  # attention needs 3 GiB for so many rows of 2,048
 
     @classmethod
-    def check(cls, config: RunConfig) -> None:
+    def check(cls, config: Config) -> None:
         super().check(config)
         data = config.data
         shortest, longest = TOKEN_TASKS[data.name].shortest, LONGEST // FACTORS[-1]
         fits = f"must be from {shortest}, the shortest row of {data.name}, to {longest}"
         require(config, ("data.length", shortest <= data.length <= longest, fits))
 
-    def __init__(self, config: RunConfig):
+    def __init__(self, config: Config):
         super().__init__(config)
         self.task = TOKEN_TASKS[config.data.name]
-        self.sizes = {"vocabulary": self.task.vocabulary, "classes": self.task.classes}
 
     # ------------------------------------------------------------------ data
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return {"vocabulary": self.task.vocabulary, "classes": self.task.classes}
+
     def describe_data(self) -> str:
         lengths = ", ".join(map(str, self.lengths("test")))
         return f"{self.task.name}: rows of {self.config.data.length} tokens train; of {lengths} test"

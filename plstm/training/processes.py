@@ -23,7 +23,7 @@ from plstm.training.meshes import Layout
 
 VARIABLES = ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")  # each also with JAX_ before it
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-STEPS_LATE = 2  # a vote is counted this many steps later, when its result has arrived anyway
+STEPS_LATE = 2  # steps until the result of a reduction is read, when it has arrived anyway
 
 
 def start_processes(timeout: float) -> None:
@@ -71,7 +71,7 @@ def _from_slurm(environment: Mapping[str, str]) -> dict[str, Any] | None:
     tasks = int(environment.get("SLURM_NTASKS", 1))
     if "SLURM_STEP_NODELIST" not in environment or tasks == 1:
         return None
-    arguments = dict(num_processes=tasks, process_id=int(environment["SLURM_PROCID"]))
+    arguments: dict[str, Any] = dict(num_processes=tasks, process_id=int(environment["SLURM_PROCID"]))
     is_alone = environment.get("SLURM_STEP_NUM_NODES") == str(tasks)
     visible = len([number for number in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if number])
     on_node = int(environment.get("SLURM_GPUS_ON_NODE", visible))
@@ -84,7 +84,8 @@ def is_main() -> bool:
     return jax.process_index() == 0
 
 
-def say(text: str) -> None:
+def log_main(text: str) -> None:
+    """Prints a line, in process 0 alone."""
     if is_main():
         print(text, flush=True)
 
@@ -101,20 +102,22 @@ def check_agreement(text: str) -> None:
         raise UserError(f"process {jax.process_index()} was started with another command or code than process 0")
 
 
-class Votes:
-    """Lets all processes know at the same step the highest value that any of them gave, such as a signal to stop."""
+class SharedSignal:
+    """Lets all processes of a run learn at the same step that one of them got a signal."""
 
     def __init__(self, layout: Layout):
-        self._layout, self._cast = layout, deque()
+        self._layout = layout
+        self._under_way: deque[jax.Array] = deque()
         self._highest = jax.jit(jnp.max, out_shardings=layout.copies)
 
-    def cast(self, value: int) -> int:
-        """Gives this process's value, once per step; returns the highest of `STEPS_LATE` steps before, at first 0."""
+    def any_process_signalled(self, number: int) -> int:
+        """The highest number that any process gave `STEPS_LATE` calls before, at first 0. Call it once per step, with
+        the number of the signal that this process got, or 0."""
         if jax.process_count() == 1:
-            return value
-        values = np.full(jax.local_device_count(), value, np.int32)
-        self._cast.append(self._highest(self._layout.place_rows(values)))
-        return int(self._cast.popleft()) if len(self._cast) > STEPS_LATE else 0
+            return number
+        values = np.full(jax.local_device_count(), number, np.int32)
+        self._under_way.append(self._highest(self._layout.place_rows(values)))
+        return int(self._under_way.popleft()) if len(self._under_way) > STEPS_LATE else 0
 
 
 class Interrupt:

@@ -1,6 +1,7 @@
 """What a run shows while it trains: a live bar in a terminal, plain lines in a log file, with averaged metrics."""
 
 import math
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from plstm.training.steps import StepMetrics
 
 STEPS_IN_FLIGHT = 2  # how far the host may run ahead: enough to keep a device busy, few enough to stop soon
 BAR_WIDTH = 16  # characters
+LONGEST_TIME = "0:00:00"
 COMPILING = "compiling the training step"
 MOST_WAITING, LONG_ENOUGH = 0.2, 60.0  # of the training time, told once after so many seconds of it
 EVERY_SECONDS = 30.0  # a plain line comes at most so often, but for the last step
@@ -24,39 +26,62 @@ class Progress(Bar):
     """Shows steps, values and the time left, live or in plain lines; `unit` is the plural name of an example."""
 
     def __init__(
-        self, total: int, start: int, name: str, unit: str, console: Console, clock: Callable = time.monotonic
+        self,
+        total: int,
+        start: int,
+        name: str,
+        unit: str,
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        self._unit, self._time_left, self._next_line = unit, TimeRemainingColumn(), -math.inf
+        self._total = total
+        self._name = name
+        self._unit = unit
+        self._time_left = TimeRemainingColumn()
+        self._next_line = -math.inf
         label = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
-        # What does not fit is cut here, and neither the bar nor the time left.
+        # `show` leaves out what does not fit; this is for terminals that become narrower.
         rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         text = TextColumn("{task.fields[text]}", markup=False, table_column=rest)
         columns = (label, BarColumn(BAR_WIDTH), text, self._time_left)
         # The rate is measured from the first update on; the steps before it include compilation.
-        hidden, whole = not console.is_terminal or console.is_dumb_terminal, math.inf
-        options = {"disable": hidden, "get_time": clock, "speed_estimate_period": whole, "expand": True}
-        super().__init__(*columns, console=console, **options)
+        hidden = not console.is_terminal or console.is_dumb_terminal
+        super().__init__(
+            *columns, console=console, disable=hidden, get_time=clock, speed_estimate_period=math.inf, expand=True
+        )
         self.add_task(name, total=total, completed=start, text=COMPILING)
         if hidden and start < total:
             print_plain(console, f"{name}: {COMPILING}")
 
     def show(self, step: int, values: Mapping[str, float]) -> None:
-        """Shows that `step` steps are done, and any values, "epoch" and "examples_per_second" among them."""
+        """Shows that `step` steps are done, and as many of the values as the width takes, in their order."""
         (task,) = self.tasks
-        shown = [f"step {step:,}/{task.total:,}"]
+        shown = [f"{step:,}/{self._total:,}"]
         for name, value in values.items():
-            is_speed, digits = name == "examples_per_second", ".2f" if name == "epoch" else ".4g"
-            shown.append(f"{value:,.0f} {self._unit}/s" if is_speed else f"{name} {value:{digits}}")
+            if name == "examples_per_second":
+                shown.append(f"{value:,.0f} {self._unit}/s")
+            else:
+                shown.append(f"{name} {value:{'.2f' if name == 'epoch' else '.4g'}}")
+        around = f"{self._name}:   eta {LONGEST_TIME}" if self.disable else f"{self._name} {LONGEST_TIME} "
+        width = self.console.width - len(around) - (0 if self.disable else BAR_WIDTH + 1)
+        while len(shown) > 1 and len("  ".join(shown)) > width:
+            shown.pop()
         text = "  ".join(shown)
         self.update(task.id, completed=step, text=text)
-        if self.disable and (self.get_time() >= self._next_line or step >= task.total):
+        if self.disable and (self.get_time() >= self._next_line or step >= self._total):
             self._next_line = self.get_time() + EVERY_SECONDS
-            print_plain(self.console, f"{task.description}: {text}  eta {self._time_left.render(task)}")
+            print_plain(self.console, f"{self._name}: {text}  eta {self._time_left.render(task)}")
 
 
 def banner(title: str, rows: list[tuple[str, str]], console: Console) -> None:
-    width = max(len(name) for name, _ in rows)
-    print_plain(console, "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)]))
+    """Prints names and values in two columns; long values go on in the next line."""
+    indent = max(len(name) for name, _ in rows) + 4
+    lines = [title]
+    for name, value in rows:
+        width = max(console.width - indent, 20)
+        first, *more = textwrap.wrap(value, width, break_long_words=False, break_on_hyphens=False)
+        lines += [f"  {name}".ljust(indent) + first, *(" " * indent + line for line in more)]
+    print_plain(console, "\n".join(lines))
 
 
 def print_plain(console: Console, text: str) -> None:
@@ -72,7 +97,9 @@ class MetricAverager:
         self._pending: list[StepMetrics] = []
         self._clock: float | None = None  # starts when the first step has finished, so it leaves out compilation
         self._timed_steps = 0
-        self._waiting, self._training, self._told = 0.0, 0.0, False  # seconds since the first step
+        self._waiting = 0.0  # seconds since the first step
+        self._training = 0.0  # likewise
+        self._told = False
 
     def fetch(self, batches: Iterator[Any]) -> Any:
         """The next batch. Counts the time as waiting where the device has finished all steps before it is there."""
@@ -119,7 +146,7 @@ class MetricAverager:
         latest = self._drain()
         values = {name: total / count if count else math.nan for name, (total, count) in self._sums.items()} | latest
         self._sums = {}
-        if self._timed_steps:
+        if self._clock is not None and self._timed_steps:
             seconds = time.monotonic() - self._clock
             values["examples_per_second"] = self._timed_steps * examples_per_step / seconds
             self._training += seconds

@@ -2,9 +2,9 @@
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,34 @@ from flax import nnx
 
 from plstm.training.meshes import Layout, make_mesh
 
-Batch = dict[str, jax.Array]
+Batch = dict[str, Any]  # of arrays
 # Name -> (sum, count), float32 scalars; in an evaluation perhaps vectors, an entry for each of the split's `lengths`.
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
+
+
+class Batches(Protocol):
+    """What to train on."""
+
+    def from_step(self, step: int) -> Iterator[Batch]:
+        """Device-placed batches forever, deterministic in the run's seed and the step, from 0."""
+        ...
+
+
+class Split(Protocol):
+    """What to evaluate on. One whose metrics are vectors also has `lengths`, what each entry is of."""
+
+    def __len__(self) -> int:
+        """The number of examples."""
+        ...
+
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        """This process's rows of batches, every example once and in order, with "mask" False at padding."""
+        ...
+
+    def first(self, batch_size: int) -> Batch:
+        """The first of `batches`."""
+        ...
+
 
 GUARDED = ("loss", "gradient_norm", "parameter_norm")  # a run stops when one of these is not finite
 
@@ -25,7 +50,7 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     """Name, such as blocks.0.mlp.up.kernel -> leaf, in the order of the leaves; without nnx's "value" at its end."""
     leaves, value = jax.tree_util.tree_leaves_with_path(tree), jax.tree_util.GetAttrKey("value")
     name = partial(jax.tree_util.keystr, simple=True, separator=".")
-    return {name([key for key in path if key != value]): leaf for path, leaf in leaves}
+    return {name(tuple(key for key in path if key != value)): leaf for path, leaf in leaves}
 
 
 class TrainState(NamedTuple):
@@ -49,9 +74,11 @@ class StepMetrics(NamedTuple):
 
 def init_state(model: nnx.Module, optimizer: optax.GradientTransformation) -> tuple[nnx.GraphDef, TrainState]:
     """Splits a model into its static definition and the state of step 0."""
-    graphdef, params, statistics = nnx.split(model, nnx.Param, nnx.BatchStat)
-    statistics = statistics if jax.tree.leaves(statistics) else None
-    return graphdef, TrainState(jnp.int32(0), params, optimizer.init(params), jnp.int32(-1), statistics)
+    graphdef, *states = nnx.split(model, nnx.Param, nnx.BatchStat)
+    params, statistics = states
+    opt_state = optimizer.init(params)
+    has_statistics = bool(jax.tree.leaves(statistics))
+    return graphdef, TrainState(jnp.int32(0), params, opt_state, jnp.int32(-1), statistics if has_statistics else None)
 
 
 def make_train_step(
@@ -61,13 +88,13 @@ def make_train_step(
     loss: Callable[[nnx.Module, Batch, jax.Array], tuple[jax.Array, Metrics]],
     *,
     layout: Layout,
-    parts: int = 1,
+    microbatches: int = 1,
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, StepMetrics]]:
     """The jitted training step (state, batch, key) -> (state, StepMetrics).
 
     `loss` is a task's; step n gets fold_in(key, n), and the model may update its running statistics. `state`, placed by
     `layout`, is donated. `key` is an argument, so that runs which differ only in their seed share the compiled program.
-    parts: see `in_parts`.
+    microbatches: see `in_microbatches`.
     """
     constrain = jax.lax.with_sharding_constraint
 
@@ -76,7 +103,7 @@ def make_train_step(
         mean_loss, metrics = loss(model, batch, key)
         return mean_loss, (metrics, statistics and nnx.state(model, nnx.BatchStat))
 
-    gradient = in_parts(jax.value_and_grad(loss_fn, has_aux=True), parts)
+    gradient = in_microbatches(jax.value_and_grad(loss_fn, has_aux=True), microbatches)
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, StepMetrics]:
         batch = constrain(batch, layout.rows)
@@ -103,24 +130,25 @@ def make_train_step(
     return jax.jit(train_step, donate_argnums=0)
 
 
-def in_parts(gradient: Callable, parts: int) -> Callable:
-    """A `value_and_grad(..., has_aux=True)` of (params, statistics, batch, key) that takes so many equal parts of the
+def in_microbatches(gradient: Callable, count: int) -> Callable:
+    """A `value_and_grad(..., has_aux=True)` of (params, statistics, batch, key) that takes `count` equal parts of the
     batch one after the other, so that their tensors stay in a CPU's cache. It is for losses that are means over
     independent examples, metrics that are sums, and models without running statistics."""
-    if parts == 1:
+    if count == 1:
         return gradient
 
     def whole(params, statistics, batch, key):
-        def add(total, part):
-            n, examples = part
-            found = gradient(params, statistics, examples, jax.random.fold_in(key, n))
-            return jax.tree.map(jnp.add, total, found), None
+        def add(total, microbatch):
+            number, examples = microbatch
+            here = gradient(params, statistics, examples, jax.random.fold_in(key, number))
+            return jax.tree.map(jnp.add, total, here), None
 
-        split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
-        shapes = jax.eval_shape(gradient, params, statistics, jax.tree.map(lambda x: x[0], split), key)
+        split = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
+        first = jax.tree.map(lambda x: x[0], split)
+        shapes = jax.eval_shape(gradient, params, statistics, first, key)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        ((loss, metrics), grads), _ = jax.lax.scan(add, zeros, (jnp.arange(parts), split))
-        mean_loss, grads = jax.tree.map(lambda total: total / parts, (loss, grads))
+        ((loss, metrics), grads), _ = jax.lax.scan(add, zeros, (jnp.arange(count), split))
+        mean_loss, grads = jax.tree.map(lambda total: total / count, (loss, grads))
         return (mean_loss, metrics), grads
 
     return whole
@@ -141,9 +169,6 @@ def make_predict(
 
 # ---------------------------------------------------------------------- evaluation
 # The one way to evaluate, used during training, at its end, and by eval.py, so that all agree to the last digit.
-# What to evaluate on: `len` is its number of examples, batches(batch_size) yields this process's rows of batches, every
-# example once and in order, with "mask" False at padding, and first(batch_size) is the first of them.
-Split = Any
 BATCHES_IN_FLIGHT = 2  # how far the host may run ahead, as in training
 
 
@@ -179,15 +204,15 @@ def evaluate(
     sums = {name: np.sum([batch[name] for batch in metrics], axis=0, dtype=np.float64) for name in metrics[0]}
     means = {}
     for name, pair in sums.items():
-        names = [f"{name}{length}" for length in split.lengths] if pair.ndim > 1 else [name]
+        lengths: Sequence[int] = split.lengths if pair.ndim > 1 else ()  # type: ignore
+        names = [f"{name}{length}" for length in lengths] or [name]
         for each, total, count in zip(names, *pair.reshape(2, -1)[:, : len(names)], strict=True):
             means[each] = float(total / count) if count else math.nan
     return means | {"count": int(sum(counts))}
 
 
-def describe(name: str, metrics: dict[str, float], unit: str) -> str:
-    """One line for a split, as training and eval.py print it, without the metrics of single lengths; `unit` is the
-    plural name of an example."""
+def describe(name: str, metrics: dict[str, float], digits: int = 4) -> str:
+    """A split's metrics in one line, without those of single lengths."""
     names = sorted((name for name in metrics if name != "count" and "@" not in name), key=lambda n: (n != "loss", n))
-    values = "  ".join(f"{metric} {metrics[metric]:.6f}" for metric in names)
-    return f"{name:<8}  {values}  ({metrics['count']:,} {unit})"
+    values = "  ".join(f"{metric} {metrics[metric]:.{digits}f}" for metric in names)
+    return f"{name:<8}  {values}"

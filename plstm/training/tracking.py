@@ -22,7 +22,7 @@ INIT_TIMEOUT, FINISH_TIMEOUT = 30, 60  # seconds that the training waits for W&B
 
 
 class MetricsWriter:
-    """The values of a run: the list `lines`, and if `enabled` the same in the file `metrics.jsonl`, for readers.
+    """Appends the values of a run to the list `lines` and, if `enabled`, to the file `metrics.jsonl`, for readers.
 
     Each checkpoint has a copy of the list, from which a resumed run restores the file, however damaged. Values that are
     not finite are null. Raises UserError where the file cannot be written.
@@ -30,9 +30,11 @@ class MetricsWriter:
     {"step": 100, "epoch": 0.26, "split": "train", "loss": 0.61, "accuracy": 0.66}
     """
 
-    def __init__(self, path: Path, lines: Sequence[dict] = (), enabled: bool = True):
+    def __init__(self, path: Path, lines: list[dict], enabled: bool = True):
         """`lines`: those of the checkpoint that the run is resumed from; whatever else is in the file is dropped."""
-        self.path, self.lines, self._enabled = path, list(lines), enabled
+        self.path = path
+        self.lines = lines
+        self._enabled = enabled
         self._errors = partial(write_errors, path, "free space there or choose another run folder")
         with self._errors():
             found = path.read_bytes() if enabled and path.is_file() else b""
@@ -126,9 +128,10 @@ def _is_logged_in() -> bool:
     saved = configparser.ConfigParser(interpolation=None)  # by `wandb login --host`
     with contextlib.suppress(OSError, UnicodeDecodeError, configparser.Error):
         saved.read(Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb", "settings").expanduser())
-    server = os.environ.get("WANDB_BASE_URL") or saved.get("default", "base_url", fallback="https://api.wandb.ai")
+    server = saved.get("default", "base_url", fallback="https://api.wandb.ai")
+    server = os.environ.get("WANDB_BASE_URL") or server
     with contextlib.suppress(OSError, netrc.NetrcParseError):
-        if netrc.netrc(os.environ.get("NETRC")).authenticators(urlsplit(server).netloc):
+        if netrc.netrc(os.environ.get("NETRC")).authenticators(str(urlsplit(server).netloc)):
             return True
     return bool(os.environ.get("WANDB_API_KEY"))
 

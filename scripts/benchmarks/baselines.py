@@ -8,7 +8,7 @@ import jax
 from plstm.ops.mamba2d import mamba2d
 from plstm.ops.mlstm import mlstm
 from plstm.ops.ss2d import ss2d
-from plstm.runs.programs import compose_experiment
+from plstm.runs.experiments import compose_experiment
 from scripts.benchmarks import operators as ops
 from scripts.benchmarks.models import compare_models
 from scripts.benchmarks.operators import Row, compile_step, ratio

@@ -22,7 +22,7 @@ from data.augment.views import augment, view_rng
 from plstm.models import MODELS as FAMILIES
 from plstm.models import VisionConfig, build_model
 from plstm.ops.grid import plstm2d
-from plstm.runs.programs import compose_experiment
+from plstm.runs.experiments import compose_experiment
 from plstm.tasks import TASKS
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import train
+from plstm.runs import session
 
 times = {"the imports": time.time()}
 
@@ -22,9 +23,9 @@ def note(name: str, owner: Any, function: str) -> None:
 
 if __name__ == "__main__":
     note("the config", train, "start")
-    note("the data", train, "compile_programs")
-    note("the model", train, "Checkpoints")
-    note("the first step", train.MetricAverager, "add")
+    note("the data", session, "compile_programs")
+    note("the model", session, "Checkpoints")
+    note("the first step", session.MetricAverager, "add")
     note("the last checkpoint", train.Interrupt, "leave_at_once")
     train.run_entry(train.main, train.Config)
     print(json.dumps(times))

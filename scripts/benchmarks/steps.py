@@ -16,11 +16,9 @@ from pathlib import Path
 import jax
 
 from plstm.errors import UserError, run_script
-from plstm.runs.identity import shared_config
-from plstm.runs.programs import Plan, compile_programs, compose_experiment
+from plstm.runs.experiments import compose_experiment
 from plstm.tasks import TASKS
-from plstm.training.environment import keep_freed_memory
-from plstm.training.meshes import Layout, make_mesh
+from plstm.tasks.programs import compile_programs
 from plstm.training.steps import init_state
 from scripts.benchmarks.operators import Row, alternate, ratio, timing
 from scripts.common import ROOT
@@ -63,11 +61,10 @@ def _ask(run: subprocess.Popen) -> float:
 
 def serve(experiment: str, *overrides: str) -> None:
     """Takes STEPS steps on a training batch for each line of standard input, and prints the seconds of the fastest."""
-    keep_freed_memory()
     config = compose_experiment(experiment, *overrides)
     task = TASKS[config.task](config)
-    plan, layout = Plan.of(config, task), Layout(make_mesh(config.optim.batch_size))
-    programs = compile_programs(shared_config(config), plan.steps, plan.steps_per_epoch, plan.warmup_steps)
+    programs = compile_programs(task, task.plan())
+    layout = programs.layout
     state = layout.place_state(init_state(task.build_model(0), programs.optimizer)[1])
     batch = next(task.batches(layout).from_step(0))
     for _ in sys.stdin:

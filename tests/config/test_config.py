@@ -18,7 +18,8 @@ from plstm.runs import identity
 from plstm.runs.cli import explain
 from plstm.runs.compose import check, to_config
 from plstm.runs.folders import load_config, write_config
-from plstm.runs.identity import plain_config, run_id, shared_config
+from plstm.runs.identity import plain_config, run_id
+from plstm.tasks import TASKS
 from plstm.tasks.arrow import ArrowData
 
 # Where a run lives, what reads its images and where it is shown: not what its numbers are.
@@ -107,10 +108,13 @@ def test_a_new_key_changes_no_id_until_its_value_does(arrow, monkeypatch):
     ],
 )
 def test_runs_that_compile_the_same_share_it(config_of, experiment, same, other):
-    start = shared_config(config_of(f"experiment={experiment}"))
-    assert shared_config(config_of(f"experiment={experiment}", *same)) == start
+    def shared(*arguments: str) -> Config:
+        config = config_of(f"experiment={experiment}", *arguments)
+        return TASKS[config.task](config).shared_config()
+
+    assert shared(*same) == shared()
     for word in other:
-        assert shared_config(config_of(f"experiment={experiment}", word)) != start, word
+        assert shared(word) != shared(), word
 
 
 def test_values_that_follow_others(config_of):

@@ -16,7 +16,6 @@ from plstm.errors import UserError
 from plstm.runs.cli import CONFIGS
 from plstm.runs.compose import from_file, to_config
 from plstm.runs.identity import identity, plain_config, run_id
-from plstm.runs.programs import Plan
 from plstm.studies.definitions import WORDS, load_table
 from plstm.studies.records import read_records
 from plstm.tasks import TASKS
@@ -175,7 +174,7 @@ def start_of(name: str) -> list[str]:
 
 
 def steps_of(config: Config) -> tuple[int, int]:
-    plan = Plan.of(config, TASKS[config.task](config))
+    plan = TASKS[config.task](config).plan()
     return plan.steps, plan.warmup_steps
 
 

@@ -8,7 +8,7 @@ from flax import nnx
 from plstm.models import build_model
 from plstm.models.vision import gate_statistics
 from plstm.ops.grid.oracle import gating_matrix_oracle
-from plstm.tasks.vision import find_flow
+from plstm.runs.pictures import capture_flow
 from tests.models.vision_models import MODELS, draw_images, filled, tiny
 
 IMAGES = draw_images(batch=2)
@@ -50,7 +50,7 @@ def test_statistics_are_the_means_of_each_layer(model, layer_gates):
 
 def test_patterns_are_what_a_node_passes_on(model, layer_gates):
     row, column = 1, 3
-    found = find_flow(model, IMAGES[0], (row, column), 4)
+    found = capture_flow(model, IMAGES[0], (row, column), 4)
     assert [mode for mode, _ in found] == list("PDPD")
     gates = jax.tree.map(lambda *layers: np.stack([layer[0] for layer in layers]), *layer_gates)
     expected = np.asarray(jax.jit(gating_matrix_oracle)(gates))[:, :, row, column]
@@ -61,7 +61,7 @@ def test_patterns_are_what_a_node_passes_on(model, layer_gates):
 
 def test_a_node_passes_on_what_the_others_attend_to():
     model, (row, column) = filled(tiny(**MODELS["ViT"])), (1, 3)
-    found = find_flow(model, IMAGES[0], (row, column), 1)
+    found = capture_flow(model, IMAGES[0], (row, column), 1)
     block, x = next(model.blocks()), model.embed(IMAGES[:1])
     query, key, value = block.mixer.qkv(block.mixer_norm(x))
     weights = np.zeros((1, 16, 2, 17))  # of the 16 nodes, after the class token

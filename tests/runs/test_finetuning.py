@@ -82,7 +82,7 @@ def test_a_training_starts_from_those_weights(finetuning, trained, weights, tmp_
         raise Seen(*arguments)
 
     config = finetuning("data.size=48", "logger.mode=disabled", f"init_from={trained}", f"paths.results={tmp_path}")
-    monkeypatch.setattr("train.describe_run", see)
+    monkeypatch.setattr("plstm.runs.session.describe_run", see)
     with pytest.raises(Seen) as seen:
         start(config, [], None)
     *_, state, folder, origin = seen.value.args

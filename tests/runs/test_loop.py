@@ -10,14 +10,17 @@ import pytest
 import train
 from plstm.config import LoopConfig
 from plstm.errors import ReadError, UserError
+from plstm.runs import session
 from plstm.runs.compose import to_config
 from plstm.runs.folders import lock_folder
 from plstm.runs.identity import run_id
-from plstm.runs.programs import Plan, is_best
+from plstm.runs.session import Stopped
 from plstm.studies.records import commits_of, read_curve, read_records, record_path
 from plstm.tasks import TASKS
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.processes import Interrupt
+from plstm.training.progress import MetricAverager
+from plstm.training.state import RunState
 from tests.commands import paths
 
 
@@ -42,19 +45,19 @@ def start(config):
 
 
 def test_a_record_names_the_commits_and_machines_of_all_sessions(start, config, tmp_path, monkeypatch):
-    environment = train.describe_environment(train.ROOT)
+    environment = session.describe_environment(train.ROOT)
     first, second = ({**environment, "commit": digit * 40, "dirty": digit == "a"} for digit in "ab")
     checkpoints, seconds = tmp_path / "runs" / run_id(config) / "checkpoints", 0.0
-    for session in (first, second, second):
-        monkeypatch.setattr(train, "describe_environment", lambda root, made=session: made)
-        with pytest.raises(train.Stopped) as stopped:
+    for machine in (first, second, second):
+        monkeypatch.setattr(session, "describe_environment", lambda root, made=machine: made)
+        with pytest.raises(Stopped) as stopped:
             start(signal.SIGTERM)
         assert stopped.value.args == (signal.SIGTERM,)
         kept = Checkpoints(checkpoints, run_id(config), read_only=True)
         info = kept.info(kept.last_step())
-        assert info["wall_seconds"] > seconds
-        seconds = info["wall_seconds"]
-    monkeypatch.setattr(train, "describe_environment", lambda root: environment)
+        assert info["seconds"] > seconds
+        seconds = info["seconds"]
+    monkeypatch.setattr(session, "describe_environment", lambda root: environment)
     assert start().wall_seconds >= round(seconds, 1)
     (record,) = read_records(tmp_path / "results")
     assert record.earlier == [{"until": 1, **first}, {"until": 3, **second}]
@@ -71,7 +74,7 @@ def test_a_record_names_the_commits_and_machines_of_all_sessions(start, config, 
 
 def test_the_host_reads_from_the_device_at_log_points_only(start, config, monkeypatch):
     now, reads, array = SimpleNamespace(step=None), [], type(jnp.zeros(1))
-    add, value = train.MetricAverager.add, array._value  # what float(), int() and NumPy call for an array's numbers
+    add, value = MetricAverager.add, array._value  # what float(), int() and NumPy call for an array's numbers
 
     def count_step(self, metrics):
         now.step = (now.step or 0) + 1
@@ -81,11 +84,11 @@ def test_the_host_reads_from_the_device_at_log_points_only(start, config, monkey
         now.step = None
         return {"loss": 0.0, "accuracy": 0.0, "count": 1}
 
-    monkeypatch.setattr(train.MetricAverager, "add", count_step)
-    monkeypatch.setattr(train, "evaluate", evaluate)
+    monkeypatch.setattr(MetricAverager, "add", count_step)
+    monkeypatch.setattr(session, "evaluate", evaluate)
     monkeypatch.setattr(array, "_value", property(lambda self: reads.append(now.step) or value.fget(self)))
     start()
-    steps = Plan.of(config, TASKS[config.task](config)).steps
+    steps = TASKS[config.task](config).plan().steps
     assert steps >= 12
     assert set(reads) - {None} == {*range(5, steps, 5), steps}
 
@@ -93,8 +96,8 @@ def test_the_host_reads_from_the_device_at_log_points_only(start, config, monkey
 def test_a_run_ends_early_at_the_step_whose_evaluation_reaches_its_goal(config, start, monkeypatch):
     config.loop.eval_every, config.loop.stop_at, config.loop.eval_splits = 4, 0.9, ["val", "test"]
     found = iter([0.899, 0.95, 0.9, 0.1, 0.6])  # val and test at steps 4 and 8, then val
-    monkeypatch.setattr(train, "evaluate", lambda *_: {"loss": 0.0, "accuracy": next(found), "count": 1})
-    with pytest.raises(train.Stopped):
+    monkeypatch.setattr(session, "evaluate", lambda *_: {"loss": 0.0, "accuracy": next(found), "count": 1})
+    with pytest.raises(Stopped):
         start(signal.SIGTERM)
     record = start()
     assert (record.steps, record.epochs) == (8, 1)
@@ -118,7 +121,7 @@ def test_where_batches_cannot_be_read_the_run_saves_before_it_ends(
     def break_batches(*arguments):
         return SimpleNamespace(from_step=lambda step: broken(batches(*arguments), step))
 
-    ended = pytest.raises(train.Stopped, match="15") if number else pytest.raises(ReadError, match="image 7 is gone")
+    ended = pytest.raises(Stopped, match="15") if number else pytest.raises(ReadError, match="image 7 is gone")
     with monkeypatch.context() as patch, ended:
         patch.setattr(TASKS["arrow"], "batches", break_batches)
         start()
@@ -133,8 +136,16 @@ def test_where_batches_cannot_be_read_the_run_saves_before_it_ends(
 
 @pytest.mark.parametrize(("tie", "equal_is_best"), [("latest", True), ("earliest", False)])
 def test_of_equal_scores_the_config_says_which_is_best(tie, equal_is_best):
-    loop, best = LoopConfig(best_tie=tie), {"step": 2, "val": {"accuracy": 0.5}}
-    for accuracy, expected in ((0.25, False), (0.5, equal_is_best), (0.75, True)):
-        assert is_best({"val": {"accuracy": accuracy}}, best, loop, "accuracy") is expected
-    assert is_best({"val": {"accuracy": 0.0}}, None, loop, "accuracy")
-    assert not is_best({"val": {"accuracy": 1.0}}, None, LoopConfig(best_split=None), "accuracy")
+    def best_step(loop: LoopConfig, *accuracies: float) -> int | None:
+        run = RunState(steps=10, sizes={}, class_names=[])
+        for run.step, accuracy in enumerate(accuracies, 1):
+            run.add_evaluation({"val": {"accuracy": accuracy}}, loop, "accuracy")
+        assert (run.evaluated, run.steps) == (len(accuracies), 10)
+        return run.best and run.best["step"]
+
+    loop = LoopConfig(best_tie=tie)
+    assert best_step(loop, 0.0) == 1
+    assert best_step(loop, 0.5, 0.25) == 1
+    assert best_step(loop, 0.5, 0.5) == (2 if equal_is_best else 1)
+    assert best_step(loop, 0.5, 0.75) == 2
+    assert best_step(LoopConfig(best_split=None), 1.0) is None

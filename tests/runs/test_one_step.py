@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 
 from plstm.runs.compose import to_config
-from plstm.runs.identity import shared_config
-from plstm.runs.programs import compile_programs
 from plstm.tasks import TASKS
-from plstm.training.meshes import Layout, make_mesh
+from plstm.tasks.programs import Programs
+from plstm.training.plan import Plan
 from plstm.training.steps import init_state, named_leaves
 from tests.config.test_experiments import EXPERIMENTS, start_of
 
@@ -28,11 +27,11 @@ def test_one_step_changes_every_parameter_that_it_should(composed, tmp_path_fact
     words += OWN.get(node.model.family, [])
     words += [f"data.root={tmp_path_factory.getbasetemp()}"] if node.task in ("arrow", "imagenet") else []
     config = to_config(composed(*words))
-    task, layout = TASKS[config.task](config), Layout(make_mesh(config.optim.batch_size))
-    programs = compile_programs(shared_config(config), 20, 20, 0)
+    task = TASKS[config.task](config)
+    programs = Programs.of(task, Plan(20, 20, 0, 1, 1, 1, 1.0))
     _, state = init_state(task.build_model(config.seed), programs.optimizer)
     before = named_leaves(jax.tree.map(np.array, state.params))
-    batch = next(task.batches(layout).from_step(0))
+    batch = next(task.batches(programs.layout).from_step(0))
     state, metrics = programs.step(state, batch, jax.random.key(0))
     total, count = metrics.averaged["loss"]
     after = named_leaves(state.params)

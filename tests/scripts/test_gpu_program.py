@@ -12,7 +12,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 
 from plstm.errors import UserError
 from plstm.ops.grid import GridGates, plstm2d
-from plstm.runs.programs import compose_experiment
+from plstm.runs.experiments import compose_experiment
 from plstm.tasks import TASKS
 from plstm.training.meshes import MIN_SPLIT
 from scripts.benchmarks.gpu_program import GPUS, compile_step, count, part_of

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from omegaconf import OmegaConf
 
-from plstm.runs.programs import experiment_cost
+from plstm.runs.experiments import experiment_cost
 from plstm.studies.definitions import load_table
 from plstm.studies.records import Record, read_records, write_record
 from plstm.studies.sweeps import planned_runs

@@ -8,9 +8,10 @@ import re
 import jax
 import numpy as np
 
-from plstm.config import OptimConfig, build_optimizer
+from plstm.config import OptimConfig
 from plstm.models import EfficientNetConfig, Mamba2DConfig, SS2DConfig, ViLConfig, VisionConfig, build_model
 from plstm.training.meshes import Layout, make_mesh
+from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import init_state, make_predict, make_train_step
 from tests.training import classifying
 

@@ -16,13 +16,14 @@ import jax
 import numpy as np
 from flax import nnx
 
-from plstm.config import OptimConfig, build_optimizer
+from plstm.config import OptimConfig
 from plstm.models import VisionConfig, build_model
 from plstm.nn.layers import drop_path
 from plstm.ops import common
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.meshes import Layout, make_mesh
-from plstm.training.processes import Votes, from_main, is_main, start_processes
+from plstm.training.optimizers import build_optimizer
+from plstm.training.processes import SharedSignal, from_main, is_main, start_processes
 from plstm.training.steps import evaluate, init_state, make_predict, make_train_step
 from tests.drawing import fill
 from tests.training import classifying
@@ -87,8 +88,9 @@ def main(model: str, folder: Path, names: list[str]) -> None:
         assert info["from"] == name
         np.testing.assert_array_equal(flat(layout.local(restored)), states[name][1])
         jax.tree.map(lambda a, b: np.testing.assert_equal(a.sharding, b.sharding), restored, like)
-    votes, is_last = Votes(layout), jax.process_index() == jax.process_count() - 1
-    report["votes"] = [votes.cast(15 if n == 3 and is_last else 0) for n in range(8)]
+    shared = SharedSignal(layout)
+    is_last = jax.process_index() == jax.process_count() - 1
+    report["signals"] = [shared.any_process_signalled(15 if n == 3 and is_last else 0) for n in range(8)]
     report["from_main"] = from_main(100 + jax.process_index())
     if is_main():
         print(json.dumps(report))

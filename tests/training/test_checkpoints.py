@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from plstm.config import OptimConfig, build_optimizer
+from plstm.config import OptimConfig
 from plstm.errors import UserError
 from plstm.models import build_model
 from plstm.training import checkpoints
 from plstm.training.checkpoints import NO_SCORE, WITHOUT_CHECKSUM, Checkpoints, _damage
+from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import TrainState, init_state
 from tests.commands import biggest, flip
 from tests.models.vision_models import MODELS, tiny

@@ -69,6 +69,6 @@ def test_a_vector_is_a_metric_for_each_length_of_the_split(split):
 
 def test_the_line_that_is_printed():
     metrics = {"loss": 0.5, "accuracy@4": 1.0, "accuracy": 0.5, "count": 2}
-    assert describe("val", metrics, "rows") == "val       loss 0.500000  accuracy 0.500000  (2 rows)"
-    line = describe("val", {"top5": 0.5, "loss": 0.25, "accuracy": 0.7784, "count": 10_240}, "images")
-    assert line == "val       loss 0.250000  accuracy 0.778400  top5 0.500000  (10,240 images)"
+    assert describe("val", metrics) == "val       loss 0.5000  accuracy 0.5000"
+    line = describe("val", {"top5": 0.5, "loss": 0.25, "accuracy": 0.7784, "count": 10_240}, digits=6)
+    assert line == "val       loss 0.250000  accuracy 0.778400  top5 0.500000"

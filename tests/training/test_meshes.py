@@ -94,7 +94,7 @@ def test_two_processes_give_the_numbers_of_one_device(report, tmp_path):
     two = run_program("MLP", tmp_path / "two", ["2x1", "2x2"], processes=2, devices=1)
     for layout in ("2x1", "2x2"):
         assert_same_numbers(two[layout], report["1x1"])
-    assert two["votes"] == [0, 0, 0, 0, 0, 15, 0, 0]  # of process 1's fourth step, counted in its sixth
+    assert two["signals"] == [0, 0, 0, 0, 0, 15, 0, 0]  # of process 1's fourth step, counted in its sixth
     assert two["from_main"] == 100
 
 

@@ -10,7 +10,7 @@ from flax import nnx
 from plstm.config import OptimConfig, build_optimizer, decay_mask, epoch_schedule, learning_rate_schedule
 from plstm.models import VisionConfig, build_model
 from plstm.runs.cli import CONFIGS
-from plstm.runs.programs import compose_experiment
+from plstm.runs.experiments import compose_experiment
 from plstm.tasks import TASKS
 from plstm.training.steps import named_leaves
 

@@ -9,32 +9,36 @@ from rich.text import Text
 
 from plstm.training.progress import Progress, banner, print_plain
 
-VALUES = {"epoch": 1.5378, "loss": 0.4123, "accuracy": 0.8111, "examples_per_second": 3210.4}
-SHOWN = "epoch 1.54  loss 0.4123  accuracy 0.8111  3,210 images/s"
+VALUES = {"loss": 0.4123, "accuracy": 0.8111, "examples_per_second": 3210.4, "epoch": 1.5378}
+SHOWN = "loss 0.4123  accuracy 0.8111  3,210 images/s  epoch 1.54"
 
 
-def plain_console() -> Console:
-    return Console(file=io.StringIO(), force_terminal=False, width=40)
+def plain_console(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), force_terminal=False, width=width)
 
 
 def make(total: int, console: Console, start: int = 0, clock=lambda: 100.0) -> Progress:
     return Progress(total, start, "arrow [pLSTM]", "images", console, clock)
 
 
-def test_plain_line_shows_step_values_and_time_left():
+def test_plain_line_shows_steps_the_values_that_fit_and_the_time_left():
     console, clock = plain_console(), SimpleNamespace(now=100.0)
     with make(3000, console, clock=lambda: clock.now) as progress:
         progress.show(1100, VALUES)
         clock.now += 30
         progress.show(1200, {"gate_norm": 0.000123456})
         progress.show(3000, {})
-    # 100 steps took 30 seconds, so the other 1,800 take 540; the narrow console does not break the line.
+    # 100 steps took 30 seconds, so the other 1,800 take 540.
     assert console.file.getvalue().splitlines() == [
         "arrow [pLSTM]: compiling the training step",
-        f"arrow [pLSTM]: step 1,100/3,000  {SHOWN}  eta -:--:--",
-        "arrow [pLSTM]: step 1,200/3,000  gate_norm 0.0001235  eta 0:09:00",
-        "arrow [pLSTM]: step 3,000/3,000  eta 0:00:00",
+        "arrow [pLSTM]: 1,100/3,000  loss 0.4123  accuracy 0.8111  eta -:--:--",
+        "arrow [pLSTM]: 1,200/3,000  gate_norm 0.0001235  eta 0:09:00",
+        "arrow [pLSTM]: 3,000/3,000  eta 0:00:00",
     ]
+    wide = plain_console(120)
+    with make(3000, wide) as progress:
+        progress.show(1100, VALUES)
+    assert SHOWN in wide.file.getvalue()
 
 
 def test_plain_lines_come_at_most_every_so_often_and_for_the_last_step():
@@ -43,11 +47,11 @@ def test_plain_lines_come_at_most_every_so_often_and_for_the_last_step():
         for step in range(11, 101):
             progress.show(step, {"loss": 1.0})
             clock.now += 1.0
-    steps = [line.split()[3] for line in console.file.getvalue().splitlines()[1:]]
+    steps = [line.split()[2] for line in console.file.getvalue().splitlines()[1:]]
     assert steps == ["11/100", "41/100", "71/100", "100/100"]
 
 
-def test_in_eighty_columns_the_values_are_cut_and_neither_bar_nor_time():
+def test_in_eighty_columns_values_that_do_not_fit_are_left_out():
     live = dict(force_terminal=True, width=80, legacy_windows=False, _environ={"TERM": "xterm"})
     console, clock = Console(file=io.StringIO(), **live), SimpleNamespace(now=100.0)
     with make(3000, console, clock=lambda: clock.now) as progress:
@@ -59,8 +63,8 @@ def test_in_eighty_columns_the_values_are_cut_and_neither_bar_nor_time():
         progress.refresh()
     shown = Text.from_ansi(console.file.getvalue()).plain.splitlines()[-1]
     assert "compiling the training step" in first and "0:09:00" not in first
-    assert len(shown) <= 80 and shown.startswith("arrow [pLSTM] ━━━━━━") and shown.endswith("… 0:09:00")
-    assert "step 1,200/3,000  epoch 1.54" in shown
+    assert len(shown) <= 80 and shown.startswith("arrow [pLSTM] ━━━━━━") and shown.endswith(" 0:09:00")
+    assert "1,200/3,000  loss 0.4123" in shown and "…" not in shown
 
 
 def test_live_bar_shows_the_same_values_and_stops_on_errors():
@@ -74,13 +78,13 @@ def test_live_bar_shows_the_same_values_and_stops_on_errors():
         print_plain(console, text)
         raise RuntimeError
     shown = console.file.getvalue()
-    assert "arrow [pLSTM]" in shown and f"step 1,200/3,000  {SHOWN}" in shown and text in shown
+    assert "arrow [pLSTM]" in shown and f"1,200/3,000  {SHOWN}" in shown and text in shown
     # The cursor, hidden while the bar is live, is shown again.
     assert shown.rstrip().rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")
 
 
-def test_banner_is_aligned_lines_and_a_quiet_console_shows_nothing():
-    console, quiet = plain_console(), Console(file=io.StringIO(), quiet=True)
+def test_banner_is_aligned_and_folded_and_a_quiet_console_shows_nothing():
+    console, quiet = plain_console(40), Console(file=io.StringIO(), quiet=True)
     long = "128 = 1 device x 128 images, which is more than this console's width"
     for each in (console, quiet):
         banner("arrow [s43]", [("devices", "1 x cpu [0]"), ("global batch", long)], each)
@@ -90,5 +94,8 @@ def test_banner_is_aligned_lines_and_a_quiet_console_shows_nothing():
     assert console.file.getvalue().splitlines() == [
         "arrow [s43]",
         "  devices       1 x cpu [0]",
-        "  global batch  " + long,
+        "  global batch  128 = 1 device x 128",
+        "                images, which is more",
+        "                than this console's",
+        "                width",
     ]

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from plstm.config import OptimConfig, build_optimizer
+from plstm.config import OptimConfig
 from plstm.training.meshes import Layout, make_mesh
-from plstm.training.steps import in_parts, init_state, make_predict, make_train_step
+from plstm.training.optimizers import build_optimizer
+from plstm.training.steps import in_microbatches, init_state, make_predict, make_train_step
 from tests.models.vision_models import MODELS, filled, tiny
 from tests.ops.comparing import assert_close
 from tests.training import classifying
@@ -17,12 +18,12 @@ LR = 1e-2
 LAYOUT = Layout(make_mesh(8))
 
 
-def make_step(model, parts=1):
+def make_step(model, microbatches=1):
     """A fresh state and the step, a function of (state, batch) and of a seed."""
     schedule = lambda step: LR * (1 + step / 1000)  # noqa: E731
     optimizer = build_optimizer(OptimConfig(), schedule)
     graphdef, state = init_state(model, optimizer)
-    step = make_train_step(graphdef, optimizer, schedule, classifying.loss, layout=LAYOUT, parts=parts)
+    step = make_train_step(graphdef, optimizer, schedule, classifying.loss, layout=LAYOUT, microbatches=microbatches)
     return jax.device_get(state), lambda state, batch, seed=0: step(state, batch, jax.random.key(seed))
 
 
@@ -74,11 +75,11 @@ def test_gradients_are_clipped_and_their_norm_is_taken_before(trained):
     assert clipped == pytest.approx(min(1.0, float(trained["metrics"].latest["gradient_norm"])), rel=1e-4)
 
 
-def test_a_batch_in_parts_takes_the_same_step(batch):
+def test_a_batch_in_microbatches_takes_the_same_step(batch):
     """Up to rounding: of sums in another order, which Adam's first step magnifies where a gradient is nearly zero."""
     found = []
-    for parts in (1, 4):
-        state, step = make_step(filled(tiny(classes=2)), parts)
+    for count in (1, 4):
+        state, step = make_step(filled(tiny(classes=2)), count)
         after, metrics = jax.device_get(step(put(state), batch))
         found.append(
             {"mean gradient": after.opt_state[1].mu, "metrics": metrics._replace(latest={}), "step": after.step}
@@ -87,11 +88,13 @@ def test_a_batch_in_parts_takes_the_same_step(batch):
     assert_close(found[1], found[0], 2e-5)
 
 
-def test_parts_have_keys_of_their_own():
+def test_microbatches_have_keys_of_their_own():
     def gradient(params, statistics, batch, key):
         return (jax.random.uniform(key), ({}, None)), params
 
-    (mean, _), grads = jax.jit(in_parts(gradient, 2))(jnp.float32(3), None, {"x": jnp.zeros(4)}, jax.random.key(0))
+    (mean, _), grads = jax.jit(in_microbatches(gradient, 2))(
+        jnp.float32(3), None, {"x": jnp.zeros(4)}, jax.random.key(0)
+    )
     draws = [jax.random.uniform(jax.random.fold_in(jax.random.key(0), n)) for n in range(2)]
     assert float(mean) == pytest.approx(float(sum(draws)) / 2) and float(grads) == 3
 

@@ -23,14 +23,14 @@ RUN = dict(id="0123abcd", name="arrow-plstm-s43", group="arrow", job_type="train
 
 
 def lines_until(step: int) -> list[dict]:
-    writer = MetricsWriter(Path(os.devnull), enabled=False)
+    writer = MetricsWriter(Path(os.devnull), [], enabled=False)
     for number in range(1, step + 1):
         writer.write(number, number / 390.5, "train", {"loss": 1 / number, "norm": np.float32(0.5), "gate": math.nan})
     return writer.lines
 
 
 def test_the_file_has_every_line_and_null_for_what_is_not_finite(tmp_path):
-    writer = MetricsWriter(tmp_path / "metrics.jsonl")
+    writer = MetricsWriter(tmp_path / "metrics.jsonl", [])
     assert not list(tmp_path.iterdir()), "nothing was written yet"
     for line in lines_until(3):
         writer.write(*(line[name] for name in ("step", "epoch", "split")), {"loss": line["loss"], "mark": math.inf})
@@ -79,7 +79,7 @@ def test_full_disk_names_the_path(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.symlink_to("/dev/full")
     with pytest.raises(UserError, match=r"metrics\.jsonl: No space left on device; free space"):
-        MetricsWriter(path).write(1, 0.1, "train", {"loss": 1.0})
+        MetricsWriter(path, []).write(1, 0.1, "train", {"loss": 1.0})
 
 
 def run_script(folder: Path, script: str, *arguments: str, **environment: str) -> tuple[str, str]:

@@ -3,8 +3,8 @@ from flax import nnx
 from PIL import Image
 
 from plstm.models.vision import VisionConfig, VisionModel
-from plstm.tasks import vision
-from plstm.tasks.vision import draw_gating, draw_samples
+from plstm.runs import pictures
+from plstm.runs.pictures import draw_gating, draw_samples
 from tests.studies.conftest import svg_texts
 
 
@@ -36,7 +36,7 @@ def test_gating_shows_sign_scale_and_source(tmp_path, monkeypatch):
     y, x = np.mgrid[:12, :12]
     pattern = np.where((y >= 6) & (x >= 6), 0.5 ** (y - 6) * (-0.7) ** (x - 6.0), 0.0)[None]
     patterns = [("P", np.zeros((1, 12, 12))), ("D", pattern), ("P", pattern)]
-    monkeypatch.setattr(vision, "find_flow", lambda *arguments: patterns)
+    monkeypatch.setattr(pictures, "capture_flow", lambda *arguments: patterns)
     model = VisionModel(VisionConfig(image_size=24, patch_size=2, dim=16, depth=2, heads=1, classes=2), nnx.Rngs(0))
     (png,) = draw_gating(model, np.zeros((24, 24, 3), np.float32), tmp_path / "gating")
     texts = svg_texts(png.with_suffix(".svg"))
@@ -45,5 +45,5 @@ def test_gating_shows_sign_scale_and_source(tmp_path, monkeypatch):
     image = pixels(png).astype(int)
     red, blue = image[..., 0] - image[..., 2], image[..., 2] - image[..., 0]
     assert (red > 80).any() and (blue > 80).any()
-    monkeypatch.setattr(vision, "find_flow", lambda *arguments: [("attention", pattern)])
+    monkeypatch.setattr(pictures, "capture_flow", lambda *arguments: [("attention", pattern)])
     assert draw_gating(model, np.zeros((24, 24, 3), np.float32), tmp_path / "none") == []

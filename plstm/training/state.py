@@ -1,0 +1,76 @@
+"""What a run carries from session to session beside its arrays: how far it is, what it has measured, and where."""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from plstm.config import LoopConfig
+from plstm.errors import UserError
+
+Found = dict[str, dict[str, float]]  # split -> metric -> value
+
+
+@dataclass
+class RunState:
+    """The JSON part of a checkpoint. A session is one process's work on the run, from its start to its end."""
+
+    steps: int  # the last one: as planned, or earlier where loop.stop_at was reached
+    sizes: dict[str, int]  # of the model, see `Task.sizes`
+    class_names: list[str]
+    step: int = 0  # taken
+    evaluated: int = 0  # the last step at which the run was evaluated
+    best: dict[str, Any] | None = None  # {"step": n, split: {metric: value}} of the best evaluation
+    final: Found | None = None  # of loop.final_splits at the run's end
+    seconds: float = 0.0  # of all sessions, up to the last checkpoint
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    sessions: list[dict[str, Any]] = field(default_factory=list)  # {"since": step, **environment}, where it changed
+    averages: dict[str, Any] = field(default_factory=dict)  # `MetricAverager.state`
+    lines: list[dict[str, Any]] = field(default_factory=list)  # of metrics.jsonl
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> Self:
+        """Raises UserError for the state that other code has saved."""
+        names = {each.name for each in dataclasses.fields(cls)}
+        if missing := sorted(names - saved.keys()):
+            raise UserError(f"this checkpoint was written by other code, without {missing[0]}; train the run anew")
+        return cls(**{name: saved[name] for name in names})
+
+    def to_json(self) -> dict[str, Any]:
+        """A copy of its own, as checkpoints are written while the run goes on."""
+        return vars(self) | {"sessions": [*self.sessions], "lines": [*self.lines]}
+
+    def begin_session(self, environment: dict[str, Any]) -> None:
+        last = {name: value for name, value in (self.sessions or [{}])[-1].items() if name != "since"}
+        if last != environment:
+            self.sessions.append({"since": self.step, **environment})
+
+    def add_evaluation(self, found: Found, loop: LoopConfig, metric: str) -> None:
+        """Notes an evaluation at this step: whether it is the best, and whether it ends the run."""
+        self.evaluated = self.step
+        if self._is_best(found, loop, metric):
+            self.best = {"step": self.step, **found}
+        reached = found.get(loop.eval_splits[0], {}).get(metric, -math.inf)
+        if loop.stop_at is not None and reached >= loop.stop_at:
+            self.steps = self.step
+
+    def _is_best(self, found: Found, loop: LoopConfig, metric: str) -> bool:
+        """Ties are broken by loop.best_tie."""
+        if loop.best_split is None or self.best is None:
+            return loop.best_split is not None
+        new = found[loop.best_split][metric]
+        old = self.best[loop.best_split][metric]
+        return new > old or (new == old and loop.best_tie == "latest")
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Of the session under way."""
+        return {name: value for name, value in self.sessions[-1].items() if name != "since"}
+
+    @property
+    def earlier(self) -> list[dict[str, Any]]:
+        """The environments of earlier sessions, each {"until": its last step, **environment}."""
+        ends = [session["since"] for session in self.sessions[1:]]
+        environments = [session | {"until": end} for session, end in zip(self.sessions, ends, strict=False)]
+        return [{name: value for name, value in each.items() if name != "since"} for each in environments]
