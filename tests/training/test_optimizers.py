@@ -7,11 +7,12 @@ import optax
 import pytest
 from flax import nnx
 
-from plstm.config import OptimConfig, build_optimizer, decay_mask, epoch_schedule, learning_rate_schedule
+from plstm.config import OptimConfig
 from plstm.models import VisionConfig, build_model
 from plstm.runs.cli import CONFIGS
 from plstm.runs.experiments import compose_experiment
 from plstm.tasks import TASKS
+from plstm.training.optimizers import build_optimizer, decay_mask, epoch_schedule, learning_rate_schedule
 from plstm.training.steps import named_leaves
 
 STEPS, WARMUP = 39_050, 781
