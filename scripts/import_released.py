@@ -24,10 +24,10 @@ from plstm.config import Config
 from plstm.errors import UserError, first_line, run_script
 from plstm.files import write_errors, write_file
 from plstm.models import VisionConfig
-from plstm.models.released import from_released, infer_config, to_released
 from plstm.runs.cli import check_overrides
 from plstm.runs.experiments import compose_experiment
 from plstm.runs.identity import run_name
+from plstm.runs.released import from_released, infer_config, to_released
 from plstm.runs.weights import Info, from_checkpoint, save_safetensors
 from plstm.tasks import TASKS
 from scripts.common import Parser, machine_folder

@@ -15,7 +15,7 @@ from tests.fork_server import wait_for
 PAGE = (ROOT / "docs" / "add-your-own.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r"```(?:python|yaml)\n# ([^\n]+)\n(.*?)```", PAGE, re.DOTALL))
 IMPORTS = {
-    "plstm/models/__init__.py": "from plstm.models.running import RunningConfig, build_running\n",
+    "plstm/models/registry.py": "from plstm.models.running import RunningConfig, build_running\n",
     "plstm/tasks/__init__.py": "from plstm.tasks.majority import MajorityTask\n",
 }
 

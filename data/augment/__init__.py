@@ -1,1 +1,1 @@
-"""ImageNet augmentation on the host: Pillow and numpy, no device. Mixing and erasing are in `plstm.tasks.imagenet`."""
+"""ImageNet augmentation: of images on the host with Pillow and numpy, and of batches on the device (`mixing`)."""

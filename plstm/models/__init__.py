@@ -1,73 +1,29 @@
-"""Models by family: a config, a builder and the kind of input it takes. A run chooses by `model.family`.
+"""Models of images, graphs and sequences.
 
 model = build_model(VisionConfig(image_size=192, classes=2), 0)  # an integer or a jax.random key
 logits = model(images)  # a deterministic pass
 logits = model(images, key=key)  # a training pass: it may draw from `key` and update running statistics
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
-
-import jax
-from flax import nnx
-
-from plstm.models.efficientnet import EfficientNet, EfficientNetConfig
-from plstm.models.flops import efficientnet_flops, forward_flops, mamba2d_flops, ss2d_flops, vil_flops
-from plstm.models.graph import GraphConfig, build_graph_model
-from plstm.models.languages import LanguageConfig, build_language_model
-from plstm.models.mamba2d import Mamba2D, Mamba2DConfig
-from plstm.models.sequence import SequenceConfig, build_sequence_model
-from plstm.models.ss2d import SS2DConfig, SS2DModel
-from plstm.models.vil import ViL, ViLConfig
+from plstm.models.efficientnet import EfficientNetConfig
+from plstm.models.graph import GraphConfig
+from plstm.models.languages import LanguageConfig
+from plstm.models.mamba2d import Mamba2DConfig
+from plstm.models.registry import MODELS, Family, build_model, named_variables
+from plstm.models.sequence import SequenceConfig
+from plstm.models.ss2d import SS2DConfig
+from plstm.models.vil import ViLConfig
 from plstm.models.vision import VisionConfig, VisionModel
-from plstm.nn.layers import resize
-from plstm.nn.maps import bicubic
-
-
-class Family(NamedTuple):
-    """What the rest of the code knows of a family of models."""
-
-    config: type  # a dataclass with a default for every field, among them `family`, and a `check` that raises UserError
-    build: Callable[[Any, Mapping[str, int], jax.Array | int], nnx.Module]  # sizes: those that only the data know
-    inputs: str  # what a batch holds, as in `Task.inputs`
-    flops: Callable[[Any], int] | None = None  # of one example's forward pass; None: nobody counts them
-    resize: Callable[[jax.Array, tuple[int, int]], jax.Array] = resize  # its position embedding, for another grid
-
-
-MODELS: dict[str, Family] = {
-    "vision": Family(VisionConfig, lambda config, _, key: VisionModel(config, nnx.Rngs(key)), "images", forward_flops),
-    "efficientnet": Family(
-        EfficientNetConfig, lambda config, _, key: EfficientNet(config, nnx.Rngs(key)), "images", efficientnet_flops
-    ),
-    "mamba2d": Family(Mamba2DConfig, lambda config, _, key: Mamba2D(config, nnx.Rngs(key)), "images", mamba2d_flops),
-    "ss2d": Family(SS2DConfig, lambda config, _, key: SS2DModel(config, nnx.Rngs(key)), "images", ss2d_flops),
-    "vil": Family(ViLConfig, lambda config, _, key: ViL(config, nnx.Rngs(key)), "images", vil_flops, resize=bicubic),
-    "graph": Family(GraphConfig, build_graph_model, "graphs"),
-    "sequence": Family(SequenceConfig, build_sequence_model, "tokens"),
-    "language": Family(LanguageConfig, build_language_model, "languages"),
-}
-
-
-def build_model(config: Any, key: jax.Array | int, sizes: Mapping[str, int] = MappingProxyType({})) -> nnx.Module:
-    """The model of a config, its parameters drawn from `key` (an integer or a jax.random key). Raises UserError naming
-    the key where the config does not fit together."""
-    config.check()
-    return MODELS[config.family].build(config, sizes, key)
-
-
-def named_variables(state: nnx.State) -> dict[str, nnx.Variable]:
-    """A model's variables by their dotted names, such as head.kernel."""
-    return {".".join(map(str, path)): variable for path, variable in nnx.to_flat_state(state)}
-
 
 __all__ = [
     "MODELS",
     "EfficientNetConfig",
     "Family",
     "GraphConfig",
+    "LanguageConfig",
     "Mamba2DConfig",
     "SS2DConfig",
+    "SequenceConfig",
     "ViLConfig",
     "VisionConfig",
     "VisionModel",

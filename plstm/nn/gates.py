@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from plstm.ops.common import HIGHEST, in_place, matmul
-from plstm.ops.grid import GridGates
+from plstm.ops.common import HIGHEST, matmul
+from plstm.ops.grid import GridGates, cpu
 
 SOURCE_BIAS, MARK_BIAS, DIRECT_BIAS, TRANSITION_BIAS = -4.0, -4.0, -6.0, 1.0  # Table 2
 TRANSITION_SCALE, ORIENTATION_BIASES = 5.0, (-2.0, 2.0)
@@ -57,7 +57,7 @@ class PModeGates(nnx.Module):
     t_r* = gamma alpha, t_d* = gamma (1 - alpha), s_r = alpha source, s_d = (1 - alpha) source; no path weighs above 1.
     """
 
-    mode, structure = "P", "rank_one"
+    mode, structure = "P", "shared_incoming"
 
     def __init__(self, dim: int, heads: int, *, released: bool, bias_only: bool, weight_init, rngs: nnx.Rngs):
         self.released, biases = released, [SOURCE_BIAS, TRANSITION_BIAS, MARK_BIAS]
@@ -80,7 +80,7 @@ class PModeGates(nnx.Module):
 class DModeGates(nnx.Module):
     """Diffusive distribution: t_ru is zero everywhere, so that any two edges are joined by at most one path."""
 
-    mode, structure = "D", "no_ru"
+    mode, structure = "D", "d_mode"
 
     def __init__(self, dim: int, heads: int, *, bias_only: bool, weight_init, rngs: nnx.Rngs):
         biases = [SOURCE_BIAS] * 2 + [TRANSITION_BIAS] * 3 + [MARK_BIAS] * 2
@@ -94,15 +94,10 @@ class DModeGates(nnx.Module):
         return _batch_first(GridGates(s_r, s_d, t_rl, jnp.zeros_like(t_rl), t_dl, t_du, m_l, m_u))
 
 
-# CPUs compute fast along the fastest axis of memory; on one, between these two functions, it is that of the batch.
-def _batch_is_last() -> bool:
-    return jax.default_backend() == "cpu" and jax.device_count() == 1
-
-
 def _channels_first(x: jax.Array) -> jax.Array:
     """[..., Y, X, dim] -> float32 [dim, ..., Y, X], on one CPU [dim, Y, X, ...]."""
     x = jnp.moveaxis(x.astype(jnp.float32), -1, 0)
-    return in_place(jnp.moveaxis(x, (-2, -1), (1, 2))) if _batch_is_last() else x
+    return cpu.in_place(jnp.moveaxis(x, (-2, -1), (1, 2))) if cpu.keeps_batch_last() else x
 
 
 def _by_direction(gates: jax.Array, channels: jax.Array) -> jax.Array:
@@ -112,6 +107,6 @@ def _by_direction(gates: jax.Array, channels: jax.Array) -> jax.Array:
 
 def _batch_first(gates: GridGates) -> GridGates:
     """Of each, what `_by_direction` returns -> [..., heads, 4, Y, X]."""
-    if _batch_is_last():
+    if cpu.keeps_batch_last():
         gates = jax.tree.map(lambda gate: jnp.moveaxis(gate, (2, 3), (-2, -1)), gates)
     return jax.tree.map(lambda gate: jnp.moveaxis(gate, (0, 1), (-4, -3)), gates)

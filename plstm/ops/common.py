@@ -1,33 +1,17 @@
-"""What the operators share: checks of their arguments, the gates' dtype, attention with a gating matrix, and chunks of
-batch x heads, so small that their tensors stay in a CPU's cache (`scripts/benchmark.py chunks` measures it)."""
+"""What operators share: checks of arguments, the gates' dtype, products, attention with a gating matrix, chunks."""
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+import operator
+from collections.abc import Callable, Iterable
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
-
-from plstm.files import core_count
 
 HIGHEST = lax.Precision.HIGHEST  # the default of GPUs and TPUs multiplies float32 in fewer bits
 product = partial(jnp.einsum, precision=HIGHEST)  # of gates
-# Measured on two cores, on grids of 6 x 6 to 48 x 48.
-BYTES_PER_CORE = 2**19  # of a chunk's gating matrices: a quarter of a usual second-level cache holds a few such tensors
-MIN_CHUNKS = 12  # with fewer, computing again costs more than the cache saves
-MIN_ENTRIES = 2  # in a chunk; a single one is slower in D-mode
-
-
-class DagGates(NamedTuple):
-    """The gates of a DAG of E edges and L line edges, or those of a sequence, each [..., T]."""
-
-    source: Array  # [..., E]
-    transition: Array  # [..., L]
-    mark: Array  # [..., E]
 
 
 def split_over_devices(function: Callable[..., Array], batch: int) -> Callable[..., Array]:
@@ -39,8 +23,8 @@ def split_over_devices(function: Callable[..., Array], batch: int) -> Callable[.
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or batch % mesh.size:
         return function
-    rows = PartitionSpec(mesh.axis_names)
-    return jax.shard_map(function, in_specs=rows, out_specs=rows, check_vma=False)
+    batch_axis = PartitionSpec(mesh.axis_names)
+    return jax.shard_map(function, in_specs=batch_axis, out_specs=batch_axis, check_vma=False)
 
 
 def accumulation_dtype(*arrays: Array) -> jnp.dtype:
@@ -58,7 +42,8 @@ def matmul(a: Array, b: Array, precision=None) -> Array:
 
 
 def _matmul_backward(precision, saved, cotangent):
-    (a, b), multiply = saved, partial(jnp.matmul, precision=precision)
+    a, b = saved
+    multiply = partial(jnp.matmul, precision=precision)
     if a.shape[-1] <= cotangent.shape[-1]:
         d_b = multiply(_turn(a), cotangent)
     else:
@@ -94,6 +79,11 @@ def _accumulate_backward(subscripts, dtype, saved, cotangent):
 accumulate.defvjp(lambda subscripts, a, b, dtype: (accumulate(subscripts, a, b, dtype), (a, b)), _accumulate_backward)
 
 
+def add_up(arrays: Iterable[Array]) -> Array:
+    """The sum of one or more arrays, one after another: XLA's CPU backend adds slices faster than it sums an axis."""
+    return reduce(operator.add, arrays)
+
+
 def direct_term(q: Array, k: Array, v: Array, direct: Array, scale: float) -> Array:
     """What each node receives from itself: direct [...] times the scaled similarity of its q and k, times its v."""
     return (scale * direct * (q.astype(direct.dtype) * k).sum(-1))[..., None] * v
@@ -104,7 +94,7 @@ def small_product(left: Array, right: Array) -> Array:
     """Matrix products [I, J, ...] times [J, K, ...] -> [I, K, ...], written out: many tiny ones are slow otherwise.
 
     Reverse-mode derivatives only: JAX's own are sums over axes of a few entries, which are slow on CPUs."""
-    return sum(left[:, j, None] * right[j] for j in range(len(right)))
+    return add_up(left[:, j, None] * right[j] for j in range(len(right)))
 
 
 def _small_product_backward(saved, cotangent):
@@ -113,20 +103,6 @@ def _small_product_backward(saved, cotangent):
 
 
 small_product.defvjp(lambda left, right: (small_product(left, right), (left, right)), _small_product_backward)
-
-
-def in_place(tensor: Array) -> Array:
-    """Fixes the layout in memory to the order of the axes. XLA would turn a transposition beside a loop or a product
-    into another layout of what these read or write."""
-    return with_layout_constraint(tensor, Layout(major_to_minor=tuple(range(tensor.ndim))))
-
-
-def num_chunks(batch_heads: int, matrix_bytes: int) -> int:
-    """Number of chunks for so many entries whose gating matrices have `matrix_bytes` each; 1 except on CPUs."""
-    if jax.default_backend() != "cpu":
-        return 1
-    chunks = batch_heads * matrix_bytes // (BYTES_PER_CORE * core_count())
-    return max(min(chunks, batch_heads // MIN_ENTRIES), 1) if chunks >= MIN_CHUNKS else 1
 
 
 def chunked_map(function: Callable, arguments: tuple, chunks: int, leading: int = 1) -> Array:

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import DagGates as SequenceGates
 from plstm.ops.common import (
     accumulation_dtype,
     attend,
@@ -15,6 +14,7 @@ from plstm.ops.common import (
     product,
     small_product,
 )
+from plstm.ops.dag.gates import DagGates as SequenceGates
 from plstm.ops.scans import METHODS, cast, check_chunk, scan_chunks, scan_steps, split_chunks
 
 

@@ -13,7 +13,8 @@ from flax import nnx
 from plstm.config import Config, LoopConfig
 from plstm.errors import UserError
 from plstm.limits import Root, Workers
-from plstm.models import MODELS, build_model
+from plstm.models import build_model
+from plstm.training.flops import forward_flops
 from plstm.training.meshes import Layout
 from plstm.training.plan import Plan
 from plstm.training.steps import Batch, Batches, Metrics, Split
@@ -107,9 +108,8 @@ class Task:
         return build_model(self.config.model, key, self.sizes)
 
     def flops(self) -> int | None:
-        """Operations of one example's forward pass; None if not counted."""
-        count = MODELS[self.config.model.family].flops
-        return count(self.config.model) if count else None
+        """Operations of one example's forward pass; None if not implemented for the model."""
+        return forward_flops(self.config.model)
 
     def logits(self, model: nnx.Module, batch: Batch) -> jax.Array:
         """A deterministic pass: float32 [batch, ...]. Traced."""

@@ -19,11 +19,11 @@ from PIL import Image
 from data import decoding
 from data.augment.recipes import RECIPES
 from data.augment.views import augment, view_rng
-from plstm.models import MODELS as FAMILIES
 from plstm.models import VisionConfig, build_model
 from plstm.ops.grid import plstm2d
 from plstm.runs.experiments import compose_experiment
 from plstm.tasks import TASKS
+from plstm.training.flops import forward_flops
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import evaluate, init_state, make_predict, make_train_step
@@ -66,7 +66,7 @@ def compiled_step(config: Any, batch: int) -> tuple[Callable, Row]:
     labels = rng.integers(config.classes, size=batch, dtype=np.int32)
     inputs = training.layout.place_rows({"image": images, "label": labels})
     training.run, report = compile_step(training.run, (training.state, inputs, training.key))
-    return partial(training.step, inputs), report | {"flops": 3 * batch * FAMILIES[config.family].flops(config)}
+    return partial(training.step, inputs), report | {"flops": 3 * batch * forward_flops(config)}
 
 
 def compare_models(configs: dict[str, Any], batch: int, repeats: int) -> dict[str, Row]:
@@ -133,7 +133,7 @@ def measure_memory(repeats: int, sizes=(192, 384), grid=48, batch=8) -> Iterator
             memory = found["recomputed"]["memory_bytes"] / found["kept"]["memory_bytes"]
             times = ratio(found, "recomputed", "kept", "time_ratio")
             yield {"what": f"{name}, {size} pixels", **found, "memory_ratio": memory, **times}
-    for structure in ("rank_one", "no_ru"):
+    for structure in ("shared_incoming", "d_mode"):
         arguments = ops.draw_operator_inputs(structure, grid, batch)
         row = {"what": f"operator, {structure}, {grid}x{grid}"}
         for method in ("parallel", "chunkwise"):

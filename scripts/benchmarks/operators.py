@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from plstm.ops.common import num_chunks
-from plstm.ops.grid import FORMS, STRUCTURES, GridGates, by_matrix, plstm2d
+from plstm.ops.grid import FORMS, STRUCTURES, GridGates, plstm2d
+from plstm.ops.grid.cpu import num_chunks
+from plstm.ops.grid.matrix import by_matrix
 from scripts.common import positive
 
 Row = dict[str, Any]
@@ -88,10 +89,10 @@ def draw_operator_inputs(structure: str, grid: int, batch: int, heads: int = HEA
     s_r, s_d, m_l, m_u = jax.random.uniform(next(keys), (4, *shape))
     transitions = {  # t_rl, t_ru, t_dl, t_du
         "general": (decay_l * angle_l, decay_u * angle_u, decay_l * (1 - angle_l), decay_u * (1 - angle_u)),
-        "rank_one": (decay_l * angle_l, decay_l * angle_l, decay_l * (1 - angle_l), decay_l * (1 - angle_l)),
-        "no_ru": (decay_l, jnp.zeros(shape), decay_l, decay_u),
+        "shared_incoming": (decay_l * angle_l, decay_l * angle_l, decay_l * (1 - angle_l), decay_l * (1 - angle_l)),
+        "d_mode": (decay_l, jnp.zeros(shape), decay_l, decay_u),
     }[structure]
-    gates = GridGates(s_r, s_d, *transitions, m_l, m_l if structure == "rank_one" else m_u)
+    gates = GridGates(s_r, s_d, *transitions, m_l, m_l if structure == "shared_incoming" else m_u)
     return q, k, v, gates, jax.random.uniform(next(keys), lead), cotangent
 
 
@@ -141,11 +142,11 @@ def side_x_images(text: str) -> tuple[int, int]:
 
 
 def measure_forms(repeats: int, structures=STRUCTURES, grids=(12, 24, 32, 48), batches=(1, 3)) -> Iterator[Row]:
-    """The operator in every form by structure, batch and grid: what `plstm.ops.grid.TABLE` is written from."""
+    """The operator in every form by structure, batch and grid, for FASTEST_FORM of `plstm.ops.grid.cpu`."""
     backend = jax.default_backend()
     methods = ["chunkwise", "fused"] if backend == "gpu" else ["chunkwise"]
     for structure, batch, grid in itertools.product(structures, batches, grids):
-        made = [form for form in FORMS[structure] if form != "batch_minor" or backend == "cpu"]  # made for CPUs
+        made = [form for form in FORMS[structure] if form != "cpu" or backend == "cpu"]  # made for CPUs
         forms = {form: partial(by_matrix, structure=structure, form=form) for form in made}
         forms |= {method: partial(plstm2d, structure=structure, method=method) for method in methods}
         found = compare_operators(forms, draw_operator_inputs(structure, grid, batch), repeats)

@@ -7,7 +7,7 @@ from flax import nnx
 
 from plstm.models import build_model
 from plstm.models.vision import gate_statistics
-from plstm.ops.grid.oracle import gating_matrix_oracle
+from plstm.ops.grid import gating_matrix_oracle
 from plstm.runs.pictures import capture_flow
 from tests.models.vision_models import MODELS, draw_images, filled, tiny
 

@@ -8,7 +8,7 @@ from flax import nnx
 from scipy.special import expit
 
 from plstm.nn.gates import DModeGates, GroupedGates, Orientation, PModeGates
-from plstm.ops.grid.oracle import gating_matrix_oracle
+from plstm.ops.grid import gating_matrix_oracle
 from tests.drawing import fill, normal
 
 DIM, HEADS = 32, 2

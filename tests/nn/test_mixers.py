@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from plstm.models.vision import AttentionMixer, PLSTMMixer
-from plstm.ops.grid.oracle import plstm2d_oracle
+from plstm.ops.grid import plstm2d_oracle
 from tests.drawing import fill, normal
 
 DIM, HEADS, GRID = 32, 2, (3, 4)

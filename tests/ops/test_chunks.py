@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plstm.ops.common import chunked_map, num_chunks
-from plstm.ops.grid import by_matrix
-from plstm.ops.grid.oracle import plstm2d_oracle
+from plstm.ops.common import chunked_map
+from plstm.ops.grid import plstm2d_oracle
+from plstm.ops.grid.cpu import num_chunks
+from plstm.ops.grid.matrix import by_matrix
 from scripts.benchmarks.operators import draw_operator_inputs
 
 from .comparing import assert_close, outputs_and_gradients
@@ -20,13 +21,13 @@ def in_chunks(structure, form, number):
     return functools.partial(by_matrix, structure=structure, form=form, chunks=number)
 
 
-SLOW = [("rank_one", "batch_minor", 2), ("rank_one", "batch_minor", 7), ("general", "row_transfer", 4)]
+SLOW = [("shared_incoming", "cpu", 2), ("shared_incoming", "cpu", 7), ("general", "row_transfer", 4)]
 
 
 # Of seven entries: four and three, with one of padding; two each, with one; one each.
 @pytest.mark.parametrize(
     ("structure", "form", "number"),
-    [("no_ru", "batch_minor", 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
+    [("d_mode", "cpu", 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
 def test_the_numbers_of_the_recurrence(x64, structure, form, number):
     inputs = draw_operator_inputs(structure, grid=4, batch=1, heads=7, dim=5)
@@ -60,10 +61,10 @@ def test_chunks_by_cores_and_size(monkeypatch):
 
 
 def test_a_large_batch_takes_little_memory():
-    inputs = draw_operator_inputs("rank_one", grid=6, batch=64, heads=8, dim=4)
+    inputs = draw_operator_inputs("shared_incoming", grid=6, batch=64, heads=8, dim=4)
 
     def temporary(number):
-        function = jax.value_and_grad(lambda *values: in_chunks("rank_one", "auto", number)(*values).sum())
+        function = jax.value_and_grad(lambda *values: in_chunks("shared_incoming", "auto", number)(*values).sum())
         return jax.jit(function).lower(*inputs[:5]).compile().memory_analysis().temp_size_in_bytes
 
     assert temporary(16) < temporary(1) / 4

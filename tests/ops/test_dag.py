@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plstm.ops import dag as dag_module
-from plstm.ops.dag import Dag, DagGates, normalise_transitions, pack, plstm_dag, plstm_dag_oracle
+from plstm.ops.dag import Dag, DagGates, dispatch, normalise_transitions, pack, plstm_dag, plstm_dag_oracle
 from plstm.ops.sequence import SequenceGates, plstm1d
 
 from .comparing import assert_close, check, check_bfloat16, draw_dag, draw_transition, outputs_and_gradients
@@ -146,7 +145,10 @@ def test_normalised_transitions_sum_to_less_than_one(norm, shared):
 def test_auto_chooses_by_backend_and_size(monkeypatch):
     small, wide = DAGS["sparse"].packed, pack([DAGS["sparse"]], 600, 300)[0]
     many = pack([DAGS["sparse"]], 20, 300)[0]
-    choose = lambda: [dag_module._choose(dag, 24 * 24) for dag in (small, wide, many)]  # noqa: E731
+
+    def choose():
+        return [dispatch.choose_method(dag, 24 * 24) for dag in (small, wide, many)]
+
     assert choose() == ["levels", "recurrent", "levels"]
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert choose() == ["doubling", "recurrent", "recurrent"]

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from plstm.ops import grid
-from plstm.ops.grid import GridGates, gating_matrix, plstm2d
+from plstm.ops.grid import GridGates, cpu, dispatch, gating_matrix, gating_matrix_oracle, plstm2d, plstm2d_oracle
 from plstm.ops.grid.chunkwise import chunkwise
-from plstm.ops.grid.oracle import gating_matrix_oracle, plstm2d_oracle
 
 from .comparing import assert_close, check, check_bfloat16, draw_transition, outputs_and_gradients
 
 METHODS = ["parallel", "chunkwise"]  # "recurrent" is the oracle itself
-STRUCTURE = {"general": "general", "d_mode": "no_ru", "p_printed": "rank_one", "p_released": "rank_one"}
+STRUCTURE = {"general": "general", "d_mode": "d_mode", "p_printed": "shared_incoming", "p_released": "shared_incoming"}
 transitions = functools.partial(draw_transition, largest=0.6)
 
 
@@ -126,7 +125,7 @@ def test_values_and_gradients_on_a_gpu_or_tpu(method, kind):
 
 def test_chunkwise_by_chunks_and_other_blocks(x64):
     def by_chunks(q, k, v, free, direct):
-        return chunkwise(q, k, v, assemble(free), direct, "no_ru", block=2, chunks=2)
+        return chunkwise(q, k, v, assemble(free), direct, "d_mode", block=2, chunks=2)
 
     check(by_chunks, oracle, *draw((3, 2, 3, 5), "d_mode"), 1e-10)
 
@@ -177,9 +176,7 @@ def test_wrong_arguments_are_named(change, message):
         plstm2d(**arguments, gates=gates)
 
 
-@pytest.mark.parametrize(
-    ("form", "structure"), [("batch_minor", "general"), ("row_transfer", "no_ru"), ("x", "general")]
-)
+@pytest.mark.parametrize(("form", "structure"), [("cpu", "general"), ("row_transfer", "d_mode"), ("x", "general")])
 def test_forms_that_a_structure_does_not_have_are_named(form, structure):
     gates = assemble(draw((2, 5, 4), dtype=jnp.float32)[0]["free"])
     with pytest.raises(ValueError, match=f'{form}.*structure="{structure}".*auto, {next(iter(grid.FORMS[structure]))}'):
@@ -187,26 +184,26 @@ def test_forms_that_a_structure_does_not_have_are_named(form, structure):
 
 
 def test_auto_is_chunkwise_from_the_measured_size_on_and_where_the_matrix_would_be_huge(monkeypatch):
-    monkeypatch.setitem(grid.TABLE, "cpu", {"chunkwise_from": {"rank_one": 400}})
+    monkeypatch.setitem(cpu.CHUNKWISE_FROM, "shared_incoming", 400)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(2))
     for shape, structure, expected in (
-        ((3, 19, 21, 64), "rank_one", False),
-        ((3, 20, 20, 64), "rank_one", True),
-        ((3, 40, 40, 64), "no_ru", False),  # never faster
-        ((64, 40, 40, 64), "no_ru", False),  # 64 matrices of 1,600 x 1,600, a chunk at a time
-        ((64, 91, 91, 64), "no_ru", True),  # two matrices of 8,281 x 8,281
-        ((1, 64, 64, 64), "no_ru", False),  # 64 MiB, half of it a core
-        ((1, 64, 65, 64), "no_ru", True),
+        ((3, 19, 21, 64), "shared_incoming", False),
+        ((3, 20, 20, 64), "shared_incoming", True),
+        ((3, 40, 40, 64), "d_mode", False),  # never faster
+        ((64, 40, 40, 64), "d_mode", False),  # 64 matrices of 1,600 x 1,600, a chunk at a time
+        ((64, 91, 91, 64), "d_mode", True),  # two matrices of 8,281 x 8,281
+        ((1, 64, 64, 64), "d_mode", False),  # 64 MiB, half of it a core
+        ((1, 64, 65, 64), "d_mode", True),
     ):
-        chosen = grid.choose_method(shape, structure, itemsize=4)
+        chosen = dispatch.choose_method(shape, structure, itemsize=4)
         assert chosen == ("chunkwise" if expected else "parallel"), shape
     for cores, widest in ((1, 64), (3, 78), (64, 181)):
         monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: range(cores))
-        assert grid.choose_method((1, 64, widest, 64), "no_ru", itemsize=4) == "parallel"
-        assert grid.choose_method((1, 64, widest + 1, 64), "no_ru", itemsize=4) == "chunkwise"
+        assert dispatch.choose_method((1, 64, widest, 64), "d_mode", itemsize=4) == "parallel"
+        assert dispatch.choose_method((1, 64, widest + 1, 64), "d_mode", itemsize=4) == "chunkwise"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert grid.choose_method((3, 9, 64, 20), "no_ru", itemsize=4) == "fused"
-    assert grid.choose_method((3, 9, 65, 20), "no_ru", itemsize=4) == "parallel"
+    assert dispatch.choose_method((3, 9, 64, 20), "d_mode", itemsize=4) == "fused"
+    assert dispatch.choose_method((3, 9, 65, 20), "d_mode", itemsize=4) == "parallel"
 
 
 def test_auto_takes_the_form_that_it_says(monkeypatch):
@@ -215,9 +212,9 @@ def test_auto_takes_the_form_that_it_says(monkeypatch):
     expected = jax.jit(plstm2d_oracle)(**arguments)
     for least, taken in ((21, 0), (20, 1)):
         calls = []
-        monkeypatch.setitem(grid.TABLE["cpu"], "chunkwise_from", {"rank_one": least})
+        monkeypatch.setitem(cpu.CHUNKWISE_FROM, "shared_incoming", least)
         counted = lambda *a, calls=calls: calls.append(1) or chunkwise(*a)  # noqa: E731
-        monkeypatch.setattr(grid.chunkwise, "chunkwise", counted)
-        found = jax.jit(functools.partial(plstm2d, structure="rank_one"))(**arguments)  # traced anew each round
+        monkeypatch.setattr(dispatch, "chunkwise", counted)
+        found = jax.jit(functools.partial(plstm2d, structure="shared_incoming"))(**arguments)  # traced anew each round
         assert len(calls) == taken
         np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -43,7 +43,7 @@ def test_a_pair_in_different_rows_and_columns_is_reached_by_exactly_one_directio
 def test_p_mode_at_a_constant_angle_is_binomial(x64):
     """Equation 36, with its conserved sum along the diagonals and the maximum at the angle of Equation 37."""
     alpha = 0.3
-    received = np.asarray(gating_matrix(p_mode(11, 11, alpha), structure="rank_one")[0, 0])
+    received = np.asarray(gating_matrix(p_mode(11, 11, alpha), structure="shared_incoming")[0, 0])
     expected = [[comb(x + y, x) * alpha**x * (1 - alpha) ** y for x in range(11)] for y in range(11)]
     expected[0][0] = 0
     np.testing.assert_allclose(received, expected, rtol=1e-12)

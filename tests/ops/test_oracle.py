@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plstm.ops.grid.oracle import gating_matrix_oracle, plstm2d_oracle
+from plstm.ops.grid import gating_matrix_oracle, plstm2d_oracle
 
 from .comparing import draw_gates
 

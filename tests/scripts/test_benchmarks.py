@@ -75,15 +75,15 @@ def test_sequence_operators_are_compared_with_steps_and_attention(tmp_path):
 def test_the_operator_is_compared_with_the_scan(tmp_path):
     sizes = ["--grids", 2, "--batch", 1, "--heads", 1, "--dim", 4]
     rows = measured("operator", tmp_path / "operator.json", *sizes)["rows"]
-    assert {row["structure"] for row in rows} == {"general", "rank_one", "no_ru"}
+    assert {row["structure"] for row in rows} == {"general", "shared_incoming", "d_mode"}
     for row in rows:
         assert row["speedup_over_scan"] == row["scan"]["median_seconds"] / row["ours"]["median_seconds"]
 
 
 @pytest.mark.slow
 def test_chunks_are_compared_with_all_at_once(tmp_path):
-    (row,) = measured("chunks", tmp_path / "x.json", "--structures", "rank_one", "--cases", "3x2")["rows"]
-    assert (row["structure"], row["grid"], row["images"], row["chunks"]) == ("rank_one", 3, 2, 1)
+    (row,) = measured("chunks", tmp_path / "x.json", "--structures", "shared_incoming", "--cases", "3x2")["rows"]
+    assert (row["structure"], row["grid"], row["images"], row["chunks"]) == ("shared_incoming", 3, 2, 1)
     assert row["speedup"] == row["at_once"]["median_seconds"] / row["chunked"]["median_seconds"]
 
 

@@ -51,7 +51,7 @@ def test_without_the_compiler_one_line_says_what_to_install():
 
 
 @needs_compiler
-@pytest.mark.parametrize("structure", ["rank_one", "no_ru"])
+@pytest.mark.parametrize("structure", ["shared_incoming", "d_mode"])
 @pytest.mark.parametrize("method", ["parallel", "chunkwise", "recurrent", "fused"])
 def test_every_form_of_the_operator_and_its_gradients_compile_for_a_gpu(method, structure, monkeypatch):
     jax.devices()

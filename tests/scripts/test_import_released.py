@@ -10,7 +10,7 @@ from flax.serialization import msgpack_serialize
 from flax.traverse_util import unflatten_dict
 
 from plstm.errors import UserError
-from plstm.models.released import from_released, to_released
+from plstm.runs.released import from_released, to_released
 from plstm.runs.weights import from_checkpoint
 from scripts.import_released import main, read
 from tests.models.vision_models import VIT, draw_images, filled, tiny

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data.augment.mixing import mix
 from data.augment.recipes import AugmentConfig
 from data.imagenet.source import MosaicSource
 from plstm.config import Config, LoopConfig, OptimConfig
@@ -16,7 +17,7 @@ from plstm.errors import UserError
 from plstm.models import VisionConfig
 from plstm.runs.compose import check
 from plstm.runs.identity import run_id
-from plstm.tasks.imagenet import LOSSES, ImageNetData, ImageNetTask, mix
+from plstm.tasks.imagenet import LOSSES, ImageNetData, ImageNetTask
 from plstm.tasks.vision import normalise
 from plstm.training.meshes import Layout, make_mesh
 

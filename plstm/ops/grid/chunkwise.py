@@ -22,8 +22,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import chunked_map, direct_term
-from plstm.ops.grid.oracle import GridGates, mirror, mirror_gates, pass_node
+from plstm.ops.common import add_up, chunked_map, direct_term
+from plstm.ops.grid.gates import GridGates, mirror, mirror_gates
+from plstm.ops.grid.recurrence import pass_node
 
 BLOCK = 4  # nodes a side: an edge costs as much as d_k nodes, so blocks are small
 multiply = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
@@ -65,7 +66,7 @@ def _one_chunk(q, k, v, gates: GridGates, structure: str, block: int) -> Array:
     rows, columns, _, _, size = hidden.shape  # `_cut` is undone
     hidden = hidden.reshape(rows, columns, batch, 4, block, block, size).transpose(3, 2, 0, 4, 1, 5, 6)
     hidden = hidden.reshape(4, batch, rows * block, columns * block, size)[:, :, :height, :width]
-    return sum(mirror(hidden, rows=(1,), columns=(2,)))
+    return add_up(mirror(hidden, rows=(1,), columns=(2,)))
 
 
 @jax.checkpoint

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from plstm.errors import UserError
-from plstm.models.released import from_released, infer_config, to_released
+from plstm.runs.released import from_released, infer_config, to_released
 from tests.models.vision_models import VIT, draw_images, filled, tiny
 
 VARIANTS = {

@@ -26,7 +26,7 @@ import numpy as np
 from jax import Array, lax
 
 from plstm.ops.common import accumulation_dtype
-from plstm.ops.grid.oracle import GridGates, fill_unread
+from plstm.ops.grid.gates import GridGates, fill_unread
 from plstm.ops.sequence import segment_products
 
 try:
@@ -77,7 +77,7 @@ def fused(
     nodes, columns, dtype = height * width, _padded(width), accumulation_dtype(*gates)
     stacked = jnp.stack(fill_unread(gates, structure), axis=-4).astype(dtype).reshape(-1, len(gates), 4, height, width)
     block = min(block or min(64, max(SMALLEST, LARGEST_TILE // columns)), _padded(nodes))
-    plan = Plan(height, width, nodes, columns, key_size**-0.5, structure == "no_ru", block, interpret)
+    plan = Plan(height, width, nodes, columns, key_size**-0.5, structure == "d_mode", block, interpret)
     q, k = (x.astype(jnp.promote_types(q.dtype, k.dtype)) for x in (q, k))
     heads = (_pad(x.reshape(-1, plan.nodes, x.shape[-1]), _padded(x.shape[-1])) for x in (q, k, v))
     hidden = _operator(plan, *heads, stacked, direct.astype(dtype).reshape(-1, plan.nodes))

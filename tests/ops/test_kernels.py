@@ -9,9 +9,9 @@ import pytest
 
 from plstm.errors import UserError
 from plstm.models import VisionConfig, build_model
-from plstm.ops import grid
 from plstm.ops.grid import GridGates, plstm2d
-from plstm.ops.grid.fused import fused
+from plstm.ops.grid import kernels as grid_kernels
+from plstm.ops.grid.kernels import fused
 
 from .comparing import check, check_bfloat16
 from .test_grid import EXTREMES, STRUCTURE, assemble, draw, draw_extreme, fast, oracle
@@ -55,7 +55,7 @@ def step(structure, q, k, v, gates, direct, cotangent):
 
 @pytest.mark.skipif(jax.__version_info__[:3] > (0, 10, 2), reason="newer ones ask the GPU while they lower")
 @pytest.mark.parametrize(
-    ("structure", "dtype"), [("general", jnp.float32), ("rank_one", jnp.bfloat16), ("no_ru", jnp.bfloat16)]
+    ("structure", "dtype"), [("general", jnp.float32), ("shared_incoming", jnp.bfloat16), ("d_mode", jnp.bfloat16)]
 )
 def test_kernels_lower_for_gpus(structure, dtype):
     """As far as Triton's intermediate form, which a machine without a GPU can write."""
@@ -75,7 +75,7 @@ def test_a_backend_or_jax_without_the_kernels_says_so(monkeypatch):
     with pytest.raises(UserError, match="model.method=fused"):
         build_model(VisionConfig(method="fused"), 0)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(grid.fused, "pl", None)
+    monkeypatch.setattr(grid_kernels, "pl", None)
     with pytest.raises(UserError, match='method="fused" needs Pallas.*use method="auto"'):
         plstm2d(**arguments, gates=gates, method="fused")
 

@@ -4,67 +4,42 @@ This is the definition that every fast form is tested against, and `method="recu
 of the grid, which reads as right-down.
 """
 
-from collections.abc import Iterable
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import direct_term
-
-
-class GridGates(NamedTuple):
-    """Gates of the nodes, each [..., 4, Y, X] in image coordinates (not mirrored). Axis -3 holds the directions
-    right-down, left-down, right-up, left-up. Names are those of the right-down direction: in a "left-..." one the right
-    edge of a node is the one that leads left, in a "...-up" one the lower leads up."""
-
-    s_r: Array  # source -> right edge
-    s_d: Array  # source -> lower edge
-    t_rl: Array  # left edge -> right edge
-    t_ru: Array  # upper edge -> right edge
-    t_dl: Array  # left edge -> lower edge
-    t_du: Array  # upper edge -> lower edge
-    m_l: Array  # left edge -> mark
-    m_u: Array  # upper edge -> mark
-
-
-def mirror(parts: Iterable[Array], rows: tuple[int, ...], columns: tuple[int, ...]) -> list[Array]:
-    """The parts of the four directions, each mirrored along its axes of rows and columns: to right-down, or back."""
-    return [jnp.flip(part, axes) for part, axes in zip(parts, ((), columns, rows, rows + columns), strict=True)]
-
-
-def mirror_gates(gates: GridGates) -> GridGates:
-    """The gates of each direction in its own, mirrored coordinates, or back."""
-    return GridGates(*(jnp.stack(mirror(jnp.moveaxis(gate, -3, 0), (-2,), (-1,)), axis=-3) for gate in gates))
-
-
-def fill_unread(gates: GridGates, structure: str) -> GridGates:
-    """Gates with those that their structure does not read set to what it promises, see `plstm.ops.grid`."""
-    if structure == "rank_one":
-        return gates._replace(t_ru=gates.t_rl, t_du=gates.t_dl, m_u=gates.m_l)
-    return gates._replace(t_ru=jnp.zeros_like(gates.t_rl)) if structure == "no_ru" else gates
+from plstm.ops.common import add_up, direct_term
+from plstm.ops.grid.gates import GridGates, mirror, mirror_gates
 
 
 def pass_node(g: GridGates, left: Array, up: Array, structure: str) -> tuple[Array, Array, Array]:
     """What a node marks, and passes on to its right and its lower edge, from its left and its upper edge's states
     (Equations 1 and 2 without the node's own source). g: the node's gates, of shapes that broadcast with the states.
     """
-    if structure == "rank_one":
+    if structure == "shared_incoming":
         both = left + up
         return g.m_l * both, g.t_rl * both, g.t_dl * both
-    marked, right, down = g.m_l * left + g.m_u * up, g.t_rl * left, g.t_dl * left + g.t_du * up
-    return marked, right if structure == "no_ru" else right + g.t_ru * up, down
+    right = g.t_rl * left
+    if structure != "d_mode":
+        right = right + g.t_ru * up
+    return g.m_l * left + g.m_u * up, right, g.t_dl * left + g.t_du * up
 
 
 def plstm2d_oracle(q: Array, k: Array, v: Array, gates: GridGates, direct: Array, structure: str = "general") -> Array:
     """Equations 1 and 2 with matrix states; arguments as for `plstm.ops.grid.plstm2d`. Returns [..., Y, X, d_v] in the
     widest dtype among the arguments."""
-    scale, dtype = q.shape[-1] ** -0.5, jnp.result_type(q, k, v, *gates)
+    scale = q.shape[-1] ** -0.5
+    dtype = jnp.result_type(q, k, v, *gates)
     nodes = tuple(jnp.moveaxis(x.astype(dtype), (-3, -2), (0, 1)) for x in (scale * q.astype(dtype), k, v))
     empty = jnp.zeros((*q.shape[:-3], 4, k.shape[-1], v.shape[-1]), dtype)
-    emit = lambda node: node[1][..., :, None] * node[2][..., None, :]  # noqa: E731
-    read = lambda marked, node: jnp.einsum("...k,...kv->...v", node[0], marked)  # noqa: E731
+
+    def emit(node):
+        _, k, v = node
+        return k[..., :, None] * v[..., None, :]
+
+    def read(marked, node):
+        return jnp.einsum("...k,...kv->...v", node[0], marked)
+
     hidden = _sum_directions(gates, nodes, empty, structure, emit, read)
     return jnp.moveaxis(hidden, (0, 1), (-3, -2)) + direct_term(q, k, v, direct, scale)
 
@@ -73,7 +48,8 @@ def scan_sources(gates: GridGates) -> Array:
     """G [..., N, N], target rows and source columns: each node emits a unit signal of its own, so that an edge's state
     has, instead of d_k x d_v numbers, its weight on each of the N source nodes."""
     *lead, _, height, width = gates.s_r.shape
-    nodes, dtype = height * width, gates.s_r.dtype
+    nodes = height * width
+    dtype = gates.s_r.dtype
     signals = jnp.eye(nodes, dtype=dtype).reshape(height, width, *(1,) * len(lead), nodes)
     empty = jnp.zeros((*lead, 4, nodes), dtype)
     received = _sum_directions(gates, signals, empty, "general", lambda signal: signal, lambda marked, _: marked)
@@ -94,8 +70,8 @@ def _sum_directions(gates: GridGates, inputs, empty: Array, structure: str, emit
     inputs): a node's result [..., 4, d]. Returns [Y, X, ..., d] in image coordinates.
     """
     state_axes = (1,) * (empty.ndim - gates.s_r.ndim + 2)
-    gates = (jnp.moveaxis(gate, (-2, -1), (0, 1)) for gate in mirror_gates(gates))
-    gates = GridGates(*(gate.reshape(*gate.shape, *state_axes) for gate in gates))
+    nodes_first = (jnp.moveaxis(gate, (-2, -1), (0, 1)) for gate in mirror_gates(gates))
+    gates = GridGates(*(gate.reshape(*gate.shape, *state_axes) for gate in nodes_first))
     inputs = jax.tree.map(lambda x: jnp.stack(mirror(jnp.stack([x] * 4), rows=(0,), columns=(1,)), axis=-2), inputs)
 
     def visit_node(left, node):
@@ -109,4 +85,4 @@ def _sum_directions(gates: GridGates, inputs, empty: Array, structure: str, emit
 
     upper = jnp.broadcast_to(empty, (gates.s_r.shape[1], *empty.shape))
     _, results = lax.scan(visit_row, upper, (gates, inputs))
-    return sum(mirror(jnp.moveaxis(results, -2, 0), rows=(0,), columns=(1,)))
+    return add_up(mirror(jnp.moveaxis(results, -2, 0), rows=(0,), columns=(1,)))

@@ -4,6 +4,9 @@ tokens. Elementwise work (exponentials, norms, activations, gates, skips) and re
 The paper's figures (Table 4) count a multiply-add once, so compare them with half of ours.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from plstm.models.efficientnet import EfficientNetConfig
 from plstm.models.mamba2d import HEAD_DIM, MLP_RATIO, STEM, STEP, Mamba2DConfig
 from plstm.models.ss2d import MAPS, SS2DConfig
@@ -21,7 +24,7 @@ GATING_PRODUCTS = {"P": 3, "D": 1}
 M2D_SCAN, SS2D_SCAN = 6, 5
 
 
-def forward_flops(config: VisionConfig, image_size: int | None = None) -> int:
+def vision_flops(config: VisionConfig, image_size: int | None = None) -> int:
     """Operations of one image's forward pass at `image_size` pixels a side (the training size unless given)."""
     tokens, dim = ((image_size or config.image_size) // config.patch_size) ** 2, config.dim
     pooled = dim * (4 if config.pooling == "corners" else 1)
@@ -37,7 +40,7 @@ def forward_flops(config: VisionConfig, image_size: int | None = None) -> int:
 
 
 def efficientnet_flops(config: EfficientNetConfig) -> int:
-    """As `forward_flops`, at the training size: convolutions, depthwise ones too, squeeze-excite and the head."""
+    """As `vision_flops`, at the training size: convolutions, depthwise ones too, squeeze-excite and the head."""
     side, dim = -(-config.image_size // 2), config.stem
     products = side**2 * 9 * config.channels * dim
     for kernel, stride, repeats, expansion, dim_out in config.stages:
@@ -51,7 +54,7 @@ def efficientnet_flops(config: EfficientNetConfig) -> int:
 
 
 def vil_flops(config: ViLConfig) -> int:
-    """As `forward_flops`, at the training size; the mLSTM as it runs, chunk by chunk: all pairs within a chunk, causal
+    """As `vision_flops`, at the training size; the mLSTM as it runs, chunk by chunk: all pairs within a chunk, causal
     or not, and the state of each head, its normaliser as one more column."""
     tokens, dim, inner = (config.image_size // config.patch_size) ** 2, config.dim, 2 * config.dim
     maps = dim * 2 * inner + 9 * inner + 3 * BLOCK * inner + 2 * 3 * inner * config.heads + inner * dim
@@ -63,7 +66,7 @@ def vil_flops(config: ViLConfig) -> int:
 
 
 def mamba2d_flops(config: Mamba2DConfig) -> int:
-    """As `forward_flops`, at the training size, with the scan's M2D_SCAN and attention between all pairs of cells."""
+    """As `vision_flops`, at the training size, with the scan's M2D_SCAN and attention between all pairs of cells."""
     side, dim_in, products = config.image_size, config.channels, 0
     for n, (dim, depth, mixer) in enumerate(zip(config.dims, config.depths, config.mixers, strict=True)):
         side, convolution = _convolve(side, dim_in, dim, *(STEP if n else STEM))
@@ -79,7 +82,7 @@ def mamba2d_flops(config: Mamba2DConfig) -> int:
 
 
 def ss2d_flops(config: SS2DConfig) -> int:
-    """As `forward_flops`, at the training size, with the four scans' SS2D_SCAN."""
+    """As `vision_flops`, at the training size, with the four scans' SS2D_SCAN."""
     side, products, gated = config.image_size, 0, config.form == "as_run"
     for n, (dim, depth) in enumerate(zip(config.dims, config.depths, strict=True)):
         channels, window = config.down(n)
@@ -97,3 +100,18 @@ def _convolve(side: int, dim_in: int, dim_out: int, kernel: int, stride: int, pa
     """The side of the map after a convolution, and its multiply-adds."""
     side = (side + 2 * padding - kernel) // stride + 1
     return side, side**2 * kernel**2 * dim_in * dim_out
+
+
+FLOPS: dict[str, Callable[[Any], int]] = {
+    "vision": vision_flops,
+    "efficientnet": efficientnet_flops,
+    "mamba2d": mamba2d_flops,
+    "ss2d": ss2d_flops,
+    "vil": vil_flops,
+}
+
+
+def forward_flops(config: Any) -> int | None:
+    """Operations of one example's forward pass of a model's config; None if not implemented for its family."""
+    count = FLOPS.get(config.family)
+    return None if count is None else count(config)

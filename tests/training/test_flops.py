@@ -10,7 +10,6 @@ import pytest
 from flax import nnx
 
 from plstm.models import (
-    MODELS,
     EfficientNetConfig,
     Mamba2DConfig,
     SS2DConfig,
@@ -18,7 +17,7 @@ from plstm.models import (
     VisionConfig,
     build_model,
 )
-from plstm.models.flops import M2D_SCAN, SS2D_SCAN, forward_flops
+from plstm.training.flops import M2D_SCAN, SS2D_SCAN, forward_flops, vision_flops
 
 VIT = {"modes": ["attention"], "pooling": "class_token"}
 TINY = {"image_size": 8, "patch_size": 4, "dim": 16, "heads": 1, "depth": 2, "classes": 5}  # 4 tokens
@@ -48,14 +47,10 @@ def test_vit_t_and_deit_s_at_224_are_as_published():
 
 
 def test_another_resolution_counts_its_own_tokens():
-    assert forward_flops(VisionConfig(image_size=192), 224) == forward_flops(VisionConfig(image_size=224))
+    assert vision_flops(VisionConfig(image_size=192), 224) == vision_flops(VisionConfig(image_size=224))
 
 
 # ---------------------------------------------------------------------- the other models of the paper's Figure 2
-def flops(config: Any) -> int:
-    return MODELS[config.family].flops(config)
-
-
 def logits_of(config: Any) -> tuple:
     """The function (weights, images) -> logits of a model, and the shapes of its weights and of one image."""
     graphdef, state = nnx.split(nnx.eval_shape(lambda: build_model(config, 0)))
@@ -94,11 +89,11 @@ def inner_jaxprs(equation: Any) -> Iterator[Any]:
 )
 def test_models_at_full_size_cost_what_the_released_ones_do(make, at_192, at_384):
     for size, giga in ((192, at_192), (384, at_384)):
-        assert flops(make(image_size=size, classes=2)) == pytest.approx(giga * 1e9, rel=0.02)
+        assert forward_flops(make(image_size=size, classes=2)) == pytest.approx(giga * 1e9, rel=0.02)
 
 
 def test_efficientnet_b0_at_224_is_as_published():
-    assert flops(EfficientNetConfig(image_size=224)) == pytest.approx(2 * 0.39e9, rel=0.02)
+    assert forward_flops(EfficientNetConfig(image_size=224)) == pytest.approx(2 * 0.39e9, rel=0.02)
 
 
 STAGES = {"dims": [24, 40], "depths": [1, 2], "classes": 5}
@@ -135,11 +130,13 @@ SS2D_CHANNEL = 9 + 4 * SS2D_SCAN * 2  # depthwise convolution and four scans of 
 )
 def test_matrix_products_are_those_of_the_traced_model(config, elementwise):
     function, *shapes = logits_of(config)
-    assert flops(config) - 2 * elementwise == product_flops(jax.make_jaxpr(function)(*shapes).jaxpr)
+    assert forward_flops(config) - 2 * elementwise == product_flops(jax.make_jaxpr(function)(*shapes).jaxpr)
 
 
 def test_xla_counts_little_beside_the_convolutions_of_efficientnet():
     """Its count has batch norms, means and residuals too, 5% of the whole."""
     config = EfficientNetConfig(classes=2)
     function, *shapes = logits_of(config)
-    assert flops(config) < jax.jit(function).lower(*shapes).cost_analysis()["flops"] < 1.06 * flops(config)
+    assert (
+        forward_flops(config) < jax.jit(function).lower(*shapes).cost_analysis()["flops"] < 1.06 * forward_flops(config)
+    )

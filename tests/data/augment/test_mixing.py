@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from plstm.tasks import imagenet as mixing
-from plstm.tasks.imagenet import kept_weights, mix, random_erasing
+from data.augment import mixing
+from data.augment.mixing import kept_weights, mix, random_erasing
 
 MAPS = 4000
 HEIGHT, WIDTH = 24, 30

@@ -1,0 +1,56 @@
+"""Models by family: a config, a builder and the kind of input it takes. A run chooses by `model.family`."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+
+from plstm.models.efficientnet import EfficientNet, EfficientNetConfig
+from plstm.models.graph import GraphConfig, build_graph_model
+from plstm.models.languages import LanguageConfig, build_language_model
+from plstm.models.mamba2d import Mamba2D, Mamba2DConfig
+from plstm.models.sequence import SequenceConfig, build_sequence_model
+from plstm.models.ss2d import SS2DConfig, SS2DModel
+from plstm.models.vil import ViL, ViLConfig
+from plstm.models.vision import VisionConfig, VisionModel
+from plstm.nn.layers import resize
+from plstm.nn.maps import bicubic
+
+
+class Family(NamedTuple):
+    """What the rest of the code knows of a family of models."""
+
+    config: type  # a dataclass with a default for every field, among them `family`, and a `check` that raises UserError
+    build: Callable[[Any, Mapping[str, int], jax.Array | int], nnx.Module]  # sizes: those that only the data know
+    inputs: str  # what a batch holds, as in `Task.inputs`
+    resize: Callable[[jax.Array, tuple[int, int]], jax.Array] = resize  # its position embedding, for another grid
+
+
+def _image_family(config: type, model: Callable[[Any, nnx.Rngs], nnx.Module], resize=resize) -> Family:
+    return Family(config, lambda config, _, key: model(config, nnx.Rngs(key)), "images", resize)
+
+
+MODELS: dict[str, Family] = {
+    "vision": _image_family(VisionConfig, VisionModel),
+    "efficientnet": _image_family(EfficientNetConfig, EfficientNet),
+    "mamba2d": _image_family(Mamba2DConfig, Mamba2D),
+    "ss2d": _image_family(SS2DConfig, SS2DModel),
+    "vil": _image_family(ViLConfig, ViL, bicubic),
+    "graph": Family(GraphConfig, build_graph_model, "graphs"),
+    "sequence": Family(SequenceConfig, build_sequence_model, "tokens"),
+    "language": Family(LanguageConfig, build_language_model, "languages"),
+}
+
+
+def build_model(config: Any, key: jax.Array | int, sizes: Mapping[str, int] = MappingProxyType({})) -> nnx.Module:
+    """The model of a config, its parameters drawn from `key` (an integer or a jax.random key). Raises UserError naming
+    the key where the config does not fit together."""
+    config.check()
+    return MODELS[config.family].build(config, sizes, key)
+
+
+def named_variables(state: nnx.State) -> dict[str, nnx.Variable]:
+    """A model's variables by their dotted names, such as head.kernel."""
+    return {".".join(map(str, path)): variable for path, variable in nnx.to_flat_state(state)}

@@ -1,0 +1,13 @@
+"""The gates of a directed acyclic graph, of which a sequence is one."""
+
+from typing import NamedTuple
+
+from jax import Array
+
+
+class DagGates(NamedTuple):
+    """The gates of a DAG of E edges and L line edges, or those of a sequence, each [..., T]."""
+
+    source: Array  # [..., E]
+    transition: Array  # [..., L]
+    mark: Array  # [..., E]
