@@ -13,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plstm.errors import run_script
 from plstm.files import write_file
-from plstm.runs.experiments import experiment_cost
 from plstm.studies.definitions import load_table
 from plstm.studies.documents import document_paths, document_problems, fill_document
 from plstm.studies.figures import draw_table
@@ -46,7 +45,7 @@ def main() -> int:
             print("wrote", path)
 
     for table in tables:
-        for path, data in render_table(table, records, results, experiment_cost).items():
+        for path, data in render_table(table, records, results).items():
             update(path, data)
         if not arguments.check:
             for path in draw_table(table, records, results):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from plstm.studies.records import Record
 from plstm.studies.sweeps import Cell, t_interval
 
 Rows = list[dict[str, Any]]  # a canvas size and an alteration (of baselines: a name) each, with its scores
+DASH = "–"
 GIVEN = "as given"
 RETRAINED = "-retrained"  # in the name of a second training's file: the same config, as the run's weights were gone
 FEWEST = 50  # images, of a band of distances or of the rarer label: a score of fewer is not shown
@@ -22,21 +24,24 @@ class Probes(NamedTuple):
     """What was found of the runs of a row."""
 
     rows: list[Rows]  # of each probed run
-    again: int  # how many of them are second trainings
+    retrained: int  # how many of them are second trainings
 
     @property
     def count(self) -> str:
-        return f"n={len(self.rows)}" + f", {self.again} trained again" * bool(self.again)
+        return f"n={len(self.rows)}" + f", {self.retrained} retrained" * bool(self.retrained)
 
 
-def probe_path(run: str, results_dir: Path) -> Path | None:
+def probe_path(run: Record, results_dir: Path) -> Path | None:
     """The file of a run's scores, else that of its second training's; None where there is neither."""
-    paths = (results_dir / "probes" / f"{run}{kind}.json" for kind in ("", RETRAINED))
-    return next((path for path in paths if path.is_file()), None)
+    for kind in ("", RETRAINED):
+        for name in (f"{run.name}-{run.id}", run.id):
+            if (path := results_dir / "probes" / f"{name}{kind}.json").is_file():
+                return path
+    return None
 
 
 def read_probes(runs: Sequence[Record], results_dir: Path) -> Probes:
-    paths = [path for run in runs if (path := probe_path(run.id, results_dir))]
+    paths = [path for run in runs if (path := probe_path(run, results_dir))]
     return Probes([_read(path, "rows") for path in paths], sum(path.stem.endswith(RETRAINED) for path in paths))
 
 
@@ -63,18 +68,17 @@ def points_by_distance(rows: Rows) -> list[tuple[float, float]]:
     """(middle of a band of distances, accuracy) of unaltered images on twice the training canvas."""
     twice = 2 * min(row["canvas_pixels"] for row in _given(rows))
     bands = [band for row in _given(rows) if row["canvas_pixels"] == twice for band in row.get("by_distance", ())]
-    middle = lambda band: (band["from_pixels"] + band["to_pixels"]) / 2  # noqa: E731
-    return [(middle(band), band["accuracy"]) for band in bands if band["images"] >= FEWEST]
+    bands = [band for band in bands if band["images"] >= FEWEST]
+    return [((band["from_pixels"] + band["to_pixels"]) / 2, band["accuracy"]) for band in bands]
 
 
 def _given(rows: Rows) -> Rows:
     return [row for row in rows if row.get("probe", GIVEN) == GIVEN]
 
 
-def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> dict[Path, bytes]:
-    """The .md and .csv of scores on altered images, path -> contents; nothing where no run was probed."""
+def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> dict[str, str]:
+    """probes.md and probes.csv, the scores on altered images; nothing where no run was probed."""
     found = {cell.row.name: read_probes(cell.runs, results_dir) for cell in cells}
-    again = {name: probes.count for name, probes in found.items() if probes.again}
     probed = {name: probes.rows for name, probes in found.items() if probes.rows}
     if not probed:
         return {}
@@ -82,79 +86,85 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
     if any(other != counts for other in others):
         words = f"runs of table {table.name} were probed on different images; probe them again with the same --count"
         raise UserError(f"{results_dir / 'probes'}: {words}")
-    sizes = sorted({size for size, _ in counts})
-    names = list(dict.fromkeys(name for (_, name), count in counts.items() if min(count) >= FEWEST))
-    shortcuts = {name: [rows] for name, rows in read_sizes(table, results_dir).items()}
+    shown = [place for place, count in counts.items() if min(count) >= FEWEST]
+    sizes, names = (list(dict.fromkeys(part)) for part in zip(*sorted(counts, key=itemgetter(0)), strict=True))
+    names = [name for name in names if any(name == other for _, other in shown)]
+    models = probed | {name: [rows] for name, rows in read_sizes(table, results_dir).items()}
 
     def scores(runs: list[Rows], size: int, name: str, key: str) -> str:
-        same = [row for rows in runs for row in rows if (row["canvas_pixels"], row.get("probe", GIVEN)) == (size, name)]
-        return _mean([row.get(key) for row in same if min(counts[size, name]) >= FEWEST])
+        return _mean(_same(runs, size, name, key)) if (size, name) in shown else DASH
 
+    text = [f"# {table.title}: altered images", "", CAPTION]
+    if retrained := [f"{name} ({probes.count})" for name, probes in found.items() if probes.retrained]:
+        text += ["", f"{AGAIN} {', '.join(retrained)}."]
     header = [["Model", "n", "Canvas", *names], ["---"] * (3 + len(names))]
     for size in sizes:
-        texts = [f"{at:,} / {past:,}" for at, past in (counts[size, name] for name in names)]
-        header.append(["images: points at it / not", "", str(size), *texts])
-    text = [f"# {table.title}: altered images", "", CAPTION]
-    if again:
-        text += ["", f"{AGAIN} {'; '.join(f'{name}: {count}' for name, count in again.items())}."]
+        images = (f"{at:,} / {past:,}" for at, past in (counts.get((size, name), (0, 0)) for name in names))
+        header.append(["images: points at it / not", "", str(size), *images])
     for title, key in SCORES.items():
         lines = [
             [model, str(len(runs)), str(size), *(scores(runs, size, name, key) for name in names)]
-            for model, runs in (probed | shortcuts).items()
+            for model, runs in models.items()
             for size in sizes
         ]
         text += ["", f"## {title}", "", *("| " + " | ".join(line) + " |" for line in header + lines)]
-    texts = {"md": "\n".join(text) + "\n", "csv": _csv(probed, counts)}
-    return {results_dir / "tables" / f"{table.name}-probes.{kind}": text.encode() for kind, text in texts.items()}
+    return {"probes.md": "\n".join(text) + "\n", "probes.csv": _csv(probed, counts)}
 
 
 SCORES = {"Balanced accuracy": "balanced_accuracy", "Area under the ROC curve": "area_under_roc"}
 CAPTION = (
-    "Balanced accuracy (the mean of the accuracies on arrows that point at the circle and on those that do not) on "
-    "test images as given and altered. The altered geometry gives the label; without the circle it is the one "
-    "before. The area under the ROC curve is how often an image whose arrow points at the circle gets a larger "
-    "difference of the two logits than one whose arrow does not; it does not depend on the threshold. Mean over n "
-    "runs ± Student's 90% t interval; (n=...): only so many were measured. All runs see the same images, whose "
-    f"sampling error the interval does not include; no score is shown where a label has fewer than {FEWEST} images. "
-    "The last rows are classifiers of the exact geometry or a part of it. `scripts/probe_arrow.py` and "
-    "`scripts/shortcut_baselines.py` make the scores."
+    "Scores on test images as given and altered: mean over n runs ± Student's 90% t interval; (n=...) where fewer were "
+    "measured. The altered geometry gives the label; without the circle it is the label from before. Balanced accuracy "
+    "is the mean of the accuracies on arrows that point at the circle and on those that do not. The area under the ROC "
+    "curve does not depend on the threshold. All runs see the same images, whose sampling error the interval leaves "
+    f"out; no score is shown where a label has fewer than {FEWEST} images. The last rows are classifiers that see only "
+    "the named part of the exact geometry. Made by `scripts/probe_arrow.py` and `scripts/shortcut_baselines.py`."
 )
-AGAIN = (
-    "Where weights were gone, the config was trained again for its scores, which may differ from the recorded run's "
-    "(`results/probes/<run>-retrained.json`):"
-)
+AGAIN = "Retrained for its scores, because the weights were gone; these may differ from the recorded run's:"
 
 
 def _csv(probed: dict[str, list[Rows]], counts: dict[tuple[int, str], tuple[int, int]]) -> str:
-    """A line a model, canvas and alteration of enough images: runs, and mean, half width and number of each score."""
+    """A line a row, canvas, alteration of enough images, metric, and mean, interval or n (`seed`, as in table.csv)."""
     lines = []
     for model, runs in probed.items():
-        scores = pd.DataFrame([row for rows in runs for row in rows])
-        for (size, name), same in scores.groupby(["canvas_pixels", "probe"], sort=False):
+        places = dict.fromkeys((row["canvas_pixels"], row["probe"]) for rows in runs for row in rows)
+        for size, name in places:
             if min(counts.get((size, name), [FEWEST])) < FEWEST:
                 continue
-            line = {"model": model, "canvas_pixels": size, "probe": name, "n": len(same)}
             for key in ("accuracy", *SCORES.values(), "answered_at"):
-                if key in same and same[key].notna().any():
-                    mean, half_width, count = t_interval(same[key].dropna().tolist())
-                    line |= {key: mean, f"{key}_interval": half_width, f"{key}_n": count}
-            lines.append(line)
-    return pd.DataFrame(lines).to_csv(index=False, lineterminator="\n", float_format="%.12g")
+                mean, half_width, count = t_interval(_measured(_same(runs, size, name, key)))
+                values = {"mean": mean, "interval": half_width, "n": count} if count else {}
+                own = ((seed, key, value) for seed, value in values.items() if value is not None)
+                lines += [(model, size, name, *line) for line in own]
+    frame = pd.DataFrame(lines, columns=["row", "canvas", "probe", "seed", "metric", "value"])
+    return frame.to_csv(index=False, lineterminator="\n", float_format="%.9g")
+
+
+def _same(runs: list[Rows], size: int, name: str, key: str) -> list[float | None]:
+    """A score of each run on one canvas with one alteration."""
+    rows = (row for rows in runs for row in rows)
+    return [row.get(key) for row in rows if (row["canvas_pixels"], row.get("probe", GIVEN)) == (size, name)]
+
+
+def _measured(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _counts(rows: Rows) -> dict[tuple[int, str], tuple[int, int]]:
     """{(canvas, alteration): (images whose arrow points at the circle, others)}, of canvases with altered images."""
     sizes = {row["canvas_pixels"] for row in rows if row["probe"] != GIVEN}
-    at = lambda row: round(row["images"] * (row["labelled_at"] or 0))  # noqa: E731
-    both = [row for row in rows if row["canvas_pixels"] in sizes]
-    return {(row["canvas_pixels"], row["probe"]): (at(row), row["images"] - at(row)) for row in both}
+    at = {(row["canvas_pixels"], row["probe"]): round(row["images"] * (row["labelled_at"] or 0)) for row in rows}
+    return {
+        place: (at[place], row["images"] - at[place])
+        for row in rows
+        if (place := (row["canvas_pixels"], row["probe"]))[0] in sizes
+    }
 
 
 def _mean(values: Sequence[float | None]) -> str:
     """Mean and interval of the measured values, with their number if some are missing; a dash if all are."""
-    measured = [value for value in values if value is not None]
-    if not measured:
-        return "–"
-    mean, half_width, _ = t_interval(measured)
+    mean, half_width, count = t_interval(_measured(values))
+    if not count:
+        return DASH
     interval = f" ± {half_width:.3f}" if half_width is not None else ""
-    return f"{mean:.3f}{interval}" + (f" (n={len(measured)})" if len(measured) < len(values) else "")
+    return f"{mean:.3f}{interval}" + f" (n={count})" * (count < len(values))

@@ -1,241 +1,292 @@
-"""Results tables, made from run records alone: Markdown with links to the runs, and CSV.
+"""The tables of a study, made from run records alone: Markdown of at most seven columns, and a long CSV with the rest.
 
-The same records give the same bytes: there are no dates, and CSV numbers have 12 significant digits because the last
+The same records give the same bytes: there are no dates, and CSV numbers have 9 significant digits because the last
 bits of a t quantile differ between SciPy releases.
 """
 
 import os
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from plstm.studies.definitions import COSTS, PRIMARY_METRIC, Reference, TableDefinition, read_baselines
-from plstm.studies.probes import render_probes
+from plstm.studies.probes import DASH, render_probes
 from plstm.studies.records import Record, commits_of, record_path
 from plstm.studies.sweeps import Cell, Group, find_groups
 
-DASH = "–"
-FAR_APART = 0.1  # two seeds of a column
-EXPERIMENTS = Path(__file__).resolve().parents[2] / "configs" / "experiment"
-CostOf = Callable[[str], Any]  # experiment -> its pixels, epochs, steps, parameters, flops (two a multiply-add)
-Line = dict[str, Any]  # of the CSV file; None where nothing is known
-ONLY_SHOWN = ["shown", "link", "giga", "hours"]  # parts of a line that the CSV file does not have
+WIDEST = 7  # columns of a table in Markdown
+MEASURES = 3  # of the definition's columns that are shown; all are in the CSV
+DEFINITIONS = Path(__file__).resolve().parents[2] / "configs" / "study"
+CHOICE_TITLES = {"peak_lr": "Learning rate", "depth": "Layers"}
+PER_RUN = ("parameters", "epochs", "examples_per_second", "wall_seconds")
+Grid = list[list[str]]  # lines of cells, the first is the header
 
 
-def render_table(
-    table: TableDefinition, records: Sequence[Record], results_dir: Path, cost: CostOf | None = None
-) -> dict[Path, bytes]:
-    """The .md and .csv of a table, and the .md of its probes, path -> contents; `cost` is asked with `costs` only."""
+class Line(NamedTuple):
+    """A line of table.csv. `seed` is a seed or what is made of all of them: mean, interval (half width of Student's 90%
+    interval), max, deviation (within a seed), n, count (seeds that reach the bound), paper, paper_interval, difference.
+    """
+
+    section: str
+    row: str
+    choice: str  # the value of the swept key that is selected over
+    chosen: int  # 1 for the selected choice, or where there is nothing to select
+    seed: str
+    metric: str  # of a column; id, commit, multiply_adds and `PER_RUN` of the runs
+    value: Any
+
+
+def render_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> dict[Path, bytes]:
+    """Contents of table.md, table.csv and of the tables of probes, by path; empty before a first seed has finished."""
     groups, left_out = find_groups(table, records)
-    experiments = os.path.relpath(EXPERIMENTS, results_dir / "tables")
-    lines = [_cell_line(table, group, cell, cost, experiments) for group in groups for cell in group.cells]
-    for section in table.section_values:
-        lines += [_baseline_line(table, entry, section) for entry in read_baselines(table, results_dir)]
-        for model in table.references:
-            own = {"section": section, "model": model.name, "epochs": model.epochs}
-            own |= {f"{key}_paper": model.paper.get(key) for key in COSTS}
-            lines.append(own | _paper_line(table, model, section))
-    text = _markdown(table, [line for line in lines if line.get("shown", True)], _notes(table, groups, left_out))
-    texts = [{k: f"{v:.12g}" if isinstance(v, float) else v for k, v in line.items()} for line in lines]
-    frame = pd.DataFrame(texts, dtype=object)
-    frame = frame.drop(columns=ONLY_SHOWN, errors="ignore").dropna(axis="columns", how="all")
-    texts = {"md": text, "csv": frame.to_csv(index=False, lineterminator="\n")}
-    shown = [group.chosen for group in groups if table.figure.sizes and group.chosen.row.own]
-    probes = render_probes(table, shown, results_dir)
-    return {results_dir / "tables" / f"{table.name}.{kind}": text.encode() for kind, text in texts.items()} | probes
+    if not any(cell.runs for group in groups for cell in group.cells):
+        return {}
+    lines = study_lines(table, groups, results_dir)
+    frame = pd.DataFrame(lines, dtype=object).map(lambda value: f"{value:.9g}" if isinstance(value, float) else value)
+    files = {
+        "table.md": _markdown(table, lines, _notes(table, groups, left_out), results_dir),
+        "table.csv": frame.to_csv(index=False, lineterminator="\n"),
+    }
+    if table.figure.sizes:
+        files |= render_probes(table, [group.chosen for group in groups if group.chosen.row.own], results_dir)
+    return {results_dir / table.name / name: text.encode() for name, text in files.items()}
+
+
+def text_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> str:
+    """Means and intervals for a terminal, of a table with sections its overview; empty before a seed has finished."""
+    groups, _ = find_groups(table, records)
+    lines = study_lines(table, groups, results_dir)
+    if table.sections:
+        grids = _overview(table, lines)
+    else:
+        own = [line for line in _grid(table, lines, None) if set(line[1:]) != {DASH}]
+        names = {"Model", *(column.title for column in table.columns)}
+        keep = [n for n, title in enumerate(own[0]) if title in names]
+        grids = [[[line[n] for n in keep] for line in own]]
+    texts = []
+    for grid in grids:
+        widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+        texts += ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in grid]
+        texts.append("")
+    return "\n".join(line.rstrip().replace("\\", "") for line in texts)
 
 
 def _notes(table: TableDefinition, groups: list[Group], left_out: list[str]) -> list[str]:
-    fewer, partial, apart = [], [], []
+    fewer, partial = [], []
     for group, cell in ((own, cell) for own in groups for cell in own.cells):
         choice = f"{table.chosen_name} {cell.choice}" if table.select else ""
         place = ", ".join(filter(None, [cell.row.name, table.section_title(cell.section), choice]))
         least = min(len(cell.means), 1) if table.choose_once else len(cell.means)
         if cell is group.chosen and len(group.shared_seeds) < least:
             fewer.append(f"{place}: {len(group.shared_seeds)} of {len(cell.means)}")
-        if cell is group.chosen and table.took_off is not None and _are_far_apart(table, cell):
-            values = cell.means[[column.name for column in table.columns]].map(f"{{:.{table.digits}f}}".format)
-            seeds = (f"{' / '.join(own)} (seed {seed})" for seed, *own in values.itertuples())
-            apart.append(f"{place}: {', '.join(seeds)}")
         if left := cell.finished - len(cell.runs):
             partial.append(f"{place}: {left}")
-    stars = [commit for own in groups for commit in commits_of(own.chosen.runs) if "*" in commit]
-    titles = " / ".join(column.title.lower() for column in table.columns)
+    finished = sum(cell.finished for group in groups for cell in group.cells)
+    missing = sum(len(cell.keys) - cell.finished for group in groups for cell in group.needed)
+    dirty = [cell.row.name for group in groups for cell in group.cells if "*" in " ".join(commits_of(cell.runs))]
     notes = {
-        f"Seeds that are far apart, {titles}: {'; '.join(apart)}.": apart,
+        f"{finished} runs have finished, up to {missing} are missing.": missing,
         f"Chosen on fewer seeds than shown, those that all values have: {'; '.join(fewer)}.": fewer,
-        f"Finished runs of seeds that are not whole, not counted: {'; '.join(partial)}.": partial,
-        "* The code of a run may differ from the commit: changed files in its working tree, or no git.": stars,
+        f"Finished runs of incomplete seeds, not counted: {'; '.join(partial)}.": partial,
+        f"Runs whose code may differ from their commit: {', '.join(dict.fromkeys(dirty))}.": dirty,
         f"Not counted: {len(left_out)} finished runs that do not fit the table: {', '.join(left_out)}.": left_out,
     }
     return [*table.notes, *(note for note, about in notes.items() if about)]
 
 
-def _are_far_apart(table: TableDefinition, cell: Cell) -> bool:
-    values = cell.means[[column.name for column in table.columns]]
-    return bool((values.max() - values.min() > FAR_APART * table.scale).any())
+# ---------------------------------------------------------------------- lines of the CSV
+def study_lines(table: TableDefinition, groups: Sequence[Group], results_dir: Path) -> list[Line]:
+    """All that is known of a study, runs before baselines before models that only the paper has."""
+    found = []
+    for group, cell in ((group, cell) for group in groups for cell in group.cells):
+        is_chosen = cell is group.chosen
+        values = [*_means(table, cell), *(_cell_values(table, cell) if is_chosen else ())]
+        choice = "" if cell.choice is None else str(cell.choice)
+        found += [(cell.section, cell.row.name, choice, int(is_chosen), *value) for value in values]
+    for section in table.section_values:
+        for entry in read_baselines(table, results_dir):
+            found += [(section, entry["name"], "", 1, *value) for value in _baseline(table, entry, section)]
+        for model in table.references:
+            found += [(section, model.name, "", 1, *value) for value in _published(table, model, section)]
+    return [Line("" if section is None else str(section), *rest) for section, *rest in found if rest[-1] is not None]
 
 
-# ---------------------------------------------------------------------- lines
-def _cell_line(table: TableDefinition, group: Group, cell: Cell, cost: CostOf | None, experiments: str) -> Line:
-    finished = sum(other.finished for other in group.cells)
-    missing = sum(len(other.keys) - other.finished for other in group.needed)
-    link = f"[{_escape(cell.row.name)}]({experiments}/{cell.row.experiment}.yaml)"
-    link += f" ({finished} of {finished + missing} runs)" * bool(missing)
-    line = {"shown": cell is group.chosen, "link": link, "section": cell.section, "model": cell.row.name}
-    line |= {"experiment": cell.row.experiment, "init_from": cell.row.init_from}
-    line |= {"runs_finished": cell.finished, "runs_planned": len(cell.keys), "runs_missing": missing}
-    line |= {"n": len(cell.means), "n_planned": cell.planned_seeds}
-    if table.select:
-        line |= {"chosen": int(cell is group.chosen and bool(cell.runs)), table.chosen_name: cell.choice}
-        line[f"{table.chosen_name}_paper"] = cell.row.paper.get(table.chosen_name)
-    if table.costs:
-        own, start = cost(cell.row.experiment), cell.row.init_from
-        line |= {"pixels": own.pixels, "steps": own.steps, "epochs_before": cost(start).epochs if start else None}
-        line |= {"epochs": own.epochs, "parameters": own.parameters, "multiply_adds": own.flops // 2}
-        line |= {f"{key}_paper": cell.row.paper.get(key) for key in COSTS}
-        line["giga"] = f"{line['multiply_adds'] / 1e9:.3g}G"
-    else:
-        line |= {"epochs": cell.mean("epochs"), "parameters": cell.runs[0].parameters if cell.runs else None}
+def _means(table: TableDefinition, cell: Cell) -> Iterator[tuple[str, str, Any]]:
+    """Seed, metric and value: of a choice that was rejected all that there is."""
+    for run in cell.runs:
+        yield str(run.seed), "id", run.id
+    for name in table.measures if cell.runs else ():
+        yield "mean", name, cell.means[name].mean()
+
+
+def _cell_values(table: TableDefinition, cell: Cell) -> Iterator[tuple[str, str, Any]]:
+    """Each seed, what is made of all seeds beside the mean, and the paper's numbers."""
+    yield from _published(table, cell.row, cell.section, cell)
+    if not cell.runs:
+        return
+    yield "n", table.columns[0].name, len(cell.means)
+    bounds = {column.name: column.solved for column in table.columns}
     for name, measure in table.measures.items():
-        mean, half_width, _ = cell.interval(measure)
-        deviation = float(cell.deviations[name].mean()) if table.average_over and cell.runs else None
-        line |= {name: mean, f"{name}_interval": half_width, f"{name}_deviation": deviation}
-    if table.took_off is not None:
-        far = (cell.means[table.select.name] > table.took_off).sum()
-        line["took_off"] = f"{far} of {len(cell.means)}" if cell.runs else None
-        line["took_off_paper"] = cell.row.paper.get("took_off")
-    if table.seed_values:
-        line |= {f"{column.name}_max": cell.means[column.name].max() if cell.runs else None for column in table.columns}
-    for name in [column.name for column in table.columns if table.seed_values or table.took_off is not None]:
-        line[f"{name}_each"] = ", ".join(f"{value:.{table.digits}f}" for value in cell.means[name]) or None
+        values = cell.means[name]
+        yield from ((seed, name, value) for seed, value in values.items())
+        yield "interval", name, cell.interval(measure)[1]
+        if table.average_over:
+            yield "deviation", name, float(cell.deviations[name].mean())
+        if table.seed_values:
+            yield "max", name, values.max()
+        if measure is table.select and table.took_off is not None:
+            yield "count", name, int((values > table.took_off).sum())
+        elif bounds.get(name) is not None:
+            yield "count", name, int((values >= bounds[name]).sum())
+    yield from (("mean", field, cell.mean(field)) for field in PER_RUN)
+    flops = cell.runs[0].flops_per_example
+    yield "mean", "multiply_adds", None if flops is None else flops / 2
+    yield "mean", "commit", " ".join(commits_of(cell.runs, digits=12))
+
+
+def _published(
+    table: TableDefinition, model: Reference, section: Any, cell: Cell | None = None
+) -> Iterator[tuple[str, str, Any]]:
+    """The paper's numbers, and what ours, the highest where the seeds are shown, differ by."""
     for column in table.columns:
-        if column.solved is not None and cell.runs:
-            line[f"{column.name}_solved"] = f"{(cell.means[column.name] >= column.solved).sum()} of {len(cell.means)}"
-    line |= _paper_line(table, cell.row, cell.section)
-    for name in (column.name for column in table.columns):
-        ours, paper = line.get(f"{name}_max", line[name]), line[f"{name}_paper"]
-        line[f"{name}_difference"] = None if None in (ours, paper) else ours - paper
-    line |= {field: cell.mean(field) for field in ("examples_per_second", "wall_seconds")}
-    line["hours"] = line["wall_seconds"] and line["wall_seconds"] / 3600
-    line |= {"seeds": " ".join(cell.means.index), "runs": " ".join(run.id for run in cell.runs)}
-    return line | {"commits": " ".join(commits_of(cell.runs, digits=40))}
+        paper, interval = [*table.paper(model, column, section), None, None][:2]
+        yield from (("paper", column.name, paper), ("paper_interval", column.name, interval))
+        if paper is not None and cell and cell.runs:
+            values = cell.means[column.name]
+            yield "difference", column.name, (values.max() if table.seed_values else values.mean()) - paper
+    if table.select:
+        yield "paper", table.chosen_name, model.paper.get(table.chosen_name)
+        yield "paper", table.select.name, model.paper.get("took_off")
+    yield from (("paper", key, model.paper.get(key)) for key in COSTS)
+    yield "paper", "epochs", model.epochs
 
 
-def _paper_line(table: TableDefinition, model: Reference, section: Any) -> Line:
-    line = {}
-    for column in table.columns:
-        number, interval = [*table.paper(model, column, section), None, None][:2]
-        line |= {f"{column.name}_paper": number, f"{column.name}_paper_interval": interval}
-    return line
-
-
-def _baseline_line(table: TableDefinition, entry: dict[str, Any], section: Any) -> Line:
-    line = {"section": section, "model": entry["name"]}
+def _baseline(table: TableDefinition, entry: dict[str, Any], section: Any) -> Iterator[tuple[str, str, float | None]]:
     for column in table.columns:
         value = entry.get(str(section) if table.sections else column.split)
         is_primary = column.metric.partition("@")[0] == PRIMARY_METRIC  # also at one length
         is_other = not is_primary or (table.sections and column.split != table.columns[0].split)
-        line[column.name] = None if value is None or is_other else table.scale * value
-    return line
+        yield "mean", column.name, None if value is None or is_other else table.scale * value
 
 
 # ---------------------------------------------------------------------- Markdown
-def _markdown(table: TableDefinition, lines: list[Line], notes: list[str]) -> str:
-    columns = _columns(table, lines)
+def _markdown(table: TableDefinition, lines: list[Line], notes: list[str], results_dir: Path) -> str:
+    source = os.path.relpath(DEFINITIONS / f"{table.name}.yaml", results_dir / table.name)
     text = [f"# {table.title}", "", table.caption.strip(), ""]
+    text += [f"Settings: [configs/study/{table.name}.yaml]({source}). All seeds and costs: [table.csv](table.csv).", ""]
     if table.sections:
         what = table.overview_column.title.lower() + ", the highest of the seeds" * table.seed_values
-        ours = "Ours (paper)" if any(row.paper for row in table.rows) else "Ours"
-        text += [f"{ours}, {what}:", "", *_pipes(_overview(table, lines))]
+        text += [f"Ours{' (paper)' * any(row.paper for row in table.rows)}, {what}:", ""]
+        for grid in _overview(table, lines):
+            text += [*_pipes(grid), ""]
     for section in table.section_values:
-        text += ["", f"## {table.section_title(section)}", ""] if table.sections else []
-        own = [line for line in lines if line["section"] == section]
-        cells = [[_text(table, line, name, form) for name, (_, form) in columns.items()] for line in own]
-        text += _pipes([[_escape(title) for title, _ in columns.values()], *cells])
-    if notes:
-        text += ["", "## Notes", "", *(f"- {_escape(note)}" for note in notes)]
+        text += [f"## {table.section_title(section)}", ""] if table.sections else []
+        text += [*_pipes(_grid(table, lines, section)), ""]
+    text += ["## Notes", "", *(f"- {_escape(note)}" for note in notes)]
     return "\n".join(text) + "\n"
 
 
-def _columns(table: TableDefinition, lines: list[Line]) -> dict[str, tuple[str, str]]:
-    """Part of a line -> title and number format; without those of the paper where it has nothing for any line."""
-    digits, known = f".{table.digits}f", {key for line in lines for key, value in line.items() if value is not None}
-    sizes = {"epochs": ("Epochs", ".4g"), "parameters": ("Parameters", ",")}
+def _chosen(lines: list[Line]) -> dict[tuple[str, str, str, str], Any]:
+    """Values by section, row, seed and metric; the choice itself as the mean of the metric `choice`."""
+    found = {(line.section, line.row, line.seed, line.metric): line.value for line in lines if line.chosen}
+    of_runs = (line for line in lines if line.chosen and line.metric == "id")
+    return found | {(line.section, line.row, "mean", "choice"): line.choice for line in of_runs}
+
+
+def _grid(table: TableDefinition, lines: list[Line], section: Any) -> Grid:
+    """A line a row; of a section only rows with runs. Of more than `WIDEST` columns those of the lowest rank."""
+    section, values = "" if section is None else str(section), _chosen(lines)
+    names = list(dict.fromkeys(line.row for line in lines if line.section == section))
+    if table.sections:
+        names = [name for name in names if (section, name, "mean", table.columns[0].name) in values]
+    published = {line.metric for line in lines if line.seed == "paper"}
+    grid = []
+    for name in names:
+        cells = list(_cells(table, lambda *key, own=(section, name): values.get((*own, *key)), name, published, values))
+        shown = sorted(sorted(range(len(cells)), key=lambda n: cells[n][0])[:WIDEST])
+        grid.append([cells[n][2] for n in shown])
+        titles = [cells[n][1] for n in shown]
+    return [titles, *grid] if grid else [["Model"]]
+
+
+def _cells(
+    table: TableDefinition, find: Callable[[str, str], Any], name: str, published: set[str], values: dict
+) -> Iterator[tuple[int, str, str]]:
+    """Rank, title and text of the cells of a row; `find`: its value of a seed and metric, None where there is none."""
+    form, first = f".{table.digits}f", table.columns[0].name
+    row = next((row for row in table.rows if row.name == name), None)
+    yield 0, "Model", _escape(name)
+    n, far = find("n", first), find("count", table.select.name) if table.select else None
+    count = f"{far} of {n}" if table.took_off is not None else n
+    title = "Took off" if table.took_off is not None else "n"
+    yield 0, title, f"[{count}]({record_path(row.experiment, '..')})" if n else DASH
+    if table.select:
+        yield 1, CHOICE_TITLES.get(table.chosen_name, table.chosen_name), find("mean", "choice") or DASH
     if table.costs:
-        sizes = {"pixels": ("Pixels", "d")} | sizes | {"parameters_paper": ("Parameters (paper)", "")}
-        sizes |= {"giga": ("Multiply-adds", ""), "flops_paper": ("FLOPS (paper)", "")}
-    own = {}
-    if name := table.chosen_name:
-        own = {name: (name, ""), f"{name}_paper": (f"{name} (paper)", "")}
-    if table.took_off is not None:
-        own |= {"took_off": ("Took off", ""), "took_off_paper": ("Took off (paper)", "")}
-    for column in table.columns:
-        own[column.name] = column.title, digits
-        if table.average_over:
-            keys = ", ".join(key.split(".")[-1] for key in table.average_over)
-            own[f"{column.name}_deviation"] = f"± over {keys}", digits
-        if table.seed_values and (column is table.columns[0] or f"{column.name}_paper" in known):
-            own[f"{column.name}_max"] = "Highest", digits
-        if table.seed_values and column is table.columns[0]:
-            own[f"{column.name}_each"] = "Each seed", ""
-        if column.solved is not None:
-            own[f"{column.name}_solved"] = f"Seeds from {column.solved:g}", ""
-        own |= {f"{column.name}_paper": ("Paper", digits), f"{column.name}_difference": ("Difference", f"+{digits}")}
-    hours = "Hours a run", ".2g" if table.average_over else ".2f"
-    rest = {"examples_per_second": ("Examples/s", ".0f"), "hours": hours, "commits": ("Commit", "")}
-    found = {"link": ("Model", "")} | (sizes | own if table.costs else own | sizes) | rest
-    return {
-        key: column
-        for key, column in found.items()
-        if not key.endswith(("_paper", "_difference")) or f"{key.rpartition('_')[0]}_paper" in known
-    }
+        start = next((r.name for r in table.rows if row and row.init_from in (r.experiment, r.name)), None)
+        before = values.get(("", start, "mean", "epochs"))
+        epochs = _text(find("mean", "epochs") or find("paper", "epochs"), ".4g")
+        yield 1, "Epochs", f"{before:g}+{epochs}" if before else epochs
+        yield 1, "Parameters", _text(find("mean", "parameters") or find("paper", "parameters"), ",.0f")
+        adds = find("mean", "multiply_adds")
+        yield 2, "Multiply-adds", f"{adds / 1e9:.3g}G" if adds else _text(find("paper", "flops"), "")
+    columns = table.columns[:MEASURES]
+    is_inside = sum(column.name in published for column in columns) > 2  # then the paper's number is in our cell
+    for column in columns:
+        mean, paper = find("mean", column.name), find("paper", column.name)
+        ours = _text(mean, form, find("interval", column.name))
+        theirs = _text(paper, form, find("paper_interval", column.name))
+        if is_inside:
+            yield 0, f"{column.title} (paper)", ours + f" ({theirs})" * (paper is not None)
+            continue
+        yield 0, column.title, ours
+        if column.name in published:
+            if table.seed_values:
+                yield 1, "Highest", _text(find("max", column.name), form)
+            yield 1, "Paper", theirs
+            yield 2, "Difference", _text(find("difference", column.name), f"+{form}")
 
 
-def _text(table: TableDefinition, line: Line, name: str, form: str) -> str:
-    value = line.get(name)
-    if name == "link":
-        return value or _escape(line["model"])
-    if value in (None, "") or (name == table.chosen_name and not line["n"]):
+def _text(value: Any, form: str, interval: float | None = None) -> str:
+    if value is None:
         return DASH
-    if name == "commits":
-        value = re.sub(r"\b(\w{7})\w*", r"\1", value).replace(" ", ", ")
     text = _escape(value) if isinstance(value, str) else format(value, form)
-    if name == "epochs" and line.get("epochs_before"):
-        text = f"{line['epochs_before']:g}+{text}"
-    if (interval := line.get(f"{name}_interval")) is not None:
-        text += f" ± {interval:{form}}"
-    if line.get("n") and name in {column.name for column in table.columns}:
-        text += f" ([n={line['n']}]({record_path(line['experiment'], '..')}))"
-    return text
+    return text if interval is None else f"{text} ± {interval:{form}}"
 
 
-def _overview(table: TableDefinition, lines: list[Line]) -> list[list[str]]:
+def _overview(table: TableDefinition, lines: list[Line]) -> list[Grid]:
     """A line a model and a column a section, or the other way round where there are more sections than models, then the
-    averages of what has all sections."""
-    name = table.overview_column.name
-    upright = len(table.section_values) > len(table.rows)
-    grid = [["" if upright else "Model", *map(table.section_title, table.section_values), "AVG"]]
+    averages of what has all sections; in several grids where there are more than `WIDEST` columns."""
+    name, values = table.overview_column.name, _chosen(lines)
+    sections = [str(section) for section in table.section_values]
+    grid = [["Model", *map(table.section_title, table.section_values), "Mean"]]
     for row in table.rows:
-        own = {line["section"]: line for line in lines if line["model"] == row.name}
         texts = []
-        for key, form in ((f"{name}_max" if table.seed_values else name, "{}"), (f"{name}_paper", " ({})")):
-            values = [own.get(section, {}).get(key) for section in table.section_values]
-            values.append(None if None in values else statistics.fmean(values))
-            texts.append([value if value is None else form.format(f"{value:.{table.digits}f}") for value in values])
-        grid.append([_escape(row.name), *((ours or DASH) + (paper or "") for ours, paper in zip(*texts, strict=True))])
-    return [list(line) for line in zip(*grid, strict=True)] if upright else grid
+        for seed in ("max" if table.seed_values else "mean", "paper"):
+            own = [values.get((section, row.name, seed, name)) for section in sections]
+            own.append(None if None in own else statistics.fmean(own))
+            texts.append([_text(value, f".{table.digits}f") for value in own])
+        cells = (ours + f" ({paper})" * (paper != DASH) for ours, paper in zip(*texts, strict=True))
+        grid.append([_escape(row.name), *cells])
+    if all(line[-1] == DASH for line in grid[1:]):
+        grid = [line[:-1] for line in grid]
+    if len(sections) > len(table.rows):
+        grid = [list(line) for line in zip(*grid, strict=True)]
+        grid[0][0] = "Task"
+    count = -(-(len(grid[0]) - 1) // (WIDEST - 1))
+    size = -(-(len(grid[0]) - 1) // count)
+    return [[[line[0], *line[start : start + size]] for line in grid] for start in range(1, len(grid[0]), size)]
 
 
-def _pipes(grid: list[list[str]]) -> list[str]:
+def _pipes(grid: Grid) -> list[str]:
     header, *rows = ("| " + " | ".join(cells) + " |" for cells in grid)
     return [header, "|" + " --- |" * len(grid[0]), *rows]
 
 
 def _escape(text: str) -> str:
     """Text that means only itself in a Markdown table."""
-    return text.replace("|", "\\|").replace("*", "\\*")
+    return re.sub(r"([|*])", r"\\\1", text)
