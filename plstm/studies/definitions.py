@@ -71,7 +71,12 @@ class Stage(Strict):
     sweep: dict[str, list[Any]] = {}
 
 
+LINES = 5  # of an axes, at most
+
+
 class Figure(Strict):
+    small: str | None = None  # what is small about the runs, said in every figure
+    groups: dict[str, list[str]] = {}  # title of a panel -> the rows, by name, whose lines it has; without: all rows
     dots: bool = False  # the table's columns beside the paper's numbers
     panels: dict[str, str] = {}  # training curves: split -> title
     paper: str | None = None  # of these, those of the paper's runs: a CSV file below the results folder
@@ -165,6 +170,7 @@ class TableDefinition(Strict):
             raise ValueError(f"key section_titles must name some of {', '.join(sorted(sections))}")
         if self.sections and (self.costs or self.figure.panels):
             raise ValueError("key sections are not for a table with costs or figure.panels")
+        self._check_figure()
         columns = {column.name for column in self.columns}
         if self.overview not in {None, *(columns if self.sections else ())}:
             raise ValueError(f"key overview must be one of {', '.join(sorted(columns))}, in a table with sections")
@@ -185,6 +191,15 @@ class TableDefinition(Strict):
                 if any(value not in self.sweep.get(key, ()) for value in values):
                     raise ValueError(f"key rows[{number}].sweep: the table does not sweep {key} over {values}")
         return self
+
+    def _check_figure(self) -> None:
+        figure, names = self.figure, {row.name for row in self.rows}
+        for group, rows in (figure.groups or {"": [row.name for row in self.rows if row.own]}).items():
+            if unknown := set(rows) - names:
+                raise ValueError(f"key figure.groups: no row {min(unknown)!r}")
+            count = len(rows) * (2 if figure.paper else 1) + bool(figure.baseline)
+            if (figure.panels or figure.lengths or figure.sizes) and count > LINES:
+                raise ValueError(f"key figure.groups: panel {group!r} has {count} lines, more than {LINES}")
 
     def _check_stages(self) -> None:
         for number, stage in enumerate(self.stages):

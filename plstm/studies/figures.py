@@ -1,108 +1,248 @@
-"""Figures of results tables, from run records: training curves, accuracy against size, distance or length, and columns
-beside the paper's numbers."""
+"""Figures of a study, from its run records: training curves, accuracy against size, distance or length, and columns
+beside the paper's numbers. Each says its n and what is small about its runs, and has at most `LINES` lines an axes.
+"""
 
-import itertools
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from plstm.drawing import legend_below, new_figure, save, style
-from plstm.studies.definitions import TableDefinition, read_baselines
+from plstm.drawing import new_figure, save, style
+from plstm.studies.definitions import LINES, TableDefinition, read_baselines
 from plstm.studies.probes import points_by_distance, points_by_size, read_probes, read_sizes
 from plstm.studies.records import PRIMARY_METRIC, Record, read_curve
 from plstm.studies.sweeps import Cell, find_groups, t_interval
 
-DASHED = (0, (4, 1.5))
-# By the model in the experiment's name: colour and line style, the same in all curves.
-MODEL_STYLES = {
-    "plstm": ("#0072B2", "-"),
-    "plstm_no_posemb": ("#56B4E9", "-"),
-    "plstm_p_mode": ("#009E73", "-"),
-    "plstm_d_mode": ("#CC79A7", "-"),
-    "plstm_stm_bias": ("#E69F00", "-"),
-    "plstm_printed": ("#DC267F", "-"),
-    "vit": ("#D55E00", "-"),
-    "efficientnet": ("#000000", "-"),
-    "vil": ("#8A8D00", "-"),
-    "vil_released": ("#8A8D00", DASHED),
-    "mamba2d": ("#7F3C8D", "-"),
-    "2dmamba": ("#8B5A2B", "-"),
+# By row, the same in all studies; other rows take what is left of OTHER_COLOURS in their panel.
+COLOURS = {
+    "pLSTM": "#0072B2",
+    "pLSTM / (P-mode only)": "#009E73",
+    "pLSTM / (D-mode only)": "#CC79A7",
+    "pLSTM (gates as printed)": "#E69F00",
+    "ViT": "#D55E00",
+    "EfficientNet": "#000000",
+    "ViL": "#8A8D00",
+    "ViL (released grid)": "#8A8D00",
+    "Mamba2D": "#7F3C8D",
+    "2DMamba": "#8B5A2B",
+    "pLSTM, J_T 1": "#56B4E9",
+    "pLSTM, J_T 4": "#0072B2",
+    "xLSTM[1:1]": "#009E73",
+    "GDN[-1,1]": "#CC79A7",
+    "Transformer": "#000000",
 }
-OTHER_STYLES = [("#777777", line) for line in ("-", "--", "-.", ":")]
-OURS, PAPER = "#0072B2", "#D55E00"  # of dots: there a colour says whose number it is, and the line the model
+OTHER_COLOURS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0072B2")
+OURS, PAPER = "#0072B2", "#D55E00"  # of dots: there a colour says whose number it is
 BASELINE = {"color": "0.45", "lw": 0.9, "ls": (0, (6, 3)), "zorder": 0}
-CHANCE = {"color": "0.45", "lw": 1, "ls": ":", "label": "chance", "zorder": 0}
-GRID = {"color": "0.92", "lw": 0.7}
-# Of counting and state tracking, so that a model looks the same in all their tables.
-TOKEN_MODELS = ("xlstm_1_0", "xlstm_1_1", "xlstm_0_1", "mamba2", "gdn", "gdn_negative")
-TOKEN_MODELS += ("plstm_1", "plstm_2", "plstm_3", "plstm_4", "transformer")
-PANELS = 4  # side by side, of accuracy against length; there models have these colours, then again dashed
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
-BASELINE_DASHES = [(0, (6, 3)), (0, (3, 2)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (8, 2, 1, 2, 1, 2)), (0, (12, 3))]
+WIDTH = 8.0  # inches
+PANELS = 4  # side by side, of accuracy against length
 
 
 def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> list[Path]:
-    """Draw what `figure` asks for of cells with a whole seed; returns .png and .svg. UserError for a missing curve."""
+    """Draws what `figure` asks for of cells with a whole seed; returns the PNG files. UserError for a missing curve."""
     groups = find_groups(table, records)[0]
     cells = [group.chosen for group in groups if group.chosen.runs and group.chosen.row.own]
-    wanted = {draw_curves: table.figure.panels, draw_dots: table.figure.dots, draw_sizes: table.figure.sizes}
-    wanted |= {draw_lengths: table.figure.lengths}
-    wanted = {draw: asked and (cells or draw is draw_curves) for draw, asked in wanted.items()}
-    return [path for draw, asked in wanted.items() if asked for path in draw(table, cells, results_dir)]
+    wanted = {"curves": (draw_curves, table.figure.panels), "dots": (draw_dots, table.figure.dots)}
+    wanted |= {"lengths": (draw_lengths, table.figure.lengths), "sizes": (draw_sizes, table.figure.sizes)}
+    wanted |= {"distances": (draw_distances, table.figure.sizes)}
+    written = []
+    for name, (draw, is_wanted) in wanted.items():
+        with style():
+            figure = draw(table, cells, results_dir) if is_wanted and cells else None
+            if figure is not None:
+                written += save(figure, results_dir / table.name / name, kinds=("png",))
+    return written
 
 
-def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:
-    """Draw accuracy over epochs, a panel a split and a line a model, as in Figures 2 and 6 of arXiv 2506.11997.
-
-    A line is the mean over the runs, its band their 90% t interval, and a thin line the mean over the paper's runs;
-    chance is dotted, the definition's baseline dashed.
-    """
-    wanted, styles, published = table.figure, _styles(table), _paper_curves(table, results_dir)
-    if not cells and not published:
-        return []
+def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
+    """Accuracy over epochs as in Figures 2 and 6 of arXiv 2506.11997: a column a split and a line of panels a group."""
+    wanted, published = table.figure, _paper_curves(table, results_dir)
     curves = {cell.row.name: _mean_curves(cell.runs, results_dir) for cell in cells}
+    labels = {cell.row.name: f"{cell.row.name} (n={len(cell.runs)})" for cell in cells}
     baseline = next((entry for entry in read_baselines(table, results_dir) if entry["name"] == wanted.baseline), {})
-    with style():
-        figure = new_figure(3.4 * len(wanted.panels), 3.5)
-        axes = figure.subplots(1, len(wanted.panels), sharey=True, squeeze=False)[0]
-        for (split, title), axis in zip(wanted.panels.items(), axes, strict=True):
-            for cell in cells:
-                colour, line = styles[cell.row.experiment]
-                _draw_line(axis, curves[cell.row.name][split], f"{cell.row.name} (n={len(cell.runs)})", colour, line)
-            for row in table.rows:
-                if (curve := published.get((row.experiment, split))) is not None:
-                    colour, line = styles[row.experiment]
-                    axis.plot(curve["epoch"], curve["mean"], color=colour, ls=line, lw=0.8, label=f"{row.name} (paper)")
-            if table.chance is not None:
-                axis.axhline(table.chance, **CHANCE)
+    groups = _groups(table, cells)
+    figure = new_figure(WIDTH, 0.9 + 1.9 * len(groups))
+    axes = figure.subplots(len(groups), len(wanted.panels), sharex=True, sharey=True, squeeze=False)
+    for own_axes, (group, colours) in zip(axes, groups.items(), strict=True):
+        for axis, (split, title) in zip(own_axes, wanted.panels.items(), strict=True):
+            for name, colour in colours.items():
+                _draw_line(axis, curves[name][split], labels[name], colour)
+                if (curve := published.get((name, split))) is not None:
+                    axis.plot(curve["epoch"], curve["mean"], color=colour, lw=0.8, label=f"{name} (paper)")
             if split in baseline:
-                axis.axhline(baseline[split], label=baseline["name"], **BASELINE)
-            axis.set(title=title, xlabel="Epoch")
-            axis.grid(axis="y", **GRID)
+                axis.axhline(baseline[split], label=wanted.baseline, **BASELINE)
+            axis.set_title(", ".join(filter(None, [group, title])))
             axis.set_xlim(left=0)
-        axes[0].set_ylabel(PRIMARY_METRIC.capitalize())
-        legend_below(figure, axes)
-        return save(figure, results_dir / "figures" / f"{table.name}-curves")
+            _shade_chance(axis, table.chance, max(0.0, (table.chance or 0.1) - 0.1))
+        own_axes[0].set_ylabel(PRIMARY_METRIC.capitalize())
+        _legend(own_axes[-1], loc="center left", bbox_to_anchor=(1.0, 0.5))
+    for axis in axes[-1]:
+        axis.set_xlabel("Epoch")
+    return _titled(figure, table, "Mean over n runs and 90% interval", has_chance=True)
 
 
+def draw_sizes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
+    """Accuracy against the canvas, from probes; None where no run was probed."""
+    return _draw_probes(table, cells, results_dir, points_by_size, "Canvas side (pixels)")
+
+
+def draw_distances(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
+    """Accuracy on twice the training canvas against the distance between the objects, from probes, or None."""
+    return _draw_probes(table, cells, results_dir, points_by_distance, "Distance of the circle (pixels)")
+
+
+def _draw_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path, points: Any, label: str) -> Any:
+    probes = {cell.row.name: read_probes(cell.runs, results_dir) for cell in cells}
+    groups = _groups(table, [cell for cell in cells if probes[cell.row.name].rows])
+    if not groups:
+        return None
+    baseline = read_sizes(table, results_dir).get(table.figure.baseline)
+    figure = new_figure(WIDTH, 3.9 if len(groups) > 1 else 2.9)
+    axes = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+    for axis, (group, colours) in zip(axes, groups.items(), strict=True):
+        for name, colour in colours.items():
+            curve = _mean_points([points(rows) for rows in probes[name].rows])
+            _draw_line(axis, curve, f"{name} ({probes[name].count})", colour)
+        if baseline:
+            axis.plot(*zip(*points(baseline), strict=True), label=table.figure.baseline, **BASELINE)
+        axis.set(title=group, xlabel=label)
+        _shade_chance(axis, table.chance, max(0.0, (table.chance or 0.1) - 0.1))
+        beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)}
+        _legend(axis, **(below if len(groups) > 1 else beside))
+    axes[0].set_ylabel("Test accuracy")
+    return _titled(figure, table, "Mean over n probed runs and 90% interval", has_chance=True)
+
+
+def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
+    """Accuracy at each length of the split `figure.lengths`: a panel a section and group, a line a row's mean."""
+    chance = next((entry for entry in read_baselines(table, results_dir) if entry["name"] == "chance"), {})
+    panels = {}
+    for section in table.section_values:
+        own = {cell.row.name: cell for cell in cells if cell.section == section}
+        for group, colours in _groups(table, list(own.values())).items():
+            panels[section, group] = [(own[name], colour) for name, colour in colours.items()]
+    names = [row.name for row in table.rows if any(cell.row is row for own in panels.values() for cell, _ in own)]
+    columns = min(len(panels), PANELS)
+    lines = -(-len(panels) // columns)
+    figure = new_figure(WIDTH, 1.6 * lines + 1.1)
+    axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    handles = {}
+    for axis, ((section, group), own) in zip(axes, panels.items(), strict=False):
+        for cell, colour in own:
+            mean = _mean_points([_points_by_length(run, table.figure.lengths) for run in cell.runs])
+            width = 3 - 0.4 * (names.index(cell.row.name) % LINES)  # a line under another shows at its sides
+            (handles[cell.row.name],) = axis.plot(mean["x"], mean["mean"], color=colour, lw=width)
+        axis.set_title(", ".join(filter(None, [table.section_title(section), group])), fontsize=8)
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:.0f}")
+        _shade_chance(axis, chance.get(str(section)))
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    for axis in axes[max(len(panels) - columns, 0) : len(panels)]:
+        axis.set_xlabel("Length")
+        axis.tick_params(labelbottom=True)
+    figure.supylabel("Accuracy", fontsize=9)
+    figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=5, fontsize=8)
+    counts = sorted({len(cell.runs) for own in panels.values() for cell, _ in own})
+    n = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))
+    return _titled(figure, table, f"Mean over n = {n} runs", has_chance=True)
+
+
+def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
+    """The table's columns, a panel a section and a line a row: a filled dot is ours in the first column, the bar its
+    90% interval, a hollow dot ours in another column, a diamond the paper's number; baselines are dashed.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    names = list(dict.fromkeys(name for colours in _groups(table, cells).values() for name in colours))
+    cells = [cell for cell in cells if cell.row.name in names]
+    sections = [section for section in table.section_values if any(cell.section == section for cell in cells)]
+    first = table.columns[0]
+    figure = new_figure(WIDTH, 1.5 + 0.25 * len(names))
+    axes = figure.subplots(1, len(sections), sharey=True, squeeze=False)[0]
+    for section, axis in zip(sections, axes, strict=True):
+        for cell in (cell for cell in cells if cell.section == section):
+            _draw_cell(axis, table, cell, names.index(cell.row.name))
+        for entry in read_baselines(table, results_dir):
+            value = entry.get(str(section) if table.sections else first.split)
+            if value is not None:
+                axis.axvline(table.scale * value, label=entry["name"], **BASELINE)
+        axis.set(title=table.section_title(section) if table.sections else first.title)
+        axis.set(xlabel=f"{first.split} {first.metric}".capitalize() + " (%)" * table.percent)
+        axis.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+        axis.grid(color="0.92", lw=0.7)
+    axes[0].set_yticks(range(len(names)), names)
+    axes[0].invert_yaxis()
+    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5, fontsize=8)
+    counts = sorted({len(cell.means) for cell in cells})
+    n = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))
+    return _titled(figure, table, f"Mean over n = {n} seeds", has_chance=False)
+
+
+def _draw_cell(axis: Any, table: TableDefinition, cell: Cell, line: int) -> None:
+    first, *others = table.columns
+    mean, half_width, _ = cell.interval(first)
+    if half_width is not None:
+        axis.plot([mean - half_width, mean + half_width], [line, line], color=OURS, lw=1.6, label="90% interval")
+    for column in others:
+        own = {"color": OURS, "mfc": "white", "ms": 5, "label": f"ours, {column.title.lower()}"}
+        axis.plot(cell.interval(column)[0], line, "o", **own)
+    axis.plot(mean, line, "o", color=OURS, ms=5, label=f"ours, {first.title.lower()}")
+    if paper := table.paper(cell.row, first, cell.section):
+        axis.plot(paper[0], line + 0.25, "D", color=PAPER, ms=4.5, label="paper")
+
+
+# ---------------------------------------------------------------------- parts of figures
+def _groups(table: TableDefinition, cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
+    """Title of a panel -> its rows that have cells, with their colours; a row keeps its colour in all panels."""
+    known = {cell.row.name for cell in cells}
+    wanted = table.figure.groups or {"": [row.name for row in table.rows]}
+    found = ((name, COLOURS.get(name.partition(", after ")[0])) for names in wanted.values() for name in names)
+    colours = {name: colour for name, colour in found if colour}
+    for names in wanted.values():
+        free = [colour for colour in OTHER_COLOURS if colour not in {colours.get(name) for name in names}]
+        for name in (name for name in names if name not in colours):
+            colours[name] = free.pop(0) if free else "#777777"
+    groups = {title: {name: colours[name] for name in names if name in known} for title, names in wanted.items()}
+    return {title: names for title, names in groups.items() if names}
+
+
+def _draw_line(axis: Any, curve: pd.DataFrame, label: str, colour: str) -> None:
+    marker = "o" if len(curve) == 1 else None  # a line of one point shows nothing
+    axis.plot(curve["x"], curve["mean"], color=colour, lw=1.5, marker=marker, ms=4, label=label, zorder=3)
+    if curve["half_width"].notna().any():
+        low, high = ((curve["mean"] + sign * curve["half_width"]).clip(0, 1) for sign in (-1, 1))
+        axis.fill_between(curve["x"], low, high, color=colour, alpha=0.13, lw=0, zorder=2)
+
+
+def _shade_chance(axis: Any, chance: float | None, bottom: float = 0.0) -> None:
+    axis.grid(axis="y", color="0.92", lw=0.7)
+    if chance is not None:
+        axis.axhspan(-1, chance, color="0.93", lw=0, zorder=0)
+    axis.set_ylim(bottom, 1.03)
+
+
+def _legend(axis: Any, **place: Any) -> None:
+    handles, labels = axis.get_legend_handles_labels()
+    axis.legend(handles, [textwrap.fill(label, 30) for label in labels], fontsize=8, handlelength=1.6, **place)
+
+
+def _titled(figure: Any, table: TableDefinition, marks: str, has_chance: bool) -> Any:
+    """Adds the study's title, below it what is small about its runs and what the marks mean."""
+    marks += "; grey: below chance" * (has_chance and table.chance is not None)
+    figure.suptitle("\n".join(filter(None, [table.title, table.figure.small, marks])), fontsize=9)
+    return figure
+
+
+# ---------------------------------------------------------------------- what is drawn
 def _paper_curves(table: TableDefinition, results_dir: Path) -> dict[tuple[str, str], pd.DataFrame]:
-    """(Experiment, split) -> epoch and mean of the paper's runs; nothing where there is no file."""
+    """(Row, split) -> epoch and mean of the paper's runs; nothing where there is no file."""
     path = results_dir / (table.figure.paper or "")
-    return dict(iter(pd.read_csv(path).groupby(["experiment", "split"]))) if path.is_file() else {}
-
-
-def _styles(table: TableDefinition) -> dict[str, tuple]:
-    """Experiment -> colour and line style."""
-    others = itertools.cycle(OTHER_STYLES)
-    return {row.experiment: _style(row.experiment) or next(others) for row in table.rows}
-
-
-def _style(experiment: str) -> tuple | None:
-    name = experiment.rpartition("/")[2].removeprefix("imagenet_")
-    colour, line = MODEL_STYLES.get(name.removesuffix("_finetune"), (None, None))
-    return colour and (colour, DASHED if name.endswith("_finetune") else line)
+    return dict(iter(pd.read_csv(path).groupby(["row", "split"]))) if path.is_file() else {}
 
 
 def _mean_curves(runs: Sequence[Record], results_dir: Path) -> dict[str, pd.DataFrame]:
@@ -115,43 +255,6 @@ def _mean_curves(runs: Sequence[Record], results_dir: Path) -> dict[str, pd.Data
     return {split: of_split(split) for split in {point.split for curve in curves for point in curve}}
 
 
-def _draw_line(axis: Any, curve: pd.DataFrame, label: str, colour: str, line: object) -> None:
-    marker = "o" if len(curve) == 1 else None  # a line of one point shows nothing
-    axis.plot(curve["x"], curve["mean"], color=colour, ls=line, lw=1.6, marker=marker, ms=4, label=label, zorder=3)
-    if curve["half_width"].notna().any():
-        low, high = ((curve["mean"] + sign * curve["half_width"]).clip(0, 1) for sign in (-1, 1))
-        axis.fill_between(curve["x"], low, high, color=colour, alpha=0.18, lw=0, zorder=2)
-
-
-def draw_sizes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:
-    """Draw accuracy against the canvas and, on twice the training canvas, against the distance between the objects.
-
-    A line is the mean over a row's probed runs, its band their 90% t interval; baselines are dashed.
-    """
-    probed = {cell: found for cell in cells if (found := read_probes(cell.runs, results_dir)).rows}
-    if not probed:
-        return []
-    shortcuts, styles, written = read_sizes(table, results_dir), _styles(table), []
-    for kind, points, label in (
-        ("sizes", points_by_size, "Canvas side (pixels)"),
-        ("distances", points_by_distance, "Distance between arrow and circle (pixels)"),
-    ):
-        with style():
-            figure = new_figure(6.4, 4.4)
-            axis = figure.subplots()
-            for (name, rows), dashes in zip(shortcuts.items(), BASELINE_DASHES, strict=False):
-                axis.plot(*zip(*points(rows), strict=True), label=name, **BASELINE | {"ls": dashes})
-            for cell, probes in probed.items():
-                frame = _mean_points([points(rows) for rows in probes.rows])
-                _draw_line(axis, frame, f"{cell.row.name} ({probes.count})", *styles[cell.row.experiment])
-            axis.axhline(0.5, **CHANCE)
-            axis.set(xlabel=label, ylabel="Test accuracy")
-            axis.grid(axis="y", **GRID)
-            legend_below(figure, [axis], columns=2)
-            written += save(figure, results_dir / "figures" / f"{table.name}-{kind}")
-    return written
-
-
 def _mean_points(curves: Sequence[Sequence[tuple[float, float]]]) -> pd.DataFrame:
     """Points (x, value) of several runs -> x, mean and half width where all of them have a point."""
     points = pd.DataFrame([point for curve in curves for point in curve], columns=["x", "value"])
@@ -160,92 +263,8 @@ def _mean_points(curves: Sequence[Sequence[tuple[float, float]]]) -> pd.DataFram
     return frame[frame["n"] == len(curves)]
 
 
-def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:
-    """Draw the accuracy at each length of the split `figure.lengths`, a panel a section and a line a model: the mean of
-    its runs, which are thin lines where there are several. Chance is dotted."""
-    sections = [section for section in table.section_values if any(cell.section == section for cell in cells)]
-    chance = next((entry for entry in read_baselines(table, results_dir) if entry["name"] == "chance"), {})
-    columns = min(len(sections), PANELS)
-    models = [row.experiment.rpartition("/")[2] for row in table.rows]
-    order = TOKEN_MODELS if {*models} <= {*TOKEN_MODELS} else models
-    looks = dict(zip(order, itertools.product(("-", DASHED, ":"), COLOURS), strict=False))
-    styles = {row.name: looks[model] for row, model in zip(table.rows, models, strict=True)}
-    with style():
-        lines = -(-len(sections) // columns)
-        figure = new_figure(2.6 * columns + 0.6, 2.2 * lines + 0.9)
-        axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
-        for section, axis in zip(sections, axes, strict=False):
-            for cell in (cell for cell in cells if cell.section == section):
-                curves = [_points_by_length(run, table.figure.lengths) for run in cell.runs]
-                line, colour = styles[cell.row.name]
-                for points in curves if len(curves) > 1 else ():
-                    axis.plot(*zip(*points, strict=True), color=colour, ls=line, lw=0.6, alpha=0.35)
-                mean = _mean_points(curves)
-                axis.plot(mean["x"], mean["mean"], color=colour, ls=line, lw=1.6, label=cell.row.name)
-            if str(section) in chance:
-                axis.axhline(chance[str(section)], **CHANCE)
-            axis.set(title=table.section_title(section), ylim=(0, 1.03))
-            axis.set_xscale("log", base=2)
-            axis.xaxis.set_major_formatter("{x:.0f}")
-            axis.grid(axis="y", **GRID)
-        for axis in axes[len(sections) :]:
-            axis.set_visible(False)
-        for axis in axes[max(len(sections) - columns, 0) : len(sections)]:
-            axis.set_xlabel("Length")
-            axis.tick_params(labelbottom=True)
-        figure.supylabel("Accuracy", fontsize=9)
-        legend_below(figure, axes[: len(sections)], min(5, 2 * columns), [row.name for row in table.rows])
-        return save(figure, results_dir / "figures" / f"{table.name}-lengths")
-
-
 def _points_by_length(run: Record, split: str) -> list[tuple[int, float]]:
     """The lengths of rows, and the accuracy at each after the last step."""
     prefix = f"{PRIMARY_METRIC}@"
     found = run.metrics["last"][split].items()
     return [(int(key.removeprefix(prefix)), value) for key, value in found if key.startswith(prefix)]
-
-
-def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> list[Path]:
-    """Draw the table's columns, a panel a section and a line a model.
-
-    A filled dot is ours in the first column, the bar through it the 90% t interval over seeds, a hollow dot ours in
-    another column, a diamond the paper's number; baselines are dashed.
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    sections = [section for section in table.section_values if any(cell.section == section for cell in cells)]
-    names = [row.name for row in table.rows if any(cell.row is row for cell in cells)]
-    with style():
-        figure = new_figure(2.0 + 2.4 * len(sections), 1.2 + 0.25 * len(names))
-        axes = figure.subplots(1, len(sections), sharey=True, squeeze=False)[0]
-        for section, axis in zip(sections, axes, strict=True):
-            for cell in cells:
-                if cell.section == section:
-                    _draw_cell(axis, table, cell, names.index(cell.row.name))
-            for entry in read_baselines(table, results_dir):
-                value = entry.get(str(section) if table.sections else table.columns[0].split)
-                if value is not None:
-                    axis.axvline(table.scale * value, label=entry["name"], **BASELINE)
-            first = table.columns[0]
-            axis.set(title=table.section_title(section) if table.sections else first.title)
-            axis.set(xlabel=f"{first.split} {first.metric}".capitalize() + " (%)" * table.percent)
-            axis.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-            axis.grid(**GRID)
-        axes[0].set_yticks(range(len(names)), names)
-        axes[0].invert_yaxis()
-        legend_below(figure, axes)
-        return save(figure, results_dir / "figures" / f"{table.name}-dots")
-
-
-def _draw_cell(axis: Any, table: TableDefinition, cell: Cell, line: int) -> None:
-    first, *others = table.columns
-    mean, half_width, _ = cell.interval(first)
-    if half_width is not None:
-        ends = [mean - half_width, mean + half_width]
-        axis.plot(ends, [line, line], color=OURS, lw=1.6, label="90% interval over seeds")
-    for column in others:
-        label = f"ours, {column.title.lower()}"
-        axis.plot(cell.interval(column)[0], line, "o", color=OURS, mfc="white", ms=5, label=label)
-    axis.plot(mean, line, "o", color=OURS, ms=5, label=f"ours, {first.title.lower()}")
-    if paper := table.paper(cell.row, first, cell.section):
-        axis.plot(paper[0], line + 0.25, "D", color=PAPER, ms=4.5, label="paper")

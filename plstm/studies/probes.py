@@ -28,7 +28,8 @@ class Probes(NamedTuple):
 
     @property
     def count(self) -> str:
-        return f"n={len(self.rows)}" + f", {self.retrained} retrained" * bool(self.retrained)
+        retrained = str(self.retrained) if self.retrained < len(self.rows) else "all"
+        return f"n={len(self.rows)}" + f", {retrained} retrained" * bool(self.retrained)
 
 
 def probe_path(run: Record, results_dir: Path) -> Path | None:
