@@ -4,7 +4,7 @@
 
 A column an image, its arrow's patch marked by a white dot and its circle outlined. A line a layer, with one scale of
 colours: of pLSTM the mean over heads of the gating matrix (red positive, blue negative), of ViT that of the weights by
-which patches attend to the arrow's. Writes results/figures/arrow-flow.png and .svg.
+which patches attend to the arrow's. Writes results/arrow-48/flow.png.
 """
 
 import sys
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("run", nargs="+", help="a run's folder, or the first digits of its id")
     parser.add_argument("--runs", type=Path, default=machine_folder("runs"), help="folder of the runs")
     parser.add_argument("--count", type=positive, default=2, help="images of each size")
-    parser.add_argument("--out", type=Path, default=ROOT / "results/figures/arrow-flow", help="without .png and .svg")
+    parser.add_argument("--out", type=Path, default=ROOT / "results/arrow-48/flow", help="without .png")
     options = parser.parse_args()
     models = [from_checkpoint(run, runs=options.runs) for run in options.run]
     if other := [model for model in models if model.info.config.task != "arrow"]:
@@ -51,7 +51,7 @@ def main() -> None:
     with style():
         figure = new_figure(1.7 * len(shown) + 0.5, 1.75 * (1 + sum(model.info.config.model.depth for model in models)))
         draw(figure, models, [(split, arrow, variant.canvas(split)) for split, arrow in shown])
-        print(*save(figure, options.out), sep="\n")
+        print(*save(figure, options.out, kinds=("png",)), sep="\n")
 
 
 def draw(figure: Any, models: list[Any], images: list[tuple[str, Arrow, Canvas]]) -> None:

@@ -7,7 +7,7 @@
 Altered images have the training size and twice it, unaltered ones all sizes. Balanced accuracy is the mean of the
 accuracies on images that point at the circle and on those that do not: altered images are mostly of the second kind.
 The area under the ROC curve does not depend on the threshold.
-Writes results/probes/<run>.json, from which `make tables` draws accuracy by size and by distance.
+Writes results/probes/<name>-<id>.json, from which `make tables` draws accuracy by size and by distance.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def probe(run: str, options: argparse.Namespace) -> None:
         rows.append(row)
         scores = "".join(f"{'-' if row[key] is None else format(row[key], '.3f'):>18}" for key in SHOWN)
         print(f"{canvas.size:18}{row['images']:18,}{scores}  {name}", flush=True)
-    path = options.out or options.results / "probes" / f"{folder.name}.json"
+    path = options.out or options.results / "probes" / f"{run_name(config)}-{folder.name}.json"
     write_results(path, {"count": options.count, "run": folder.name, "name": run_name(config), "rows": rows})
     print(f"Written to {path}")
 
@@ -87,8 +87,7 @@ def probe(run: str, options: argparse.Namespace) -> None:
 def shown_runs(name: str, results: Path, runs: Path) -> list[str]:
     """The ids of the runs that a table shows and that were not probed; prints those whose weights are gone."""
     groups, _ = find_groups(load_table(ROOT / "configs/study" / f"{name}.yaml"), read_records(results))
-    ids = [run.id for group in groups for run in group.chosen.runs]
-    ids = [run for run in ids if not probe_path(run, results)]
+    ids = [run.id for group in groups for run in group.chosen.runs if not probe_path(run, results)]
     if gone := [run for run in ids if not (runs / run / "checkpoints").is_dir()]:
         print(f"Not probed, their weights are not in {runs}: {', '.join(gone)}")
     return [run for run in ids if run not in gone]
@@ -104,7 +103,7 @@ def main() -> None:
         "--sizes", type=positive, nargs="+", default=[], help="further canvases in pixels, unaltered images only"
     )
     parser.add_argument("--count", type=positive, default=10_240, help="images a canvas; the paper's test has as many")
-    parser.add_argument("--out", type=Path, help="of one run (default: RESULTS/probes/<run>.json)")
+    parser.add_argument("--out", type=Path, help="of one run (default: RESULTS/probes/<name>-<id>.json)")
     options = parser.parse_args()
     if bool(options.run) == bool(options.table):
         parser.error("name a run, or --table")

@@ -33,7 +33,7 @@ from plstm.studies import sweeps
 from plstm.studies.definitions import TableDefinition, check_overrides, load_table
 from plstm.studies.figures import draw_table
 from plstm.studies.records import Hardware, read_records
-from plstm.studies.tables import render_table
+from plstm.studies.tables import render_table, text_table
 from scripts.common import Parser, machine_folder, positive
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -236,7 +236,7 @@ def main() -> int:
 
     def report() -> None:
         records = read_records(results)
-        files = render_table(table, records, results, experiment_cost)
+        files = render_table(table, records, results)
         for path, data in files.items():
             write_file(path, data)
         print("wrote", *files, *draw_table(table, records, results), flush=True)
@@ -261,8 +261,8 @@ def main() -> int:
     places = place(len(jobs), arguments.processes, query_hardware())
     report()
     failures = execute(unfinished[: arguments.max_runs], overrides, ROOT, after_job, places)
-    text = (results / "tables" / f"{table.name}.md").read_text()
-    print(text.partition("\n## ")[0], f"\npictures of each run: {arguments.runs}/*/figures", flush=True)
+    print(text_table(table, read_records(results), results))
+    print(f"Table and figures: {results / table.name}; pictures of each run: {arguments.runs}/*/figures", flush=True)
     if failures:
         print("\n".join([f"{len(failures)} runs failed:", *failures]), flush=True)
     return 1 if failures else 0

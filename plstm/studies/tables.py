@@ -48,7 +48,7 @@ def render_table(table: TableDefinition, records: Sequence[Record], results_dir:
     lines = study_lines(table, groups, results_dir)
     frame = pd.DataFrame(lines, dtype=object).map(lambda value: f"{value:.9g}" if isinstance(value, float) else value)
     files = {
-        "table.md": _markdown(table, lines, _notes(table, groups, left_out), results_dir),
+        "table.md": _markdown(table, lines, _notes(table, groups, left_out, results_dir), results_dir),
         "table.csv": frame.to_csv(index=False, lineterminator="\n"),
     }
     if table.figure.sizes:
@@ -63,10 +63,10 @@ def text_table(table: TableDefinition, records: Sequence[Record], results_dir: P
     if table.sections:
         grids = _overview(table, lines)
     else:
-        own = [line for line in _grid(table, lines, None) if set(line[1:]) != {DASH}]
-        names = {"Model", *(column.title for column in table.columns)}
-        keep = [n for n, title in enumerate(own[0]) if title in names]
-        grids = [[[line[n] for n in keep] for line in own]]
+        grid, names = _grid(table, lines, None), {"Model", *(column.title for column in table.columns)}
+        keep = [n for n, title in enumerate(grid[0]) if title in names]
+        grid = [[line[n] for n in keep] for line in grid]
+        grids = [[line for line in grid if set(line[1:]) != {DASH}]]
     texts = []
     for grid in grids:
         widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
@@ -75,7 +75,7 @@ def text_table(table: TableDefinition, records: Sequence[Record], results_dir: P
     return "\n".join(line.rstrip().replace("\\", "") for line in texts)
 
 
-def _notes(table: TableDefinition, groups: list[Group], left_out: list[str]) -> list[str]:
+def _notes(table: TableDefinition, groups: list[Group], left_out: list[str], results_dir: Path) -> list[str]:
     fewer, partial = [], []
     for group, cell in ((own, cell) for own in groups for cell in own.cells):
         choice = f"{table.chosen_name} {cell.choice}" if table.select else ""
@@ -88,12 +88,14 @@ def _notes(table: TableDefinition, groups: list[Group], left_out: list[str]) -> 
     finished = sum(cell.finished for group in groups for cell in group.cells)
     missing = sum(len(cell.keys) - cell.finished for group in groups for cell in group.needed)
     dirty = [cell.row.name for group in groups for cell in group.cells if "*" in " ".join(commits_of(cell.runs))]
+    unknown = [entry["name"] for entry in read_baselines(table, results_dir) if entry.keys() == {"name"}]
     notes = {
         f"{finished} runs have finished, up to {missing} are missing.": missing,
         f"Chosen on fewer seeds than shown, those that all values have: {'; '.join(fewer)}.": fewer,
         f"Finished runs of incomplete seeds, not counted: {'; '.join(partial)}.": partial,
         f"Runs whose code may differ from their commit: {', '.join(dict.fromkeys(dirty))}.": dirty,
         f"Not counted: {len(left_out)} finished runs that do not fit the table: {', '.join(left_out)}.": left_out,
+        f"Missing: {', '.join(unknown)}.": unknown,
     }
     return [*table.notes, *(note for note, about in notes.items() if about)]
 
@@ -102,8 +104,7 @@ def _notes(table: TableDefinition, groups: list[Group], left_out: list[str]) -> 
 def study_lines(table: TableDefinition, groups: Sequence[Group], results_dir: Path) -> list[Line]:
     """All that is known of a study, runs before baselines before models that only the paper has."""
     found = []
-    for group, cell in ((group, cell) for group in groups for cell in group.cells):
-        is_chosen = cell is group.chosen
+    for cell, is_chosen in ((cell, cell is group.chosen) for group in groups for cell in group.cells):
         values = [*_means(table, cell), *(_cell_values(table, cell) if is_chosen else ())]
         choice = "" if cell.choice is None else str(cell.choice)
         found += [(cell.section, cell.row.name, choice, int(is_chosen), *value) for value in values]

@@ -1,7 +1,9 @@
 """Example records: finished runs of the tables here with made-up accuracies."""
 
+import csv
 import hashlib
 import importlib
+import io
 import json
 import math
 from pathlib import Path
@@ -11,7 +13,6 @@ from xml.etree import ElementTree
 import pytest
 from omegaconf import OmegaConf
 
-from plstm.runs.experiments import experiment_cost
 from plstm.studies.definitions import load_table
 from plstm.studies.records import Record, read_records, write_record
 from plstm.studies.sweeps import planned_runs
@@ -48,7 +49,10 @@ def example_record(
     }
     own = dict(experiment=experiment, overrides=overrides, seed=seed, metrics=metrics)
     own |= dict(config=OmegaConf.to_container(config), command=" ".join(["python train.py", *overrides]))
-    own |= dict(id=hashlib.sha256(f"{experiment} {swept}".encode()).hexdigest()[:12], name=f"{experiment}-s{seed}")
+    own |= dict(
+        id=hashlib.sha256(f"{experiment} {swept}".encode()).hexdigest()[:12],
+        name=f"{experiment.replace('/', '-')}-s{seed}",
+    )
     return Record(**RECORD | own | changes)
 
 
@@ -86,9 +90,34 @@ def graphs():
 
 
 def rendered(table, folder, order=list):
-    """Kind -> text of a table's files from the records of a folder, in this order."""
-    files = render_table(table, list(order(read_records(folder))), folder, experiment_cost)
-    return {path.suffix[1:]: data.decode() for path, data in files.items()}
+    """Name -> text of a study's files from the records of a folder, in this order."""
+    files = render_table(table, list(order(read_records(folder))), folder)
+    return {path.name: data.decode() for path, data in files.items()}
+
+
+def long_values(text):
+    """The numbers of a table.csv by section, row, choice, chosen, seed and metric."""
+    found = {}
+    for *place, value in list(csv.reader(io.StringIO(text)))[1:]:
+        if place[-1] not in ("id", "commit") and " " not in value:
+            found[tuple(place)] = float(value)
+    return found
+
+
+def split_cells(line):
+    return [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+def lines_of(text, row):
+    """Title -> text of the cells of a row, of each grid of a table.md that has it."""
+    found, titles, before = [], [], ""
+    for line in text.splitlines():
+        if line.startswith("| ---"):
+            titles = split_cells(before)
+        elif line.startswith(f"| {row} |"):
+            found.append(list(zip(titles, split_cells(line), strict=True)))
+        before = line
+    return found
 
 
 def folds_of(table, experiment, name="MUTAG", depth=4, seed=43):

@@ -4,63 +4,90 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 
-from plstm.drawing import legend_below, new_figure
 from plstm.errors import UserError
 from plstm.studies import figures
+from plstm.studies.definitions import LINES, load_table
 from plstm.studies.figures import draw_table
 from plstm.studies.probes import points_by_distance, points_by_size, read_probes
 from plstm.studies.records import read_records, record_path
-from plstm.studies.tables import render_table
 
-from .conftest import ROOT, run_script, svg_texts
-
-
-def drawn(table, folder):
-    return draw_table(table, read_records(folder), folder)
+from .conftest import ROOT, TABLES, rendered, run_script
 
 
-def has_colour(image, colour):
-    return (image == [int(colour[i : i + 2], 16) for i in (1, 3, 5)]).all(-1).sum() > 20
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """Function of a table: the figures of what is in `tmp_path`, by name, not written."""
+
+    def draw(table):
+        made = {}
+        monkeypatch.setattr(figures, "save", lambda figure, path, kinds: made.update({path.name: figure}) or [])
+        draw_table(table, read_records(tmp_path), tmp_path)
+        return made
+
+    return draw
 
 
-def test_curves_show_a_line_a_model_with_band_chance_and_baseline(arrow, add, tmp_path):
-    assert drawn(arrow, tmp_path) == []
+def texts_of(figure):
+    return [text.get_text().replace("\n", " ") for text in figure.findobj(Text) if text.get_text()]
+
+
+def lines_of(axis):
+    return {line.get_label(): line for line in axis.lines}
+
+
+def test_curves_have_a_panel_a_group_and_split_with_band_and_baseline(arrow, add, drawn, tmp_path):
+    assert drawn(arrow) == {}
     for seed in (43, 44, 45):
         add(seed=seed)
     add(experiment="arrow/vit", lr=3e-4, val=0.91)
+    add(experiment="arrow/mamba2d")
     (tmp_path / "baselines").mkdir()
     baseline = {"name": "arrow direction only", "val": 0.775, "val_ext": 0.633}
     (tmp_path / "baselines/arrow-192.json").write_text(json.dumps({"baselines": [baseline]}))
-    png, svg = drawn(arrow, tmp_path)
-    assert (png, svg) == tuple(tmp_path / f"figures/arrow-curves.{kind}" for kind in ("png", "svg"))
-    image = np.asarray(Image.open(png).convert("RGB"))
-    assert image.shape[1] > 1200 and has_colour(image, "#0072B2") and has_colour(image, "#D55E00")
-    assert not has_colour(image, "#009E73")
-    texts = svg_texts(svg)
-    titles = ["Training", "Validation", "Validation (ext.)"]
-    assert [text for text in texts if text in titles] == titles and texts.count("Epoch") == 3
-    for text in ("pLSTM (n=3)", "ViT (n=1)", "chance", "arrow direction only", "Accuracy"):
-        assert texts.count(text) == 1
-    assert svg.read_text().count("FillBetweenPolyCollection") == 3
-    first = [png.read_bytes(), svg.read_bytes()]
+    (figure,) = drawn(arrow).values()
+    titles = [
+        f"{group}, {split} pixels" for group in ("pLSTM and ViT", "Mamba in two dimensions") for split in (192, 384)
+    ]
+    assert [axis.get_title() for axis in figure.axes] == titles
+    lines = lines_of(figure.axes[0])
+    assert set(lines) == {"pLSTM (n=3)", "ViT (n=1)", "arrow direction only"} and len(figure.axes[0].collections) == 1
+    assert lines["pLSTM (n=3)"].get_color() == figures.COLOURS["pLSTM"]
+    assert lines["arrow direction only"].get_ydata()[0] == 0.775
+    before = lines["pLSTM (n=3)"].get_ydata().tolist()
     add(lr=1e-3, val=0.9)  # a learning rate that is not chosen changes nothing
-    assert [path.read_bytes() for path in drawn(arrow, tmp_path)] == first
+    assert lines_of(drawn(arrow)["curves"].axes[0])["pLSTM (n=3)"].get_ydata().tolist() == before
 
 
-def test_curves_of_the_papers_runs_stand_beside_ours_or_alone(arrow, add, tmp_path):
+def test_each_figure_says_what_its_runs_are(add, drawn):
+    table = load_table(TABLES / "arrow-48.yaml")
+    add(experiment=table.rows[0].experiment, table=table.name, lr=1e-3)
+    title = drawn(table)["curves"].get_suptitle()
+    assert title.startswith(f"{table.title}\n{table.figure.small}\nMean over n runs") and "48-pixel" in title
+
+
+def test_a_panel_of_too_many_lines_or_of_unknown_rows_is_refused(tmp_path):
+    text = (TABLES / "arrow-48.yaml").read_text()
+    for old, new, words in (
+        ("[EfficientNet, ", "[pLSTM, EfficientNet, ", f"panel 'Other models' has {LINES + 1} lines"),
+        ("[EfficientNet, ", "[Efficient, ", "no row 'Efficient'"),
+    ):
+        (tmp_path / "arrow-48.yaml").write_text(text.replace(old, new))
+        with pytest.raises(UserError, match=f"key figure.groups: {words}"):
+            load_table(tmp_path / "arrow-48.yaml")
+
+
+def test_curves_of_the_papers_runs_stand_beside_ours(arrow, add, drawn, tmp_path):
     (tmp_path / "baselines").mkdir()
     (tmp_path / arrow.figure.paper).write_bytes((ROOT / "results" / arrow.figure.paper).read_bytes())
-    models = ["pLSTM", "ViT", "EfficientNet", "ViL (released grid)", "Mamba2D", "2DMamba"]
-    for own in ([], ["pLSTM (n=1)"]):
-        texts = svg_texts(drawn(arrow, tmp_path)[1])
-        legend = texts[texts.index("chance") - len(models) - len(own) : texts.index("chance")]
-        assert legend == [*own, *(f"{name} (paper)" for name in models)]
-        add()
+    add()
+    assert list(lines_of(drawn(arrow)["curves"].axes[1])) == ["pLSTM (n=1)", "pLSTM (paper)"]
     curves = figures._paper_curves(arrow, tmp_path)
-    assert len(curves) == 3 * len(models) and {len(curve) for curve in curves.values()} == {20}
-    last = curves["arrow/2dmamba", "val_ext"].iloc[-1]
+    assert len(curves) == 3 * 6 and {len(curve) for curve in curves.values()} == {20}
+    assert {row for row, _ in curves} <= {row.name for row in arrow.rows}
+    last = curves["2DMamba", "val_ext"].iloc[-1]
     assert last["epoch"] == 50 and last["mean"] == pytest.approx(0.589, abs=5e-4)
 
 
@@ -79,46 +106,39 @@ def test_a_missing_curve_is_named(arrow, add, tmp_path):
         draw_table(arrow, records, tmp_path)
 
 
-def test_script_draws_what_has_runs(add, tmp_path):
+def test_script_draws_what_has_runs_the_same_byte_for_byte(add, tmp_path):
     add()
     done = run_script("make_tables", "arrow", "arrow-demo", "--results", tmp_path)
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("drew")]
-    assert lines == [f"drew {tmp_path}/figures/arrow-curves.{kind}" for kind in ("png", "svg")]
+    png = tmp_path / "arrow/curves.png"
+    assert [line for line in done.stdout.splitlines() if line.startswith("drew")] == [f"drew {png}"]
+    first = png.read_bytes()
+    run_script("make_tables", "arrow", "--results", tmp_path)
+    assert png.read_bytes() == first and Image.open(png).size[0] == 1200
 
 
-def test_dots_lie_where_they_should(graphs, add_folds, tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: made.append(figure) or [])
-    add_folds("graphs/plstm", "MUTAG", 4, 43, best=0.7, last=0.75)  # the n-th of ten folds has n / 100 more
-    drawn(graphs, tmp_path)
-    at = {line.get_label(): line.get_xdata()[0] for line in made[0].axes[0].lines}
-    assert at == pytest.approx({"ours, best epoch": 0.745, "ours, last epoch": 0.795, "paper": 0.8512})
-
-
-def test_dots_show_whole_seeds_beside_the_papers(graphs, add_folds, tmp_path):
+def test_dots_lie_where_they_should(graphs, add_folds, drawn, tmp_path):
     add_folds("graphs/gin", "NCI1", 8, 43, count=9)
-    assert drawn(graphs, tmp_path) == []
+    assert drawn(graphs) == {}
     (tmp_path / "baselines").mkdir()
     (tmp_path / "baselines/graphs.json").write_text('{"baselines": [{"name": "majority class", "MUTAG": 0.665}]}')
-    add_folds("graphs/plstm", "MUTAG", 4, 43)
-    png, svg = drawn(graphs, tmp_path)
-    assert png == tmp_path / "figures/graphs-dots.png" and png.stat().st_size > 1000
-    shown = {"MUTAG", "pLSTM", "paper", "majority class", "ours, last epoch", "ours, best epoch", "Test accuracy"}
-    assert shown <= set(svg_texts(svg)) and not {"GIN", "NCI1", "90% interval over seeds"} & set(svg_texts(svg))
-    one_seed = svg.read_bytes()
-    drawn(graphs, tmp_path)
-    assert svg.read_bytes() == one_seed
+    add_folds("graphs/plstm", "MUTAG", 4, 43, best=0.7, last=0.75)  # the n-th of ten folds has n / 100 more
+    figure = drawn(graphs)["dots"]
+    (axis,) = figure.axes  # NCI1 has no whole seed
+    at = {label: line.get_xdata()[0] for label, line in lines_of(axis).items()}
+    expected = {"ours, best epoch": 0.745, "ours, last epoch": 0.795, "paper": 0.8512, "majority class": 0.665}
+    assert at == pytest.approx(expected)
+    assert {"MUTAG", "pLSTM", "Test accuracy"} <= set(texts_of(figure)) and "GIN" not in texts_of(figure)
     add_folds("graphs/plstm", "MUTAG", 4, 44, best=0.6)
-    drawn(graphs, tmp_path)
-    assert "90% interval over seeds" in svg_texts(svg)
+    figure = drawn(graphs)["dots"]
+    assert "90% interval" in lines_of(figure.axes[0]) and "n = 2 seeds" in figure.get_suptitle()
 
 
-def test_dots_of_a_table_without_sections(arrow, add, tmp_path):
+def test_dots_of_a_table_without_sections(arrow, add, drawn):
     add()
     figure = arrow.figure.model_copy(update={"dots": True, "panels": {}})
-    (_, svg) = drawn(arrow.model_copy(update={"figure": figure}), tmp_path)
-    assert {"Test acc.", "ours, test acc. (ext.)", "paper", "chance", "pLSTM"} <= set(svg_texts(svg))
+    figure = drawn(arrow.model_copy(update={"figure": figure}))["dots"]
+    assert {"Test acc.", "ours, test acc. (ext.)", "paper", "chance", "pLSTM"} <= set(texts_of(figure))
 
 
 def probe_file(folder, run, shift):
@@ -132,60 +152,66 @@ def probe_file(folder, run, shift):
     rows += [row(96, "as given", 0.7), row(96, "arrow reversed", 0.6) | {"labelled_at": 0.049}]
     none = {"labelled_at": 0.0, "balanced_accuracy": None}
     rows += [row(size, "circle of another image", 0.6) | none for size in (48, 96)]
-    path = folder / "probes" / f"{run.id}.json"
+    path = folder / "probes" / f"{run.name}-{run.id}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"rows": rows}))
     return path
 
 
-def test_probes_are_drawn_by_size_and_by_distance_and_tabulated(arrow, add, tmp_path):
+def test_probes_are_drawn_by_size_and_by_distance_and_tabulated(arrow, add, drawn, tmp_path):
     runs = [add(seed=seed) for seed in (43, 44)]
-    assert not [path for path in drawn(arrow, tmp_path) if "sizes" in path.name]
+    assert drawn(arrow).keys() == {"curves"}
     for run, shift in zip(runs, (0, 0.02), strict=True):
         path = probe_file(tmp_path, run, shift)
     (tmp_path / "baselines").mkdir()
-    sizes = [row | {"name": "arrow only"} for row in json.loads(path.read_text())["rows"] if row["probe"] == "as given"]
-    baseline = {"baselines": [{"name": "arrow only", "test": 0.8}], "sizes": sizes}
+    name = arrow.figure.baseline
+    sizes = [row | {"name": name} for row in json.loads(path.read_text())["rows"] if row["probe"] == "as given"]
+    baseline = {"baselines": [{"name": name, "test": 0.8}], "sizes": sizes}
     (tmp_path / "baselines/arrow-192.json").write_text(json.dumps(baseline))
-    for kind, label in (("sizes", "Canvas side (pixels)"), ("distances", "Distance between arrow and circle (pixels)")):
-        (svg,) = (path for path in drawn(arrow, tmp_path) if path.name == f"arrow-{kind}.svg")
-        texts = svg_texts(svg)
-        assert {label, "Test accuracy", "pLSTM (n=2)", "arrow only", "chance"} <= set(texts)
-    tables = render_table(arrow, read_records(tmp_path), tmp_path)
-    table = tables[tmp_path / "tables/arrow-probes.md"].decode()
+    made = drawn(arrow)
+    for kind, label in (("sizes", "Canvas side (pixels)"), ("distances", "Distance of the circle (pixels)")):
+        (axis,) = made[kind].axes
+        assert axis.get_xlabel() == label and set(lines_of(axis)) == {"pLSTM (n=2)", name}
+    files = rendered(arrow, tmp_path)
+    table = files["probes.md"]
     assert "| pLSTM | 2 | 48 | 0.910 ± 0.063 | 0.810 ± 0.063 |" in table
-    assert "| pLSTM | 2 | 48 | 0.950 (n=1) | 0.950 (n=1) |" in table.partition("Area under")[2]
-    assert "| arrow only | 1 | 96 | 0.720 | – |" in table and "| arrow only | 1 | 64 |" not in table
+    assert "| pLSTM | 2 | 48 | 0.950 (n=1) | 0.950 (n=1) |" in table.partition("Area under the ROC curve\n")[2]
+    assert f"| {name} | 1 | 96 | 0.720 | – |" in table and f"| {name} | 1 | 64 |" not in table
     assert "| pLSTM | 2 | 96 | 0.710 ± 0.063 | – |" in table and "of another image" not in table  # too few images
     assert "| images: points at it / not |  | 96 | 500 / 500 | 49 / 951 |" in table
-    scores = pd.read_csv(io.BytesIO(tables[tmp_path / "tables/arrow-probes.csv"])).set_index(["canvas_pixels", "probe"])
-    assert len(scores) == 4 and scores.loc[(48, "arrow reversed"), "n"] == 2  # none of too few images
-    np.testing.assert_allclose(scores.loc[(48, "as given"), ["accuracy", "accuracy_interval"]], [0.91, 0.06314], 1e-4)
-    assert scores.loc[(64, "as given"), "area_under_roc_n"] == 1
+    scores = (
+        pd.read_csv(io.StringIO(files["probes.csv"]))
+        .set_index(["canvas", "probe", "seed", "metric"])["value"]
+        .sort_index()
+    )
+    assert len(scores.groupby(level=[0, 1])) == 4 and scores[48, "arrow reversed", "n", "accuracy"] == 2
+    given = scores.xs((48, "as given"))
+    np.testing.assert_allclose([given["mean", "accuracy"], given["interval", "accuracy"]], [0.91, 0.06314], 1e-4)
+    assert scores[64, "as given", "n", "area_under_roc"] == 1
     for run in runs:
-        few = tmp_path / "probes" / f"{run.id}.json"
+        few = tmp_path / "probes" / f"{run.name}-{run.id}.json"
         few.write_text(few.read_text().replace('"images": 1000', '"images": 98'))
-    table = render_table(arrow, read_records(tmp_path), tmp_path)[tmp_path / "tables/arrow-probes.md"].decode()
+    table = rendered(arrow, tmp_path)["probes.md"]
     assert "| pLSTM | 2 | 48 |\n" in table and "as given |" not in table  # no score of fewer than 50 of a label
     path.write_text(path.read_text().replace('"images": 98', '"images": 100', 1))
     with pytest.raises(UserError, match="runs of table arrow were probed on different images"):
-        render_table(arrow, read_records(tmp_path), tmp_path)
+        rendered(arrow, tmp_path)
     path.write_text("half a fi")
     with pytest.raises(UserError, match=f"{path}: not a file of scores"):
-        drawn(arrow, tmp_path)
+        drawn(arrow)
 
 
-def test_a_second_training_stands_for_a_run_that_was_not_probed(arrow, add, tmp_path):
+def test_a_second_training_stands_for_a_run_that_was_not_probed(arrow, add, drawn, tmp_path):
     run, other = add(seed=43), add(seed=44)
     path = probe_file(tmp_path, run, 0.02)
-    path.rename(path.with_name(f"{run.id}-retrained.json"))
-    assert read_probes([run, other], tmp_path).count == "n=1, 1 trained again"
-    (svg,) = (path for path in drawn(arrow, tmp_path) if path.name == "arrow-sizes.svg")
-    assert "pLSTM (n=1, 1 trained again)" in svg_texts(svg)
-    tables = render_table(arrow, read_records(tmp_path), tmp_path)
-    assert "pLSTM: n=1, 1 trained again." in tables[tmp_path / "tables/arrow-probes.md"].decode()
+    path.rename(path.with_name(f"{path.stem}-retrained.json"))
+    assert read_probes([run, other], tmp_path).count == "n=1, all retrained"
+    assert "pLSTM (n=1, all retrained)" in lines_of(drawn(arrow)["sizes"].axes[0])
+    assert "pLSTM (n=1, all retrained)." in rendered(arrow, tmp_path)["probes.md"]
+    probe_file(tmp_path, other, 0)
+    assert read_probes([run, other], tmp_path).count == "n=2, 1 retrained"
     probe_file(tmp_path, run, 0)
-    found = read_probes([run, other], tmp_path)  # its own scores where there are any
+    found = read_probes([run], tmp_path)  # its own scores where there are any
     assert found.count == "n=1" and points_by_size(found.rows[0])[0] == (48, 0.9)
 
 
@@ -193,16 +219,3 @@ def test_points_of_too_few_images_are_not_drawn(add, tmp_path):
     rows = json.loads(probe_file(tmp_path, add(), 0).read_text())["rows"]
     assert points_by_distance(rows) == [(12, 0.9), (20, 0.9)]  # the first band has no image
     assert points_by_size(rows) == [(48, 0.9), (64, 0.85), (96, 0.7)]
-
-
-@pytest.mark.parametrize(("length", "lines"), [(5, 1), (30, 2), (200, 4)])
-def test_a_legend_is_as_wide_as_its_figure_at_most(length, lines):
-    figure = new_figure(6, 3)
-    axis = figure.subplots()
-    for letter in "abcd":
-        axis.plot([0], [0], label=letter * length)
-    legend_below(figure, [axis], 4)
-    figure.canvas.draw()
-    (legend,) = figure.legends
-    assert len({round(text.get_window_extent().y0) for text in legend.get_texts()}) == lines
-    assert length == 200 or legend.get_window_extent().width <= figure.bbox.width

@@ -1,20 +1,15 @@
 """The tables of formal languages: stages in their order, every seed shown, accuracy against length."""
 
-import io
-
 import numpy as np
-import pandas as pd
 import pytest
-from PIL import Image
 
 from plstm.errors import UserError
 from plstm.studies.definitions import load_table
-from plstm.studies.figures import COLOURS, draw_table
+from plstm.studies.figures import draw_lengths
 from plstm.studies.records import read_records, write_record
-from plstm.studies.sweeps import planned_runs
+from plstm.studies.sweeps import find_groups, planned_runs
 
-from .conftest import TABLES, example_record
-from .conftest import rendered as render
+from .conftest import TABLES, example_record, lines_of, long_values, rendered
 
 NAME = "languages-small"
 
@@ -22,12 +17,6 @@ NAME = "languages-small"
 @pytest.fixture
 def table():
     return load_table(TABLES / f"{NAME}.yaml")
-
-
-def rendered(table, folder):
-    """The Markdown, and the lines of the CSV."""
-    files = render(table, folder)
-    return files["md"], pd.read_csv(io.StringIO(files["csv"]))
 
 
 @pytest.fixture
@@ -69,39 +58,46 @@ def test_a_stage_that_names_nothing_of_the_table_is_refused(tmp_path):
         assert words in str(error.value)
 
 
-def test_the_table_shows_every_seed_and_the_highest(table, add, tmp_path):
+def test_the_table_shows_the_highest_seed_beside_the_papers_number(table, add, tmp_path):
     for seed, accuracy in ((43, 0.5), (44, 1.0), (45, 0.53)):
         add("pr_lstm", "missing_duplicate", seed, accuracy, accuracy, accuracy)
     add("lstm", "even_pairs", 43, 1.0, 1.0, 0.97)
-    text, frame = rendered(table, tmp_path)
-    (line,) = [line for line in text.splitlines() if "pr_lstm.yaml" in line and "[n=3]" in line]
-    assert "67.7 ± " in line and "| 100.0 | 50.0, 100.0, 53.0 | 1 of 3 |" in line
-    overview = text.partition("\n## ")[0].splitlines()
-    header = next(line for line in overview if line.startswith("|  |"))
-    assert header.count("|") == 11, "a column a model, as there are fewer of them than tasks"
-    (of_task,) = [line for line in overview if line.startswith("| missing_duplicate")]
-    assert "| 100.0 (100.0) |" in of_task and "| – (54.0) |" in of_task
-    own = frame[(frame["model"] == "PR-LSTM 1R") & (frame["section"] == "missing_duplicate")].iloc[0]
-    assert own["test_max"] == 100 and own["test_each"] == "50.0, 100.0, 53.0"
+    files = rendered(table, tmp_path)
+    (cells,) = lines_of(files["table.md"], "PR-LSTM 1R")  # of the one section with runs of it
+    assert [title for title, _ in cells] == ["Model", "n", "Score", "Highest", "Paper", "Difference", cells[-1][0]]
+    assert cells[2][1].startswith("67.7 ± ") and [text for _, text in cells[3:6]] == ["100.0", "100.0", "+0.0"]
+    first, second = lines_of(files["table.md"], "missing_duplicate")  # of the overview, a column a model
+    texts = dict(first + second)
+    assert len(first) + len(second) == 11 and max(len(first), len(second)) <= 7
+    assert texts["PR-LSTM 1R"] == "100.0 (100.0)" and texts["PR-LSTM 0R"] == "– (54.0)"
+    found = {
+        key[4:]: v
+        for key, v in long_values(files["table.csv"]).items()
+        if key[:2] == ("missing_duplicate", "PR-LSTM 1R")
+    }
+    assert (found["max", "test"], found["43", "test"], found["count", "test"]) == (100, 50, 1)
 
 
-def test_baselines_stand_beside_their_task_and_split_alone(table, tmp_path):
+def test_baselines_stand_beside_their_task_and_split_alone(table, add, tmp_path):
+    add("lstm", "bucket_sort", 43, 1.0, 1.0, 0.97)
     (tmp_path / "baselines").mkdir()
     (tmp_path / "baselines/languages.json").write_text('{"baselines": [{"name": "chance", "bucket_sort": 0.2}]}')
-    text, frame = rendered(table, tmp_path)
-    chance = frame[frame["model"] == "chance"].set_index("section")
-    assert chance["test"].dropna().to_dict() == {"bucket_sort": 20} and "val" not in chance.dropna(axis="columns")
+    found = long_values(rendered(table, tmp_path)["table.csv"])
+    assert {key: v for key, v in found.items() if key[1] == "chance"} == {
+        ("bucket_sort", "chance", "", "1", "mean", "test"): 20
+    }
 
 
-def test_the_figure_has_a_panel_a_task_and_a_line_a_model_with_its_runs(table, add, tmp_path):
+def test_the_figure_has_a_panel_a_task_and_a_line_a_model(table, add, tmp_path):
     add("pr_lstm", "missing_duplicate", 43, 1.0, 1.0, 1.0)
     add("lstm", "missing_duplicate", 43, 1.0, 0.6, 0.5)
     add("lstm", "missing_duplicate", 44, 0.9, 0.5, 0.5)
+    add("pr_lstm_2r", "missing_duplicate", 43, 1.0, 1.0, 1.0)  # of no panel
     add("rnn", "even_pairs", 43, 1.0, 1.0, 1.0)
-    paths = draw_table(table, read_records(tmp_path), tmp_path)
-    assert [path.name for path in paths] == [f"{NAME}-lengths.png", f"{NAME}-lengths.svg"]
-    text = paths[1].read_text()
-    colour = {row.name: colour.lower() for row, colour in zip(table.rows, COLOURS, strict=False)}
-    assert text.count(f"stroke: {colour['LSTM']}") == 4, "two runs, their mean and an entry of the legend"
-    assert text.count(f"stroke: {colour['RNN']}") == 2 and f"stroke: {colour['PR-LSTM 2R']}" not in text
-    assert Image.open(paths[0]).size[0] > 400
+    groups = find_groups(table, read_records(tmp_path))[0]
+    figure = draw_lengths(table, [group.chosen for group in groups if group.chosen.runs], tmp_path)
+    first, second = figure.axes
+    assert [axis.get_title() for axis in figure.axes] == ["even_pairs", "missing_duplicate"]
+    assert [line.get_ydata().tolist() for line in second.lines] == [[1.0, 1.0, 1.0], [0.95, 0.55, 0.5]]
+    assert len(first.lines) == 1 and "n = 1 to 2 runs" in figure.get_suptitle()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["PR-LSTM 1R", "LSTM", "RNN"]

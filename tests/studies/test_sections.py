@@ -1,8 +1,5 @@
 """The graph table: how folds and seeds are counted in its sections, and what the table then says."""
 
-import csv
-import io
-import os
 import statistics
 
 import numpy as np
@@ -13,11 +10,11 @@ from data.tokens import TASKS
 from plstm.errors import UserError
 from plstm.runs.cli import CONFIGS
 from plstm.studies.definitions import load_table
-from plstm.studies.records import read_records
+from plstm.studies.records import read_records, write_record
 from plstm.studies.sweeps import find_groups, superfluous_runs, t_interval
 from scripts.majority_baselines import majority_accuracy
 
-from .conftest import folds_of, rendered, run_script
+from .conftest import example_record, folds_of, lines_of, long_values, rendered, run_script
 
 
 def chosen(table, folder, section="MUTAG"):
@@ -71,7 +68,7 @@ def test_layers_are_compared_on_the_seeds_that_both_have(graphs, add_folds, tmp_
     found = chosen(graphs, tmp_path)
     assert [found[name].choice for name in ("GIN", "GAT", "GCN")] == [8, 8, 4]
     for choose_once, others in ((True, ""), (False, "; GCN, MUTAG, depth 4: 1 of 2")):
-        text = rendered(graphs.model_copy(update={"choose_once": choose_once}), tmp_path)["md"]
+        text = rendered(graphs.model_copy(update={"choose_once": choose_once}), tmp_path)["table.md"]
         (note,) = [line for line in text.splitlines() if "fewer seeds" in line]
         assert note.endswith(f"those that all values have: GAT, MUTAG, depth 8: 0 of 1{others}.")
 
@@ -106,24 +103,22 @@ def test_the_table_says_what_is_there_and_what_is_not(graphs, add_folds, tmp_pat
     (tmp_path / "baselines").mkdir()
     (tmp_path / "baselines/graphs.json").write_text('{"baselines": [{"name": "majority class", "MUTAG": 0.665}]}')
     files = rendered(graphs, tmp_path)
-    text = files["md"]
-    folder = os.path.relpath(CONFIGS / "experiment/graphs", tmp_path / "tables")
-    source = "([n=1](../runs/graphs-gin.jsonl))"
-    ours = f"4 | 0.745 {source} | 0.030 | 0.825 ± 0.100 | -0.080 | 0.795 {source} | 0.030 | 100 | 1,234 | 1500 | 0.0056"
-    assert f"| [GIN]({folder}/gin.yaml) (20 of 40 runs) | {ours} | 0123456 |" in text
-    gat = f"| [GAT]({folder}/gat.yaml) (2 of 60 runs) | – | – | – | 0.782 ± 0.090 | – | – | – |"
-    assert gat in text and "not counted: GAT, MUTAG, depth 8: 2." in text
-    assert "| Model | MUTAG | PTC-FM | PROTEINS | NCI1 | AVG |" in text
+    text = files["table.md"]
+    overview, cells = lines_of(text, "GIN")
+    assert [cell for _, cell in cells[1:]] == [
+        *["[1](../runs/graphs-gin.jsonl)", "4", "0.745", "0.825 ± 0.100", "-0.080", "0.795"]
+    ]
+    assert [cell for _, cell in overview[1:]] == ["0.745 (0.825)", "– (0.610)", "– (0.735)", "– (0.818)", "– (0.747)"]
+    assert "not counted: GAT, MUTAG, depth 8: 2." in text and "| GAT | – (0.782) |" in text
+    assert "| Model | MUTAG | PTC-FM | PROTEINS | NCI1 | Mean |" in text
     assert "| pLSTM | 0.745 (0.851) | 0.745 (0.613) | 0.745 (0.750) | 0.745 (0.732) | 0.745 (0.737) |" in text
-    assert "| GIN | 0.745 (0.825) | – (0.610) | – (0.735) | – (0.818) | – (0.747) |" in text
-    assert "| majority class | – | 0.665 | – | – | – | 0.665 |" in text
-    lines = [line for line in csv.DictReader(io.StringIO(files["csv"])) if line["experiment"]]
-    found = {(line["section"], line["model"], line["depth"]): line for line in lines}
-    assert len(found) == len(lines) == 4 * 11 + 5  # the options on MUTAG alone
-    assert found["MUTAG", "GIN", "4"]["chosen"] == "1" and found["MUTAG", "GIN", "8"]["chosen"] == "0"
-    assert float(found["MUTAG", "GIN", "4"]["test_best"]) == pytest.approx(0.745)
-    missing = found["NCI1", "GIN", "4"]
-    assert missing["test_best"] == "" and float(missing["test_best_paper"]) == 0.8175
+    assert "| majority class | – | – | 0.665 | – | – | 0.665 |" in text
+    found = long_values(files["table.csv"])
+    assert found["MUTAG", "GIN", "4", "1", "mean", "test_best"] == pytest.approx(0.745)
+    assert found["MUTAG", "GIN", "8", "0", "mean", "test_best"] == pytest.approx(0.745)
+    assert found["MUTAG", "GIN", "4", "1", "deviation", "test_best"] == pytest.approx(0.0303, abs=1e-4)
+    assert found["NCI1", "GIN", "4", "1", "paper", "test_best"] == 0.8175
+    assert not any(key[:2] == ("NCI1", "GIN") and key[4] == "mean" for key in found)
     assert files == rendered(graphs, tmp_path, order=reversed)
 
 
@@ -135,7 +130,7 @@ def test_the_majority_of_each_fold_s_training_graphs():
 
 def test_published_numbers_of_a_section_by_column(tmp_path):
     """Under the name of a column, in every section; a column that the table does not have is named."""
-    path = CONFIGS / "tables/tokens.yaml"
+    path = CONFIGS / "study/tokens.yaml"
     text = path.read_text()
     table = load_table(path)
     (row,) = (row for row in table.rows if row.name == "GDN[-1,1]")
@@ -153,6 +148,11 @@ def test_chance_of_each_section_stands_in_every_column_of_accuracy(tmp_path):
     table = load_table(CONFIGS / "study/tokens-small.yaml")
     classes = {name: TASKS[name].classes for name in table.section_values}
     assert {name: round(1 / value) for name, value in table.chance.items()} == classes
-    lines = rendered(table, tmp_path)["md"].splitlines()
-    (line,) = [line for line in lines[lines.index("## S3") :][:30] if line.startswith("| chance")][:1]
-    assert line.count("0.167") == 3
+    row = table.rows[0].experiment
+    lengths = {f"{kind}@{n}": 0.5 for kind in ("accuracy", "rescaled", "accuracy_all") for n in (32, 128, 512)}
+    metrics = {"last": {"test": lengths, "val": {"loss": 0.1}}, "best": None}
+    write_record(
+        example_record(row, table=table.name, lr=3e-3, values={"data.name": "s3"}, metrics=metrics), [], tmp_path
+    )
+    (_, _, cells, *_) = lines_of(rendered(table, tmp_path)["table.md"], "chance")
+    assert [cell for _, cell in cells].count("0.167") == 3

@@ -179,8 +179,8 @@ def test_runs_what_is_missing_and_goes_on_after_a_failure(project, tmp_path):
     assert done.returncode == 1
     assert "training experiment=demo/plstm seed=43" in done.stdout and "training experiment=demo/vit" in done.stdout
     assert done.stdout.splitlines()[-2:] == ["1 runs failed:", "experiment=demo/plstm seed=43: exit status 3"]
-    assert "ViT" in (tmp_path / "results/tables/arrow-demo.md").read_text()
-    assert (tmp_path / "results/figures/arrow-demo-curves.png").is_file()
+    assert "ViT" in (tmp_path / "results/arrow-demo/table.md").read_text()
+    assert (tmp_path / "results/arrow-demo/curves.png").is_file()
     (tmp_path / "fails").write_text("")
     done = subprocess.run(**command)
     assert done.returncode == 0
