@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plstm.errors import UserError, run_script
 from plstm.files import write_file
-from plstm.runs.experiments import experiment_cost
 from plstm.runs.identity import OUTSIDE_ID
 from plstm.studies import sweeps
 from plstm.studies.definitions import TableDefinition, check_overrides, load_table
