@@ -26,10 +26,10 @@ def check_size(size: int, scale: float) -> Canvas:
         raise UserError(str(error).replace(f"data.size={size}", f"--sizes {size}")) from error
 
 
-def draw_geometries(canvas: Canvas, training: Canvas, count: int, law: str) -> Arrow:
+def draw_geometries(canvas: Canvas, training: Canvas, count: int, distribution: str) -> Arrow:
     """The first `count` geometries of test, or on another canvas than the training's of test_ext's stream, [count]."""
     base = base_seed(SPLITS["test" if canvas == training else "test_ext"].seed)
-    return Arrow(*map(np.array, zip(*(parameters(base, n, canvas, law) for n in range(count)), strict=True)))
+    return Arrow(*map(np.array, zip(*(parameters(base, n, canvas, distribution) for n in range(count)), strict=True)))
 
 
 def true_label(arrow: Arrow) -> np.ndarray:
@@ -65,12 +65,12 @@ PROBES = {
 
 
 def probe_geometries(
-    canvases: Sequence[Canvas], training: Canvas, count: int, law: str
+    canvases: Sequence[Canvas], training: Canvas, count: int, distribution: str
 ) -> Iterator[tuple[Canvas, str, Arrow]]:
     """Geometries [count] of each canvas as given, and altered of the training canvas and of twice its size."""
     for canvas, (name, alter) in itertools.product(canvases, PROBES.items()):
         if name == GIVEN or canvas.size in (training.size, 2 * training.size):
-            yield canvas, name, alter(draw_geometries(canvas, training, count, law), canvas)
+            yield canvas, name, alter(draw_geometries(canvas, training, count, distribution), canvas)
 
 
 def probe_row(canvas: Canvas, name: str, evidence: np.ndarray, arrows: Arrow, reach: float) -> dict[str, Any]:
@@ -117,6 +117,6 @@ def by_distance(evidence: np.ndarray, arrows: Arrow, reach: float) -> list[dict[
     return rows
 
 
-def training_reach(training: Canvas, count: int, law: str) -> float:
+def training_reach(training: Canvas, count: int, distribution: str) -> float:
     """The farthest distance in pixels of `count` geometries of the training canvas."""
-    return float(distances(draw_geometries(training, training, count, law)).max())
+    return float(distances(draw_geometries(training, training, count, distribution)).max())

@@ -63,18 +63,18 @@ def load_answer(run: str, runs: Path) -> tuple[Config, Path, Answer]:
 def probe(run: str, options: argparse.Namespace) -> None:
     """Scores one run on all canvases; prints the rows and writes them."""
     config, folder, answer = load_answer(run, options.runs)
-    training, law, rows = Canvas(config.data.size, config.data.scale), config.data.law, []
-    reach = training_reach(training, options.count, law)
+    training, distribution, rows = Canvas(config.data.size, config.data.object_scale), config.data.distribution, []
+    reach = training_reach(training, options.count, distribution)
     sizes = {training.size, 2 * training.size, *options.sizes}
     canvases = [check_size(size, training.scale) for size in sorted(sizes)]
     for canvas in canvases:
         try:
-            answer(draw_geometries(canvas, training, 1, law), canvas)
+            answer(draw_geometries(canvas, training, 1, distribution), canvas)
         except ValueError as error:  # of the model, for instance for a side that patches do not divide
             raise UserError(f"--sizes {canvas.size}: {first_line(error)}") from error
     print(f"{run_name(config)} ({folder.name})")
     print("".join(f"{title:>18}" for title in ("canvas_pixels", "images", *SHOWN)), " probe")
-    for canvas, name, arrows in probe_geometries(canvases, training, options.count, law):
+    for canvas, name, arrows in probe_geometries(canvases, training, options.count, distribution):
         row = probe_row(canvas, name, answer(arrows, canvas), arrows, reach)
         rows.append(row)
         scores = "".join(f"{'-' if row[key] is None else format(row[key], '.3f'):>18}" for key in SHOWN)

@@ -3,13 +3,13 @@
     python scripts/shortcut_baselines.py                         # the paper's canvas; results/baselines/arrow-192.json
     python scripts/shortcut_baselines.py --size 48 --scale 0.25  # a reduced one
     python scripts/shortcut_baselines.py --size 48 --scale 0.25 --sizes 48 64 96 144  # also on other canvases
-    python scripts/shortcut_baselines.py --size 48 --scale 0.25 --law balanced --samples 20000000
+    python scripts/shortcut_baselines.py --size 48 --scale 0.25 --distribution balanced --samples 20000000
 
 Each shortcut is a histogram over the quantities it sees, fitted on samples of the training distribution; it answers
 with its cell's more frequent label. Positions count relative to the canvas, whatever its size.
 A baseline or a model gives each image its evidence that the arrow points at the circle, and answers so above 0.
 Finer bins and more samples change the paper's results by about .001; the splits' own sampling error is .004. The
-small advantages of the balanced law need more samples: some are .518 after 4 million and .523 after 20 million.
+small advantages of the balanced images need more samples: some are .518 after 4 million and .523 after 20 million.
 """
 
 import sys
@@ -21,9 +21,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.arrow_pointing.geometry import (
+    DISTRIBUTIONS,
     GAP,
     KAPPA,
-    LAWS,
     SPLITS,
     Arrow,
     ArrowVariant,
@@ -41,15 +41,15 @@ SHORTCUTS = {  # name: the quantities seen and their bins
     "circle position and arrow direction": {"cx": 24, "cy": 24, "phi": 96},
     "both positions, no direction": {"ax": 16, "ay": 16, "cx": 16, "cy": 16},
 }
-CIRCLE = {"circle position only": {"cx": 24, "cy": 24}}  # measured on the balanced law only
+CIRCLE = {"circle position only": {"cx": 24, "cy": 24}}  # measured on the balanced distribution only
 PERFECT = "perfect geometry after pixel rounding"
 SPLITS_SEEN = [split for split in SPLITS if split != "train"]
 CHUNK, SEED = 1_000_000, 0  # of the geometries to fit on
 
 
-def shortcuts(law: str) -> dict[str, dict[str, int]]:
-    """The shortcuts measured on a law."""
-    return SHORTCUTS | (CIRCLE if law == "balanced" else {})
+def shortcuts(distribution: str) -> dict[str, dict[str, int]]:
+    """The shortcuts measured on a distribution."""
+    return SHORTCUTS | (CIRCLE if distribution == "balanced" else {})
 
 
 def histogram_cell(arrow: Arrow, canvas: Canvas, bins: dict[str, int]) -> np.ndarray:
@@ -62,13 +62,15 @@ def histogram_cell(arrow: Arrow, canvas: Canvas, bins: dict[str, int]) -> np.nda
     return cell
 
 
-def fit(canvas: Canvas, samples: int, seed: int, law: str = "paper") -> dict[str, np.ndarray]:
+def fit(canvas: Canvas, samples: int, seed: int, distribution: str = "paper") -> dict[str, np.ndarray]:
     """Each shortcut's evidence per histogram cell [cells]: 1 if all its samples point at the circle, -1 if none do."""
     rng = np.random.default_rng(seed)
-    counts = {name: np.zeros((2, np.prod(list(bins.values()))), np.int64) for name, bins in shortcuts(law).items()}
+    counts = {
+        name: np.zeros((2, np.prod(list(bins.values()))), np.int64) for name, bins in shortcuts(distribution).items()
+    }
     for start in range(0, samples, CHUNK):
-        arrow = sample_parameters(rng, min(CHUNK, samples - start), canvas, law)
-        for name, bins in shortcuts(law).items():
+        arrow = sample_parameters(rng, min(CHUNK, samples - start), canvas, distribution)
+        for name, bins in shortcuts(distribution).items():
             cell = histogram_cell(arrow, canvas, bins)
             for label in (0, 1):
                 counts[name][label] += np.bincount(cell[arrow.label == label], minlength=counts[name].shape[1])
@@ -81,13 +83,13 @@ def stroke_ends(arrow: Arrow) -> np.ndarray:
     return np.stack([x0 + 1j * y0 for x0, y0, _, _ in lines] + [lines[0][2] + 1j * lines[0][3]])
 
 
-def evidence_from_pixels(arrow: Arrow, law: str = "paper") -> np.ndarray:
+def evidence_from_pixels(arrow: Arrow, distribution: str = "paper") -> np.ndarray:
     """(p - q) / (p + q) [n] of the likelihoods of pointing and not, from what the pixels keep: truncated coordinates.
 
     Every direction near the drawn shaft's counts with the area of the midpoints that would give the same pixels, and
     with each label's density there: 1 / (2 t) inside the half-angle t of a pointing arrow, 1 / (2 pi - 2 t) outside
     that of the others. No model of the pixels can do better on average, up to the rounding of the circle. Of the
-    balanced law the others' density is taken as uniform over the angles that it draws, which costs about .001.
+    balanced distribution the others' density is taken as uniform over the angles that it draws, which costs about .001.
     """
     drawn = stroke_ends(arrow)
     left, top = np.floor(drawn.real), np.floor(drawn.imag)
@@ -108,7 +110,7 @@ def evidence_from_pixels(arrow: Arrow, law: str = "paper") -> np.ndarray:
         distance = np.maximum(np.abs(offset), 1e-9)  # an altered geometry may have the circle at the arrow's midpoint
         inside = np.arcsin(np.minimum(radius / (KAPPA * distance), 1))
         outside, farthest = np.arcsin(np.minimum(KAPPA * radius / distance, 1)), np.pi
-        if law == "balanced":
+        if distribution == "balanced":
             outside, farthest = outside + GAP[0], outside + GAP[1] + 2 * inside
         pointing += area * (off < inside) / (2 * inside)
         away += area * (off > outside) * (off < farthest) / (2 * farthest - 2 * outside)
@@ -116,33 +118,33 @@ def evidence_from_pixels(arrow: Arrow, law: str = "paper") -> np.ndarray:
 
 
 def measure(
-    canvas: Canvas, fitted: dict[str, np.ndarray], count: int | None = None, law: str = "paper"
+    canvas: Canvas, fitted: dict[str, np.ndarray], count: int | None = None, distribution: str = "paper"
 ) -> list[dict[str, Any]]:
     """One row a baseline: its name and its accuracy on every evaluation split, or on its first `count` images."""
-    variant = ArrowVariant(size=canvas.size, scale=canvas.scale, law=law)
+    variant = ArrowVariant(size=canvas.size, object_scale=canvas.scale, distribution=distribution)
     rows = {name: {"name": name} for name in (*fitted, PERFECT)}
     for split in SPLITS_SEEN:
         arrow = Arrow(*(np.array(values) for values in zip(*variant.arrows(split, count), strict=True)))
-        for name, evidence in answer(arrow, variant.canvas(split), fitted, law).items():
+        for name, evidence in answer(arrow, variant.canvas(split), fitted, distribution).items():
             rows[name][split] = round(float(np.mean((evidence > 0) == arrow.label)), 4)
     return list(rows.values())
 
 
-def answer(arrow: Arrow, canvas: Canvas, fitted: dict[str, np.ndarray], law: str) -> dict[str, np.ndarray]:
+def answer(arrow: Arrow, canvas: Canvas, fitted: dict[str, np.ndarray], distribution: str) -> dict[str, np.ndarray]:
     """Every baseline's evidence on geometries [n]: [n], by name."""
-    seen = {name: fitted[name][histogram_cell(arrow, canvas, bins)] for name, bins in shortcuts(law).items()}
-    return seen | {PERFECT: evidence_from_pixels(arrow, law)}
+    seen = {name: fitted[name][histogram_cell(arrow, canvas, bins)] for name, bins in shortcuts(distribution).items()}
+    return seen | {PERFECT: evidence_from_pixels(arrow, distribution)}
 
 
 def measure_sizes(
-    training: Canvas, fitted: dict[str, np.ndarray], sizes: list[int], count: int, law: str = "paper"
+    training: Canvas, fitted: dict[str, np.ndarray], sizes: list[int], count: int, distribution: str = "paper"
 ) -> list[dict[str, Any]]:
     """One row a canvas size, alteration and baseline, scored on `count` images as `probe_arrow.py` scores models."""
-    rows, reach = [], training_reach(training, count, law)
+    rows, reach = [], training_reach(training, count, distribution)
     canvases = [Canvas(size, training.scale) for size in sizes]
-    for canvas, name, arrows in probe_geometries(canvases, training, count, law):
+    for canvas, name, arrows in probe_geometries(canvases, training, count, distribution):
         if name != NO_CIRCLE:  # which most baselines need
-            evidence = answer(arrows, canvas, fitted, law).items()
+            evidence = answer(arrows, canvas, fitted, distribution).items()
             rows += [{"name": shown, **probe_row(canvas, name, given, arrows, reach)} for shown, given in evidence]
     return rows
 
@@ -151,7 +153,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--size", type=int, default=192, help="training canvas in pixels")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies every other pixel length")
-    parser.add_argument("--law", choices=LAWS, default="paper", help="of the geometries")
+    parser.add_argument("--distribution", choices=DISTRIBUTIONS, default="paper", help="of the geometries")
     parser.add_argument("--samples", type=positive, default=4_000_000, help="geometries to fit on")
     parser.add_argument(
         "--sizes", type=positive, nargs="*", default=[], help="canvases in pixels, for accuracy by size"
@@ -164,14 +166,14 @@ def main() -> None:
     canvas = Canvas(options.size, options.scale)
     for size in options.sizes:
         check_size(size, options.scale)
-    fitted = fit(canvas, options.samples, SEED, options.law)
-    rows = measure(canvas, fitted, law=options.law)
-    sizes = measure_sizes(canvas, fitted, options.sizes, options.count, options.law)
+    fitted = fit(canvas, options.samples, SEED, options.distribution)
+    rows = measure(canvas, fitted, distribution=options.distribution)
+    sizes = measure_sizes(canvas, fitted, options.sizes, options.count, options.distribution)
     record = {"size": options.size, "scale": options.scale, "seed": SEED, "fit_samples": options.samples}
-    law = {} if options.law == "paper" else {"law": options.law}
-    name = "-".join(["arrow", *law.values(), str(options.size)])
+    distribution = {} if options.distribution == "paper" else {"distribution": options.distribution}
+    name = "-".join(["arrow", *distribution.values(), str(options.size)])
     out = options.out or machine_folder("results") / "baselines" / f"{name}.json"
-    write_results(out, record | law | {"baselines": rows} | ({"sizes": sizes} if sizes else {}))
+    write_results(out, record | distribution | {"baselines": rows} | ({"sizes": sizes} if sizes else {}))
     print(f"{'':41}" + "".join(f"{split:>10}" for split in SPLITS_SEEN))
     for row in rows:
         print(f"{row['name']:41}" + "".join(f"{row[split]:10.3f}" for split in SPLITS_SEEN))

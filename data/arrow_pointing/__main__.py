@@ -9,7 +9,7 @@ import PIL
 from tqdm import tqdm
 
 from data.arrow_pointing.builder import prepare
-from data.arrow_pointing.geometry import LAWS, SPLITS, ArrowVariant, digest, render
+from data.arrow_pointing.geometry import DISTRIBUTIONS, SPLITS, ArrowVariant, digest, render
 from data.commands import Parser
 from data.pictures import contact_sheet, write_picture
 from plstm.errors import UserError, run_script
@@ -23,7 +23,7 @@ def main() -> None:
     sizes.add_argument("--seed", type=int, help="of the training images (43)")
     sizes.add_argument("--size", type=int, default=192, help="training canvas in pixels, half an extended one (192)")
     sizes.add_argument("--scale", type=float, default=1.0, help="multiplies every other pixel length (1.0)")
-    sizes.add_argument("--law", choices=LAWS, default="paper", help="of the geometries (paper)")
+    sizes.add_argument("--distribution", choices=DISTRIBUTIONS, default="paper", help="of the geometries (paper)")
     some = Parser(add_help=False, parents=[sizes])
     some.add_argument("split", choices=SPLITS)
     some.add_argument("--count", type=int, help="only the first so many images")
@@ -38,7 +38,7 @@ def main() -> None:
     args = parser.parse_args()
     seed = 43 if args.seed is None else args.seed
     if args.command == "build":
-        variant = ArrowVariant(seed, args.size, args.scale, args.train_images, args.eval_images, args.law)
+        variant = ArrowVariant(seed, args.size, args.scale, args.train_images, args.eval_images, args.distribution)
         print(prepare(variant, args.root).data_path)
         return
     most = 600 if args.command == "sheet" else SPLITS[args.split].images
@@ -48,7 +48,7 @@ def main() -> None:
         raise UserError(f"--count {count}: {args.command} {args.split} takes 1 to {most} images")
     if args.seed is not None and args.split != "train":
         raise UserError(f"--seed {args.seed}: {args.split} is the same for every run; leave --seed out, or take train")
-    variant = ArrowVariant(seed, args.size, args.scale, law=args.law)
+    variant = ArrowVariant(seed, args.size, args.scale, distribution=args.distribution)
     arrows, canvas = variant.arrows(args.split, count), variant.canvas(args.split)
     images = ((render(arrow, canvas), arrow.label) for arrow in tqdm(arrows, total=count, leave=False, disable=None))
     if args.command == "hash":
@@ -63,7 +63,7 @@ def print_hash(args: argparse.Namespace, images: Iterator[tuple[np.ndarray, int]
     """Print the digest; UserError where a whole split at the paper's sizes differs from the paper's images."""
     split, (count, positives, sha) = SPLITS[args.split], digest(images)
     print(args.split, count, positives, sha)
-    is_paper = (count, args.size, args.scale, args.law) == (split.images, 192, 1.0, "paper")
+    is_paper = (count, args.size, args.scale, args.distribution) == (split.images, 192, 1.0, "paper")
     if is_paper and split.digest not in (None, sha):
         raise UserError(f"not the paper's images ({split.digest}); Pillow {PIL.__version__} may draw differently")
 

@@ -13,7 +13,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 from tqdm import tqdm
 
-from data.arrow_pointing.geometry import LABELS, LAWS, SPLITS, ArrowVariant, render
+from data.arrow_pointing.geometry import DISTRIBUTIONS, LABELS, SPLITS, ArrowVariant, render
 from data.loading import PackedSplit, pack, packed_bytes
 from data.tfds import TfdsSource, damage_named, quiet_tfds
 from plstm.errors import UserError
@@ -38,7 +38,11 @@ class ArrowPointing(tfds.core.GeneratorBasedBuilder):
 
     VERSION = tfds.core.Version(VERSION)
     code_path = tfds.core.Path(__file__)  # TFDS's own search needs importlib_resources, which it does not declare
-    BUILDER_CONFIGS = [ArrowConfig(train_seed=seed, law=law) for law in LAWS for seed in range(43, 48)]
+    BUILDER_CONFIGS = [
+        ArrowConfig(train_seed=seed, distribution=distribution)
+        for distribution in DISTRIBUTIONS
+        for seed in range(43, 48)
+    ]
 
     def __init__(self, *, file_format: str | None = None, **kwargs: Any):
         super().__init__(file_format=file_format or "array_record", **kwargs)
@@ -86,9 +90,9 @@ def prepare(variant: ArrowVariant, root: str | None = None, generate: bool = Tru
             return builder
         if not generate:
             command = f"python -m data.arrow_pointing build --seed {variant.train_seed} --size {variant.size}"
-            command += f" --scale {variant.scale} --train-images {variant.train_images}"
+            command += f" --scale {variant.object_scale} --train-images {variant.train_images}"
             command += f" --eval-images {variant.eval_images}" if variant.eval_images else ""
-            command += f" --law {variant.law}" if variant.law != "paper" else ""
+            command += f" --distribution {variant.distribution}" if variant.distribution != "paper" else ""
             command += f" --root {shlex.quote(root)}" if root else ""
             raise UserError(f"{builder.data_path}: no data there; build it with: {command}")
         with write_errors(folder), open(folder / f".arrow_pointing_{variant.name}.lock", "w") as file:

@@ -1,7 +1,7 @@
 """The arrow-pointing images (arXiv 2506.11997, Section 4.1 and Appendix G.2): their distribution, pixels and splits.
 
 An image shows one arrow and one filled circle, black on white; label 1 means that the arrow points at the circle.
-Of the two distributions, `LAWS`, "paper" is the paper's; with "balanced" parts of the geometry hardly tell the label.
+Of the two distributions "paper" is the paper's; with "balanced" parts of the geometry hardly tell the label.
 Image `i` of a split has a random stream of its own, so any image can be drawn alone, the same on every machine.
 """
 
@@ -23,7 +23,7 @@ KAPPA = 1.2  # no arrow's ray passes the circle's centre at between r / KAPPA an
 # Pixels; the paper's least are 15 and 2, so these act on reduced canvases only. With less, small models stay at chance
 # for thousands of steps: an arrow of 8 x 1 pixels hardly shows its direction.
 SHORTEST, THINNEST = 12, 2
-LAWS = ("paper", "balanced")
+DISTRIBUTIONS = ("paper", "balanced")
 # Of "balanced". Distances of the place pointed at are uniform from 40 pixels (times the scale) to 0.75 of the span.
 NEAREST, FARTHEST = 40, 0.75
 SMALLER = 1 / 3  # radii over the paper's
@@ -47,11 +47,13 @@ class Canvas:
 
     def __post_init__(self):
         if not (math.isfinite(self.scale) and self.scale > 0):
-            raise UserError(f"data.scale={self.scale}: must be a positive number; the paper's is 1.0")
+            raise UserError(f"data.object_scale={self.scale}: must be a positive number; the paper's is 1.0")
         smallest = math.ceil(2 * self.margin + 4 * 2 * self.radius)
         if self.size < smallest:
-            remedy = f"use a size of at least {smallest} or a smaller data.scale"
-            raise UserError(f"data.size={self.size}: too small for the objects at data.scale={self.scale}; {remedy}")
+            remedy = f"use a size of at least {smallest} or a smaller data.object_scale"
+            raise UserError(
+                f"data.size={self.size}: too small for the objects at data.object_scale={self.scale}; {remedy}"
+            )
 
 
 class Arrow(NamedTuple):
@@ -73,14 +75,16 @@ def base_seed(seed: int) -> int:
     return int(np.random.default_rng(seed).integers(1 << 62))
 
 
-def parameters(base: int, index: int, canvas: Canvas, law: str = "paper") -> Arrow:
+def parameters(base: int, index: int, canvas: Canvas, distribution: str = "paper") -> Arrow:
     """The geometry of image `index` of the split whose seed has `base = base_seed(seed)`."""
-    return Arrow(*(value.item() for value in sample_parameters(np.random.default_rng(base + index), 1, canvas, law)))
+    return Arrow(
+        *(value.item() for value in sample_parameters(np.random.default_rng(base + index), 1, canvas, distribution))
+    )
 
 
-def sample_parameters(rng: np.random.Generator, count: int, canvas: Canvas, law: str = "paper") -> Arrow:
+def sample_parameters(rng: np.random.Generator, count: int, canvas: Canvas, distribution: str = "paper") -> Arrow:
     """`count` geometries from one generator, as arrays [count]: the same distribution, not the splits' stream."""
-    return _balanced(rng, count, canvas) if law == "balanced" else _geometry(rng.random((9, count)), canvas)
+    return _balanced(rng, count, canvas) if distribution == "balanced" else _geometry(rng.random((9, count)), canvas)
 
 
 def _objects(side: np.ndarray, long: np.ndarray, wide: np.ndarray, unit: float) -> tuple[np.ndarray, ...]:
@@ -202,15 +206,15 @@ class ArrowVariant:
 
     train_seed: Natural = 43
     size: Count = 192  # of the training canvas; the extended splits double it
-    scale: float = 1.0  # see `Canvas`
+    object_scale: float = 1.0  # see `Canvas`
     train_images: Count = SPLITS["train"].images
     eval_images: Count | None = None  # of each other split; None: the paper's counts
-    law: Annotated[str, OneOf(*LAWS)] = "paper"
+    distribution: Annotated[str, OneOf(*DISTRIBUTIONS)] = "paper"
 
     def __post_init__(self):
-        object.__setattr__(self, "scale", float(self.scale))
+        object.__setattr__(self, "object_scale", float(self.object_scale))
         check_limits(self, "data.")
-        Canvas(self.size, self.scale)  # checks both
+        Canvas(self.size, self.object_scale)  # checks both
         if self.train_seed in {split.seed for split in SPLITS.values()}:
             raise UserError(f"data.train_seed={self.train_seed}: gives images of an evaluation split; take another")
 
@@ -219,10 +223,11 @@ class ArrowVariant:
         """A name that no other variant has: the seed, and every other field that differs from the paper's."""
         others = {field.name: field.default for field in dataclasses.fields(self) if field.name != "train_seed"}
         own = {key: getattr(self, key) for key, paper in others.items() if getattr(self, key) != paper}
-        return "_".join([f"seed{self.train_seed}", *(f"{key.removesuffix('_images')}{own[key]}" for key in own)])
+        tags = (f"{key.removeprefix('object_').removesuffix('_images')}{value}" for key, value in own.items())
+        return "_".join([f"seed{self.train_seed}", *tags])
 
     def canvas(self, split: str) -> Canvas:
-        return Canvas(self.size * (2 if SPLITS[split].extended else 1), self.scale)
+        return Canvas(self.size * (2 if SPLITS[split].extended else 1), self.object_scale)
 
     def images(self, split: str) -> int:
         if split not in SPLITS:
@@ -233,4 +238,4 @@ class ArrowVariant:
         count = self.images(split) if count is None else count
         seed, canvas = SPLITS[split].seed, self.canvas(split)
         base = base_seed(self.train_seed if seed is None else seed)
-        return (parameters(base, index, canvas, self.law) for index in range(count))
+        return (parameters(base, index, canvas, self.distribution) for index in range(count))

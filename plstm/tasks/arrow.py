@@ -7,7 +7,7 @@ import jax
 from omegaconf import MISSING
 
 from data.arrow_pointing.builder import data_source, load_packed
-from data.arrow_pointing.geometry import LABELS, LAWS, ArrowVariant
+from data.arrow_pointing.geometry import DISTRIBUTIONS, LABELS, ArrowVariant
 from data.loading import DeviceBatches, PackedSplit, StreamedBatches
 from plstm.config import Config
 from plstm.limits import Count, Natural, OneOf, Positive, Root, Workers
@@ -25,9 +25,9 @@ class ArrowData:
     name: Annotated[str, OneOf("arrow_pointing")] = "arrow_pointing"  # the only one
     classes: int = 2  # always
     size: Count = 192  # pixels a side; the extrapolation splits have twice that
-    scale: Positive = 1.0  # of the objects: 1 is the paper's
+    object_scale: Positive = 1.0  # 1 is the paper's
     # Distribution of the geometries; balanced: parts of the geometry hardly tell the label.
-    law: Annotated[str, OneOf(*LAWS)] = "paper"
+    distribution: Annotated[str, OneOf(*DISTRIBUTIONS)] = "paper"
     train_images: Count = 100_000  # of one epoch
     eval_images: Count | None = None  # of each evaluation split; null: the paper's counts
     train_seed: Natural = MISSING  # of the training images; the run's seed unless set
@@ -88,4 +88,6 @@ class ArrowTask(VisionTask):
     @property
     def _variant(self) -> ArrowVariant:
         data = self.config.data
-        return ArrowVariant(data.train_seed, data.size, data.scale, data.train_images, data.eval_images, data.law)
+        return ArrowVariant(
+            data.train_seed, data.size, data.object_scale, data.train_images, data.eval_images, data.distribution
+        )

@@ -47,7 +47,8 @@ PAPER = {
         norm="rmsnorm", layer_scale=None, drop_path=0.0, dtype="bfloat16",
     ),
     "data": dict(
-        name="arrow_pointing", classes=2, size=192, scale=1.0, law="paper", train_images=100_000, eval_images=None,
+        name="arrow_pointing", classes=2, size=192, object_scale=1.0, distribution="paper", train_images=100_000,
+        eval_images=None,
     ),
     "optim": dict(
         name="adamw", end_factor=1e-3, warmup_epochs=1.0, epochs=50.0, batch_size=128, weight_decay=0.05, b1=0.9,
@@ -259,8 +260,8 @@ def test_balanced_experiments_differ_from_the_others_in_the_images_alone(configs
     group = "arrow" if name.endswith("_full") else "reduced"
     model = name.removeprefix("balanced/").removesuffix("_full").removesuffix("_finetune")
     other = to_config(composed(f"experiment={group}/{model}", f"optim.peak_lr={configs[name].optim.peak_lr}"))
-    assert (other.data.law, configs[name].data.law) == ("paper", "balanced")
-    other.experiment, other.data.law, other.init_from = name, "balanced", configs[name].init_from
+    assert (other.data.distribution, configs[name].data.distribution) == ("paper", "balanced")
+    other.experiment, other.data.distribution, other.init_from = name, "balanced", configs[name].init_from
     assert (configs[name].init_from is not None) == name.endswith("_finetune")
     assert plain_config(other) == plain_config(configs[name])
 

@@ -61,7 +61,7 @@ WORDS = {
     "model.method": "auto parallel chunkwise recurrent fused",
     "data.name": "arrow_pointing imagenet2012 mosaics",
     "data.placement": "device stream",
-    "data.law": "paper balanced",
+    "data.distribution": "paper balanced",
     "augment.auto_augment": "null three_augment rand-m9-mstd0.5-inc1 rand-m9 rand-m99 rand-x ''",
     "optim.name": "adamw lamb",
     "optim.loss": "cross_entropy binary_cross_entropy",

@@ -29,7 +29,7 @@ from tests.models.vision_models import filled
 
 CONFIG = Config(
     model=VisionConfig(image_size=48, patch_size=16, dim=16, heads=2, depth=2, classes=2, dtype="float32"),
-    data=ArrowData(size=48, scale=0.25, train_seed=43, train_images=256, eval_images=64),
+    data=ArrowData(size=48, object_scale=0.25, train_seed=43, train_images=256, eval_images=64),
 )
 ID = run_id(CONFIG)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data.arrow_pointing.geometry import LAWS, Arrow, ArrowVariant, Canvas, render, sample_parameters
+from data.arrow_pointing.geometry import DISTRIBUTIONS, Arrow, ArrowVariant, Canvas, render, sample_parameters
 from scripts.arrow_probes import NO_CIRCLE, PROBES, by_distance, distances, draw_geometries, score, true_label
 
 CANVAS = Canvas()
@@ -18,10 +18,10 @@ def one(arrows: Arrow, n: int) -> Arrow:
     return Arrow(*(value[n].item() for value in arrows))
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("canvas", [CANVAS, Canvas(384), Canvas(48, 0.25)])
-def test_the_label_of_the_data_is_the_geometry_s(canvas, law):
-    arrows = sample_parameters(np.random.default_rng(1), 20_000, canvas, law)
+def test_the_label_of_the_data_is_the_geometry_s(canvas, distribution):
+    arrows = sample_parameters(np.random.default_rng(1), 20_000, canvas, distribution)
     np.testing.assert_array_equal(true_label(arrows), arrows.label)
 
 
@@ -49,11 +49,13 @@ def test_without_the_circle_only_the_arrow_is_drawn(arrows):
         assert (whole[kept == 0] == 0).all()
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_a_run_is_probed_on_its_own_test_images(law):
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_run_is_probed_on_its_own_test_images(distribution):
     for factor, split in ((1, "test"), (2, "test_ext")):
-        drawn = draw_geometries(Canvas(48 * factor, 0.25), Canvas(48, 0.25), 10, law)
-        assert [one(drawn, n) for n in range(10)] == list(ArrowVariant(44, 48, 0.25, law=law).arrows(split, 10))
+        drawn = draw_geometries(Canvas(48 * factor, 0.25), Canvas(48, 0.25), 10, distribution)
+        assert [one(drawn, n) for n in range(10)] == list(
+            ArrowVariant(44, 48, 0.25, distribution=distribution).arrows(split, 10)
+        )
 
 
 def test_bands_of_distance_hold_every_image_once(arrows):

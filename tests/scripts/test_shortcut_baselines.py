@@ -51,11 +51,13 @@ def test_no_part_of_a_balanced_geometry_tells_the_label(size, monkeypatch):
     """The accuracies' standard error is .001; ten times the samples and the script's bins find up to .01 more."""
     monkeypatch.setattr(script, "SHORTCUTS", COARSE)
     canvas, found = Canvas(size, 0.25), {}
-    for law in ("paper", "balanced"):
-        fitted = script.fit(canvas, 500_000, 1, law)
-        arrow = sample_parameters(np.random.default_rng(2), 200_000, canvas, law)
-        cells = {name: script.histogram_cell(arrow, canvas, bins) for name, bins in script.shortcuts(law).items()}
-        found[law] = {name: np.mean((fitted[name][cell] > 0) == arrow.label) for name, cell in cells.items()}
+    for distribution in ("paper", "balanced"):
+        fitted = script.fit(canvas, 500_000, 1, distribution)
+        arrow = sample_parameters(np.random.default_rng(2), 200_000, canvas, distribution)
+        cells = {
+            name: script.histogram_cell(arrow, canvas, bins) for name, bins in script.shortcuts(distribution).items()
+        }
+        found[distribution] = {name: np.mean((fitted[name][cell] > 0) == arrow.label) for name, cell in cells.items()}
     assert len(found["balanced"]) == 4 and max(found["balanced"].values()) < 0.53, found
     assert min(found["paper"][name] for name in ("arrow", "circle and direction")) > 0.75, found
     assert max(abs(found["balanced"][name] - 0.5) for name in ("arrow", "circle position only")) < 0.006, found
@@ -80,7 +82,7 @@ def test_record_on_disk(tmp_path, monkeypatch, capsys):
     assert f"--out={out}" in record["command"] and record["versions"]["numpy"] and "commit" in record
     assert [row["name"] for row in record["baselines"]] == [*script.SHORTCUTS, script.PERFECT]
     assert all(0.4 < row[split] <= 1 for row in record["baselines"] for split in ("val", "val_ext"))
-    assert str(out) in capsys.readouterr().out and "law" not in record
+    assert str(out) in capsys.readouterr().out and "distribution" not in record
     sizes = {(row["canvas_pixels"], row["name"]): row for row in record["sizes"] if row["probe"] == "as given"}
     assert {row["canvas_pixels"] for row in record["sizes"] if row["probe"] != "as given"} == {48}
     assert list(sizes) == [(size, name) for size in (48, 64) for name in (*script.SHORTCUTS, script.PERFECT)]
@@ -88,10 +90,10 @@ def test_record_on_disk(tmp_path, monkeypatch, capsys):
 
 
 def test_the_record_of_balanced_images_has_a_name_and_a_row_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["x.py", "--size=48", "--scale=0.25", "--samples=2000", "--law=balanced"])
+    monkeypatch.setattr(sys, "argv", ["x.py", "--size=48", "--scale=0.25", "--samples=2000", "--distribution=balanced"])
     monkeypatch.setattr(script, "SPLITS_SEEN", ["val"])
     monkeypatch.setattr(script, "machine_folder", lambda name: tmp_path / name)
     script.main()
     record = json.loads((tmp_path / "results/baselines/arrow-balanced-48.json").read_text())
-    assert record["law"] == "balanced"
+    assert record["distribution"] == "balanced"
     assert [row["name"] for row in record["baselines"]] == [*script.SHORTCUTS, *script.CIRCLE, script.PERFECT]

@@ -1,4 +1,4 @@
-"""The balanced law of arrow pointing: what is the same for both labels, and what tells them apart."""
+"""The balanced distribution of arrow pointing: what is the same for both labels, and what tells them apart."""
 
 import numpy as np
 import pytest
@@ -26,8 +26,8 @@ PARTS = {  # of the geometry, with bins; all have the same distribution for both
 }
 
 
-def drawn(canvas: Canvas, law: str = "balanced", count: int = 20_000) -> Arrow:
-    return sample_parameters(np.random.default_rng(4), count, canvas, law)
+def drawn(canvas: Canvas, distribution: str = "balanced", count: int = 20_000) -> Arrow:
+    return sample_parameters(np.random.default_rng(4), count, canvas, distribution)
 
 
 def cells(arrow: Arrow, bins: dict[str, int]) -> np.ndarray:
@@ -70,17 +70,21 @@ def test_half_the_circles_are_pointed_at_and_the_others_just_missed(canvas):
 
 
 def test_an_image_is_the_same_alone_and_in_order_and_like_no_other():
-    variant, canvas = ArrowVariant(7, 48, 0.25, law="balanced"), Canvas(48, 0.25)
+    variant, canvas = ArrowVariant(7, 48, 0.25, distribution="balanced"), Canvas(48, 0.25)
     for split in SPLITS:
         base = base_seed(SPLITS[split].seed or 7)
         in_order = list(variant.arrows(split, 50))
         assert [parameters(base, n, variant.canvas(split), "balanced") for n in reversed(range(50))] == in_order[::-1]
         assert all(type(value) is int for value in in_order[0][:3])
-    others = [parameters(base_seed(7), n, canvas, law).ax for law in ("paper", "balanced") for n in range(50)]
+    others = [
+        parameters(base_seed(7), n, canvas, distribution).ax
+        for distribution in ("paper", "balanced")
+        for n in range(50)
+    ]
     assert len(set(others)) == 100
 
 
 def test_images_stay_as_they_are():
-    variant = ArrowVariant(43, 48, 0.25, law="balanced")
+    variant = ArrowVariant(43, 48, 0.25, distribution="balanced")
     images = ((render(arrow, variant.canvas("train")), arrow.label) for arrow in variant.arrows("train", 500))
     assert digest(images) == (500, 258, "99e356b2694fa1deee226248")

@@ -15,7 +15,7 @@ from PIL import Image
 from data.arrow_pointing import __main__ as commands
 from data.arrow_pointing import builder as packed_module
 from data.arrow_pointing.builder import ArrowPointing, data_source, load_packed, prepare
-from data.arrow_pointing.geometry import LAWS, SPLITS, ArrowVariant, digest, render
+from data.arrow_pointing.geometry import DISTRIBUTIONS, SPLITS, ArrowVariant, digest, render
 from data.loading import StreamedBatches, unpack
 from plstm.errors import UserError
 from plstm.files import data_root
@@ -23,7 +23,9 @@ from tests.commands import begin, call, call_here, damages, end
 from tests.data.batching import take
 
 MODULE = ["-m", "data.arrow_pointing"]
-VARIANT = ArrowVariant(train_seed=7, size=45, scale=0.25, train_images=40, eval_images=9)  # 45 * 45 is no multiple of 8
+VARIANT = ArrowVariant(
+    train_seed=7, size=45, object_scale=0.25, train_images=40, eval_images=9
+)  # 45 * 45 is no multiple of 8
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +157,8 @@ def test_missing_data_names_the_command_that_builds_it(tmp_path):
 
 
 def test_balanced_data_set_is_another_one(tmp_path):
-    balanced = dataclasses.replace(VARIANT, law="balanced")
-    with pytest.raises(UserError, match="--eval-images 9 --law balanced"):
+    balanced = dataclasses.replace(VARIANT, distribution="balanced")
+    with pytest.raises(UserError, match="--eval-images 9 --distribution balanced"):
         load_packed(balanced, "train", str(tmp_path), generate=False)
     packed = load_packed(balanced, "val_ext", str(tmp_path))
     arrows, canvas = list(balanced.arrows("val_ext")), balanced.canvas("val_ext")
@@ -178,7 +180,7 @@ from data.arrow_pointing.builder import prepare
 from data.arrow_pointing.geometry import ArrowVariant
 from plstm.errors import UserError
 try:
-    prepare(ArrowVariant(size=48, scale=0.25, train_images=200, eval_images=1), sys.argv[1])
+    prepare(ArrowVariant(size=48, object_scale=0.25, train_images=200, eval_images=1), sys.argv[1])
 except UserError as error:
     print(error)
 """
@@ -195,24 +197,35 @@ def test_two_processes_at_once_share_one_preparation(tmp_path):
     both = [begin(*MODULE, "build", *sizes) for _ in range(2)]
     notes = [end(process)[1] for process in both]
     assert sum("preparing" in note for note in notes) == 1, notes
-    config = ArrowVariant(size=48, scale=0.25, train_images=300, eval_images=5)
+    config = ArrowVariant(size=48, object_scale=0.25, train_images=300, eval_images=5)
     assert len(load_packed(config, "train", str(tmp_path), generate=False).labels) == 300
 
 
 def test_no_two_variants_share_a_folder():
-    fields = itertools.product([0, 43, 44], [192, 384], [1.0, 0.5, 0.25], [100_000, 50_000, 9], [None, 2_048, 9], LAWS)
+    fields = itertools.product(
+        [0, 43, 44], [192, 384], [1.0, 0.5, 0.25], [100_000, 50_000, 9], [None, 2_048, 9], DISTRIBUTIONS
+    )
     variants = [ArrowVariant(*values) for values in fields]
     assert len({variant.name for variant in variants}) == len(variants)
-    names = [f"seed{seed}{law}" for law in ("", "_lawbalanced") for seed in range(43, 48)]
+    names = [f"seed{seed}{distribution}" for distribution in ("", "_distributionbalanced") for seed in range(43, 48)]
     assert list(ArrowPointing.builder_configs) == names
-    assert ArrowPointing.builder_configs["seed45_lawbalanced"].variant == ArrowVariant(45, law="balanced")
+    assert ArrowPointing.builder_configs["seed45_distributionbalanced"].variant == ArrowVariant(
+        45, distribution="balanced"
+    )
     assert ArrowVariant(45, 48, 0.25, 50_000, 2_048).name == "seed45_size48_scale0.25_train50000_eval2048"
     assert [ArrowVariant().images(split) for split in SPLITS] == [100_000, 5_120, 5_120, 10_240, 10_240]
 
 
 @pytest.mark.parametrize(
     "field, value",
-    [("train_seed", -1), ("size", 100), ("scale", -1.0), ("train_images", 0), ("eval_images", 0), ("law", "x")],
+    [
+        ("train_seed", -1),
+        ("size", 100),
+        ("object_scale", -1.0),
+        ("train_images", 0),
+        ("eval_images", 0),
+        ("distribution", "x"),
+    ],
 )
 def test_impossible_variants_and_splits_are_refused(field, value):
     with pytest.raises(UserError, match=f"data.{field}={value}"):
@@ -239,8 +252,8 @@ def test_hash_and_sheet_commands(tmp_path):
     hashed = end(begin(*MODULE, "hash", "train", "--count", "1000"))
     assert hashed == ("train 1000 470 4a0392e4b4a57134fe91c282\n", "")
     call(*MODULE, "sheet", "val_ext", tmp_path / "sheet.png", "--count", 7, "--size", 48, "--scale", 0.25)
-    sizes = ["--count", 60, "--size", 48, "--scale", 0.25, "--law", "balanced"]
-    variant = ArrowVariant(43, 48, 0.25, law="balanced")
+    sizes = ["--count", 60, "--size", 48, "--scale", 0.25, "--distribution", "balanced"]
+    variant = ArrowVariant(43, 48, 0.25, distribution="balanced")
     images = ((render(arrow, variant.canvas("val")), arrow.label) for arrow in variant.arrows("val", 60))
     assert call(*MODULE, "hash", "val", *sizes) == f"val {' '.join(map(str, digest(images)))}\n"
     assert os.listdir(tmp_path) == ["sheet.png"]

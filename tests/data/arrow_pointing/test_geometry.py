@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from data.arrow_pointing.geometry import (
+    DISTRIBUTIONS,
     KAPPA,
-    LAWS,
     SPLITS,
     ArrowVariant,
     Canvas,
@@ -73,10 +73,10 @@ def test_stream_draws_in_the_papers_order(size):
         assert all(type(value) is int for value in ours[:3])
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("canvas", WITH_EXTENDED)
-def test_objects_fit_and_the_label_says_whether_the_ray_meets_the_circle(canvas, law):
-    arrow = sample_parameters(np.random.default_rng(2), 50_000, canvas, law)
+def test_objects_fit_and_the_label_says_whether_the_ray_meets_the_circle(canvas, distribution):
+    arrow = sample_parameters(np.random.default_rng(2), 50_000, canvas, distribution)
     dx, dy = arrow.cx - arrow.ax, arrow.cy - arrow.ay
     ahead = dx * np.cos(arrow.phi) + dy * np.sin(arrow.phi)
     beside = np.abs(dx * np.sin(arrow.phi) - dy * np.cos(arrow.phi))
@@ -106,6 +106,11 @@ def test_the_smallest_canvas_works_and_less_is_refused():
     Canvas(45, 0.25)
     with pytest.raises(UserError, match="data.train_seed=200042: gives images of an evaluation split"):
         ArrowVariant(train_seed=200_042)
-    for size, scale, key in ((179, 1.0, "size"), (44, 0.25, "size"), (192, 0.0, "scale"), (192, math.nan, "scale")):
+    for size, scale, key in (
+        (179, 1.0, "size"),
+        (44, 0.25, "size"),
+        (192, 0.0, "object_scale"),
+        (192, math.nan, "object_scale"),
+    ):
         with pytest.raises(UserError, match=f"data.{key}="):
             Canvas(size, scale)
