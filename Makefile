@@ -95,12 +95,12 @@ verify: $(READY) ## Fail if tables, README.md or docs differ from the run record
 	$(PY) scripts/make_tables.py --check
 
 .PHONY: benchmark
-benchmark: $(READY) ## Measure on this machine (ARGS=operator, ARGS=model, ...; ARGS=--help lists the subjects)
+benchmark: $(READY) ## Measure on this machine (ARGS=operator, sequences, "steps arrow/plstm arrow/vit", data)
 	$(PY) scripts/benchmark.py $(ARGS)
 
 .PHONY: gpu-report
-gpu-report: $(READY) ## Count the GPU program of training steps without a GPU (after make setup EXTRA=gpu-report; 20 minutes)
-	$(PY) scripts/benchmarks/gpu_program.py $(ARGS)
+gpu-report: $(READY) ## Memory and collectives of training steps on GPUs, without one (after make setup EXTRA=gpu-report)
+	$(PY) scripts/gpu_report.py $(ARGS)
 
 .PHONY: baselines
 SIZES = --sizes 48 56 64 72 80 96 128 144

@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from omegaconf import OmegaConf
 
 from data import commands
+from plstm.config import Config
 from plstm.files import write_errors, write_file
 from plstm.runs.cli import local_settings
 from plstm.training.environment import describe_environment
@@ -35,6 +38,14 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1")
     return int(text)
+
+
+def batch_shapes(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of a training batch of images."""
+    count = config.optim.batch_size
+    side = config.data.size
+    image = (count, side * side // 8) if config.task == "arrow" else (count, side, side, 3)
+    return {"image": jax.ShapeDtypeStruct(image, jnp.uint8), "label": jax.ShapeDtypeStruct((count,), jnp.int32)}
 
 
 def machine_folder(name: str, root: Path = ROOT) -> Path:

@@ -22,18 +22,17 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # it says that there is no driver
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.experimental import topologies
 
 from plstm.config import Config
 from plstm.errors import UserError, run_script
-from plstm.runs.programs import compose_experiment
+from plstm.runs.experiments import compose_experiment
 from plstm.tasks import TASKS
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import init_state, make_train_step
-from scripts.common import ROOT, Parser, positive, write_results
+from scripts.common import ROOT, Parser, batch_shapes, positive, write_results
 
 # XLA chooses between cuBLAS and Triton products by trying them on the GPU; without one, it takes cuBLAS.
 OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
@@ -91,14 +90,6 @@ def compile_step(config: Config, devices: int) -> Any:
         batch = {name: place(leaf, layout.rows) for name, leaf in batch_shapes(config).items()}
         key = place(jax.eval_shape(lambda: jax.random.key(0)), layout.copies)
         return step.lower(state, batch, key).compile(OPTIONS)
-
-
-def batch_shapes(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays of a training batch of images."""
-    count = config.optim.batch_size
-    side = config.data.size
-    image = (count, side * side // 8) if config.task == "arrow" else (count, side, side, 3)
-    return {"image": jax.ShapeDtypeStruct(image, jnp.uint8), "label": jax.ShapeDtypeStruct((count,), jnp.int32)}
 
 
 def collectives(text: str) -> dict[str, dict[str, int]]:

@@ -1,0 +1,91 @@
+"""The report on GPU programs: on a text written by hand, and on real ones where the compiler for GPUs is installed."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
+
+from plstm.errors import UserError
+from plstm.ops.grid import METHODS, GridGates, plstm2d
+from plstm.runs.experiments import compose_experiment
+from plstm.tasks import TASKS
+from plstm.training.meshes import MIN_SPLIT
+from scripts.gpu_report import GPU, collectives, compile_step, gpu_devices
+
+HAS_COMPILER = importlib.util.find_spec("jax_cuda12_plugin") is not None
+needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="make setup EXTRA=gpu-report")
+TEXT = """
+%body (carry: (s32[], f32[6,10])) -> (s32[], f32[6,10]) {
+  %part = bf16[10]{0} fusion(%inputs), kind=kLoop, calls=%fused_slice
+  %whole-start = (bf16[10]{0}, bf16[20]{0}) all-gather-start(%part), dimensions={0}
+  %whole = bf16[20]{0} all-gather-done(%whole-start)
+}
+
+ENTRY %main (p: f32[4,4]) -> f32[4,4] {
+  %while = (s32[], f32[6,10]{1,0}) while(%tuple), condition=%c, body=%body, config={"known_trip_count":{"n":"6"}}
+  %sum = (f32[4,4]{1,0}, f32[]) all-reduce(%p, %q), to_apply=%add
+}
+"""
+
+
+def test_collectives_count_as_often_as_their_loop_runs():
+    assert collectives(TEXT) == {
+        "all-gather": {"count": 6, "elements": 120, "bytes": 240},
+        "all-reduce": {"count": 1, "elements": 17, "bytes": 68},
+    }
+
+
+@pytest.mark.skipif(HAS_COMPILER, reason="here it is")
+def test_without_the_compiler_one_line_says_what_to_install():
+    with pytest.raises(UserError, match="make setup EXTRA=gpu-report"):
+        compile_step(compose_experiment("arrow/plstm"), 1)
+
+
+@needs_compiler
+@pytest.mark.parametrize("structure", ["shared_incoming", "d_mode"])
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_every_form_of_the_operator_and_its_gradients_compile_for_a_gpu(method, structure, monkeypatch):
+    place = SingleDeviceSharding(gpu_devices(1)[0])
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+    def array(*shape, dtype=jnp.bfloat16):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
+    tokens = array(2, 2, 6, 5, 16)
+    gate = array(2, 2, 4, 6, 5, dtype=jnp.float32)
+    arguments = tokens, tokens, tokens, GridGates(*[gate] * 8), array(2, 2, 6, 5, dtype=jnp.float32)
+
+    def loss(*arguments):
+        return plstm2d(*arguments, method=method, structure=structure).astype(jnp.float32).sum()
+
+    device = AbstractDevice(device_kind=GPU, platform="gpu", num_cores=None)
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+        compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4))).lower(*arguments).compile()
+    assert compiled.memory_analysis().output_size_in_bytes > 0
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "fsdp"), [("auto", 1), ("parallel", 1), ("chunkwise", 1), ("auto", 8)])
+def test_eight_devices_exchange_nothing_but_gradients_and_split_parameters(method, fsdp):
+    """With both modes of pLSTM, and mixup on. Each number of a parameter is exchanged once in each direction."""
+    shrunk = ["optim.batch_size=1024", "model.depth=2", "data.size=64", "model.image_size=64", f"model.method={method}"]
+    config = compose_experiment("imagenet/plstm_t", *shrunk, f"mesh.fsdp={fsdp}")
+    found = collectives(compile_step(config, 8).as_text())
+    model = nnx.eval_shape(lambda: TASKS["imagenet"](config).build_model(0))
+    sizes = [leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
+    split = sum(size for size in sizes if size >= MIN_SPLIT) if fsdp > 1 else 0
+    exchanged = {kind: found.get(kind, {}).get("elements", 0) for kind in ("all-gather", "reduce-scatter")}
+    assert exchanged == {"all-gather": split, "reduce-scatter": split / 8}  # the whole, and a device's part
+    assert 0 <= found["all-reduce"]["elements"] - (sum(sizes) - split) < 200  # metrics and norms
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_full_size_step_fits_small_gpus():
+    """docs/speed.md: as an experiment's defaults give it, with recomputed blocks."""
+    compiled = compile_step(compose_experiment("imagenet/plstm_t", "optim.batch_size=1024"), 1)
+    assert compiled.memory_analysis().temp_size_in_bytes < 6 * 2**30
