@@ -36,7 +36,8 @@ from data.augment.recipes import RECIPES
 from data.augment.views import augment, view_rng
 from plstm.errors import UserError, run_script
 from plstm.ops.delta_rule import gated_delta_rule
-from plstm.ops.grid import FORMS, STRUCTURES, GridGates, by_matrix, plstm2d
+from plstm.ops.grid import FORMS, STRUCTURES, GridGates, plstm2d
+from plstm.ops.grid.matrix import by_matrix
 from plstm.ops.mlstm import mlstm
 from plstm.ops.sequence import plstm1d_tracking
 from plstm.ops.slstm import slstm
@@ -304,7 +305,10 @@ def parse_arguments() -> argparse.Namespace:
     commands = parser.add_subparsers(dest="subject", required=True, metavar="subject")
     server = commands.add_parser("serve", description="Takes steps when asked, for `steps` alone.")
     server.add_argument("experiment", nargs="+")
-    subjects = {name: commands.add_parser(name, description=measure.__doc__, help=measure.__doc__) for name, measure in SUBJECTS.items()}
+    subjects = {
+        name: commands.add_parser(name, description=measure.__doc__, help=measure.__doc__)
+        for name, measure in SUBJECTS.items()
+    }
     for command in subjects.values():
         command.add_argument("--repeats", type=positive, default=7, help="rounds, over which medians are taken")
         command.add_argument("--out", type=Path, help="(default: results/benchmarks/<subject>-<backend>.json)")

@@ -11,7 +11,7 @@ from plstm.ops.common import chunked_map
 from plstm.ops.grid import plstm2d_oracle
 from plstm.ops.grid.cpu import num_chunks
 from plstm.ops.grid.matrix import by_matrix
-from scripts.benchmarks.operators import draw_operator_inputs
+from scripts.benchmark import draw_operator_inputs
 
 from .comparing import assert_close, outputs_and_gradients
 
@@ -31,8 +31,9 @@ SLOW = [("shared_incoming", "cpu", 2), ("shared_incoming", "cpu", 7), ("general"
 )
 def test_the_numbers_of_the_recurrence(x64, structure, form, number):
     inputs = draw_operator_inputs(structure, grid=4, batch=1, heads=7, dim=5)
-    *values, cotangent = jax.tree.map(lambda tensor: jnp.asarray(tensor, jnp.float64), inputs)
+    values = jax.tree.map(lambda tensor: jnp.asarray(tensor, jnp.float64), inputs)
     arguments = dict(zip(("q", "k", "v", "gates", "direct"), values, strict=True))
+    cotangent = jax.random.normal(jax.random.key(1), arguments["v"].shape, jnp.float64)
     found = outputs_and_gradients(in_chunks(structure, form, number), arguments, cotangent)
     expected = outputs_and_gradients(in_chunks(structure, form, 1), arguments, cotangent)
     assert_close(found, expected, 1e-12)
@@ -65,6 +66,6 @@ def test_a_large_batch_takes_little_memory():
 
     def temporary(number):
         function = jax.value_and_grad(lambda *values: in_chunks("shared_incoming", "auto", number)(*values).sum())
-        return jax.jit(function).lower(*inputs[:5]).compile().memory_analysis().temp_size_in_bytes
+        return jax.jit(function).lower(*inputs).compile().memory_analysis().temp_size_in_bytes
 
     assert temporary(16) < temporary(1) / 4

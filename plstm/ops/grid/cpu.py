@@ -25,7 +25,7 @@ CHUNKWISE_FROM = {"general": 1882}
 MAX_MATRIX_BYTES_PER_CORE = 2**25
 FEWEST_CORES = 2
 MOST_CORES = 16
-# Chunks so small that their tensors stay in the cache (`scripts/benchmark.py chunks` measures it): from two cores, on
+# Chunks so small that their tensors stay in the cache (`scripts/benchmark.py operator` measures it): from two cores, on
 # grids of 6 x 6 to 48 x 48.
 BYTES_PER_CORE = 2**19  # of a chunk's gating matrices: a quarter of a usual second-level cache holds a few such tensors
 MIN_CHUNKS = 12  # with fewer, computing again costs more than the cache saves
