@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plstm.errors import UserError
+from plstm.errors import DownloadError, UserError
 from plstm.files import data_root, lock
 
 URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
@@ -183,7 +183,7 @@ def _download(name: str, folder: Path) -> Path:
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         why = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else error
         remedy = f"is it one of {', '.join(SIZES)}? If there is such a set, put its text files into {folder}"
-        raise UserError(f"data.name={name}: cannot fetch {url} ({why}); {remedy}") from error
+        raise DownloadError(f"data.name={name}: cannot fetch {url} ({why}); {remedy}") from error
     return folder
 
 

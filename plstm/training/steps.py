@@ -204,7 +204,7 @@ def evaluate(
     sums = {name: np.sum([batch[name] for batch in metrics], axis=0, dtype=np.float64) for name in metrics[0]}
     means = {}
     for name, pair in sums.items():
-        lengths: Sequence[int] = split.lengths if pair.ndim > 1 else ()  # type: ignore
+        lengths: Sequence[int] = getattr(split, "lengths", ()) if pair.ndim > 1 else ()
         names = [f"{name}{length}" for length in lengths] or [name]
         for each, total, count in zip(names, *pair.reshape(2, -1)[:, : len(names)], strict=True):
             means[each] = float(total / count) if count else math.nan
