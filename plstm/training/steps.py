@@ -48,7 +48,8 @@ GUARDED = ("loss", "gradient_norm", "parameter_norm")  # a run stops when one of
 
 def named_leaves(tree: Any) -> dict[str, Any]:
     """Name, such as blocks.0.mlp.up.kernel -> leaf, in the order of the leaves; without nnx's "value" at its end."""
-    leaves, value = jax.tree_util.tree_leaves_with_path(tree), jax.tree_util.GetAttrKey("value")
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    value = jax.tree_util.GetAttrKey("value")
     name = partial(jax.tree_util.keystr, simple=True, separator=".")
     return {name(tuple(key for key in path if key != value)): leaf for path, leaf in leaves}
 
