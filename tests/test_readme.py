@@ -1,4 +1,4 @@
-"""The Python of the README's section on the operator, run as it stands there."""
+"""The Python of README.md and docs/running.md, run as it stands there."""
 
 import re
 
@@ -9,11 +9,11 @@ import pytest
 from plstm.ops.dag import DagGates, plstm_dag_oracle
 from tests.commands import ROOT
 
-CODE = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 
-
-def run(operator: str, **arrays) -> dict:
-    (code,) = [code for code in CODE if f"from {operator} import" in code]
+def run(page: str, words: str, **arrays) -> dict:
+    """The names that a page's block with these words defines."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    (code,) = [code for code in blocks if words in code]
     exec(code, arrays)
     return arrays
 
@@ -25,17 +25,22 @@ def draw():
     return lambda *shape: jnp.asarray(numbers.random(shape, np.float32))
 
 
+def test_the_readme_s_five_lines_run():
+    hidden = run("README.md", "plstm2d")["hidden"]
+    assert hidden.shape == (12, 16, 32) and jnp.isfinite(hidden).all()
+
+
 def test_the_grid_example_runs(draw):
     gates = {name: draw(2, 4, 3, 5) for name in ("s_r", "s_d", "t_rl", "t_ru", "t_dl", "t_du", "m_l", "m_u")}
-    found = run(
-        "plstm.ops.grid", q=draw(2, 3, 5, 6), k=draw(2, 3, 5, 6), v=draw(2, 3, 5, 4), direct=draw(2, 3, 5), **gates
-    )
+    arrays = dict(q=draw(2, 3, 5, 6), k=draw(2, 3, 5, 6), v=draw(2, 3, 5, 4), direct=draw(2, 3, 5))
+    found = run("docs/running.md", "gating_matrix", **arrays, **gates)
     assert found["hidden"].shape == (2, 3, 5, 4) and found["G"].shape == (2, 3, 5, 3, 5)
 
 
 def test_the_graph_example_runs_and_is_the_recurrence(draw):
-    q, k, v, t = draw(2, 5, 6), draw(2, 5, 6), draw(2, 5, 6), draw(2, 4)
-    source, mark, direct = draw(2, 5), draw(2, 5), draw(2, 5)
-    found = run("plstm.ops.dag", q=q, k=k, v=v, t=t, source=source, mark=mark, direct=direct)
-    gates = DagGates(source, found["transition"], mark)
-    np.testing.assert_allclose(found["hidden"], plstm_dag_oracle(q, k, v, gates, direct, found["dag"]), atol=1e-5)
+    arrays = dict(q=draw(2, 5, 6), k=draw(2, 5, 6), v=draw(2, 5, 6), direct=draw(2, 5))
+    gates = dict(t=draw(2, 4), source=draw(2, 5), mark=draw(2, 5))
+    found = run("docs/running.md", "normalise_transitions", **arrays, **gates)
+    own = DagGates(gates["source"], found["transition"], gates["mark"])
+    expected = plstm_dag_oracle(arrays["q"], arrays["k"], arrays["v"], own, arrays["direct"], found["dag"])
+    np.testing.assert_allclose(found["hidden"], expected, atol=1e-5)

@@ -87,9 +87,7 @@ class _Reader:
         if workers:
             from grain.multiprocessing import SharedMemoryArray as make  # which grain passes on without a copy
 
-        images = make((rows, self.size, self.size, 3), np.uint8)
-        labels = np.empty(rows, np.int32)
-        corrupt = {}
+        images, labels, corrupt = make((rows, self.size, self.size, 3), np.uint8), np.empty(rows, np.int32), {}
         # In a reading process a second thread reads files while the first computes.
         with ThreadPoolExecutor(2 if workers else core_count()) as threads:
             list(threads.map(lambda job: fill(job, images, labels, corrupt), jobs))
@@ -132,8 +130,7 @@ class ImageBatches(_Reader):
 
     def _batch(self, step: int) -> dict[str, Any]:
         epoch, position = divmod(int(step), len(self.source) // self.batch_size)
-        order = epoch_order(self.seed, epoch, len(self.source))
-        repeats = self.config.repeats
+        order, repeats = epoch_order(self.seed, epoch, len(self.source)), self.config.repeats
         rows = self._rows(self.batch_size)
         first, last = (position * self.batch_size + row for row in (rows.start, rows.stop))
 
