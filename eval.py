@@ -25,7 +25,7 @@ from plstm.training.environment import memory_errors
 from plstm.training.steps import Split, describe, evaluate, make_predict, make_ready
 
 ROOT = Path(__file__).resolve().parent
-WEIGHTS_FIGURES = Path("outputs/eval")  # pictures of weights in a file, which have no run's folder
+WEIGHTS_FIGURES = ROOT / "outputs" / "eval"  # pictures of weights in a file, which have no run's folder
 RUN_KEYS = ("root", "generate", "download", "workers", "max_corrupt")  # of `data`: the run's unless given
 
 

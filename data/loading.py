@@ -84,14 +84,21 @@ class DeviceBatches:
     """A packed split on the device, or by `put` a copy on each, shuffled there into batches sharded as `layout`."""
 
     def __init__(self, split: PackedSplit, batch_size: int, seed: int, put=jnp.asarray, layout=None):
-        self._bits, self._labels = put(np.asarray(split.bits)), put(split.labels.astype(np.int32))
-        self._batch_size, self._seed, self._put = batch_size, seed, put
-        gather = lambda bits, labels, order, n: {"image": bits[order[n]], "label": labels[order[n]]}  # noqa: E731
+        self._bits = put(np.asarray(split.bits))
+        self._labels = put(split.labels.astype(np.int32))
+        self._batch_size = batch_size
+        self._seed = seed
+        self._put = put
+
+        def gather(bits, labels, order, n):
+            return {"image": bits[order[n]], "label": labels[order[n]]}
+
         self._gather = jax.jit(gather, out_shardings=layout)
 
     def from_step(self, step: int) -> Iterator[dict[str, jax.Array]]:
         """Endless batches {"image": packed bits, "label": int32 [batch]}; `step` 0 is the first of the training."""
-        images, steps = len(self._labels), len(self._labels) // self._batch_size
+        images = len(self._labels)
+        steps = len(self._labels) // self._batch_size
         for epoch in itertools.count(step // steps):
             order = epoch_order(self._seed, epoch, images)[: steps * self._batch_size]
             order = self._put(order.astype(np.int32).reshape(steps, self._batch_size))

@@ -109,5 +109,5 @@ class EvalConfig:
     checkpoint: Checkpoint = "last"  # of a run
     data: EvalDataConfig = field(default_factory=EvalDataConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
-    figures: bool = False  # also draw samples with predictions, and gating patterns, into results/figures
+    figures: bool = False  # also draw samples and gating patterns, into the run's folder; weights: outputs/eval
     logger: LoggerConfig = field(default_factory=LoggerConfig)  # accepted, as configs/local has it; nothing is logged

@@ -21,6 +21,10 @@ class ReadError(UserError):
     """Data that cannot be read, where what was computed so far is good: a training saves before it ends."""
 
 
+class DownloadError(UserError):
+    """Data that cannot be fetched: ends a whole sweep, whose other jobs would each try in vain."""
+
+
 def first_line(error: Exception) -> str:
     """What an error says, for a message of one line."""
     text = getattr(error, "strerror", None) or str(error).strip()

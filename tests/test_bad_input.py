@@ -10,7 +10,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from plstm.config import Config, EvalConfig
-from plstm.errors import UserError
+from plstm.errors import DownloadError, UserError
 from plstm.runs.cli import JobFailed, known_keys, one_line_errors, run_entry
 from plstm.runs.experiments import compose_experiment
 from plstm.runs.folders import lock_folder
@@ -121,6 +121,14 @@ def test_a_job_that_fails_does_not_keep_the_others_of_a_sweep_from_starting(entr
     first, second, last = [line for line in said.splitlines() if line.startswith("error: ")]
     assert "seed=44" in first and first.endswith(": seed 44 is not finite") and "seed 45 is not" in second
     assert last == "error: 2 jobs of this sweep failed, each with a line above"
+
+
+def test_a_sweep_whose_data_cannot_be_fetched_ends_at_once(entry, tmp_path, monkeypatch):
+    def start(*_):
+        raise DownloadError("no network")
+
+    monkeypatch.setattr("train.start", start)
+    assert_refused(entry("train", *TINY, "-m", "seed=43,44,45", *paths(tmp_path)), ["error: no network"])
 
 
 def test_evaluations_are_swept_as_well(entry, tmp_path):

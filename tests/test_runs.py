@@ -60,6 +60,7 @@ def test_eval_prints_the_digits_of_the_end_of_training_and_of_the_best_step(fini
     arguments = [f"run={run_folder(finished)}", "checkpoint=best", "data.split=val", "figures=true", *paths(finished)]
     header, line, *pictures = call("eval.py", *arguments).splitlines()
     assert pictures and all("-best-val-" in path and Path(path).is_file() for path in pictures)
+    assert {Path(path).parent for path in pictures} == {run_folder(finished) / "figures"}
     assert header.endswith(f"step {best['step']:,}")
     assert f"loss {best['val']['loss']:.6f}  accuracy {best['val']['accuracy']:.6f}" in line
 

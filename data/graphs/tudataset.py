@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plstm.errors import UserError
+from plstm.errors import DownloadError, UserError
 from plstm.files import data_root, lock
 
 URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
@@ -98,7 +98,9 @@ def read_tudataset(name: str, folder: Path) -> GraphSet:
     """The set `name` from the text files in `folder`. Raises UserError naming a file that is missing or damaged."""
     files = {kind: folder / f"{name}_{kind}.txt" for kind in ("A", "graph_indicator", "graph_labels")}
     graph_of, labels = (_table(files[kind], columns=1)[:, 0] for kind in ("graph_indicator", "graph_labels"))
-    pairs, count, nodes = _table(files["A"], columns=2), len(labels), len(graph_of)
+    pairs = _table(files["A"], columns=2)
+    count = len(labels)
+    nodes = len(graph_of)
     if 0 in (nodes, count) or graph_of[0] != 1 or graph_of[-1] != count or not np.isin(np.diff(graph_of), (0, 1)).all():
         raise _damaged(files["graph_indicator"], f"must count up from 1 to the {count} graphs of graph_labels")
     if pairs.min(initial=1) < 1 or pairs.max(initial=1) > nodes:
@@ -108,7 +110,8 @@ def read_tudataset(name: str, folder: Path) -> GraphSet:
         raise _damaged(files["A"], f"line {crossing[0] + 1} joins nodes of two graphs")
     edges = np.unique(np.sort(pairs - 1, axis=1), axis=0)
     edges = edges[edges[:, 0] != edges[:, 1]]
-    graph, node_start = graph_of[edges[:, 0]] - 1, np.searchsorted(graph_of, np.arange(1, count + 2))
+    graph = graph_of[edges[:, 0]] - 1
+    node_start = np.searchsorted(graph_of, np.arange(1, count + 2))
     classes, labels = np.unique(labels, return_inverse=True)
     return GraphSet(
         labels=labels.astype(np.int32),
@@ -183,7 +186,7 @@ def _download(name: str, folder: Path) -> Path:
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         why = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else error
         remedy = f"is it one of {', '.join(SIZES)}? If there is such a set, put its text files into {folder}"
-        raise UserError(f"data.name={name}: cannot fetch {url} ({why}); {remedy}") from error
+        raise DownloadError(f"data.name={name}: cannot fetch {url} ({why}); {remedy}") from error
     return folder
 
 

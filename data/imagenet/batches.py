@@ -87,7 +87,9 @@ class _Reader:
         if workers:
             from grain.multiprocessing import SharedMemoryArray as make  # which grain passes on without a copy
 
-        images, labels, corrupt = make((rows, self.size, self.size, 3), np.uint8), np.empty(rows, np.int32), {}
+        images = make((rows, self.size, self.size, 3), np.uint8)
+        labels = np.empty(rows, np.int32)
+        corrupt = {}
         # In a reading process a second thread reads files while the first computes.
         with ThreadPoolExecutor(2 if workers else core_count()) as threads:
             list(threads.map(lambda job: fill(job, images, labels, corrupt), jobs))
@@ -130,7 +132,8 @@ class ImageBatches(_Reader):
 
     def _batch(self, step: int) -> dict[str, Any]:
         epoch, position = divmod(int(step), len(self.source) // self.batch_size)
-        order, repeats = epoch_order(self.seed, epoch, len(self.source)), self.config.repeats
+        order = epoch_order(self.seed, epoch, len(self.source))
+        repeats = self.config.repeats
         rows = self._rows(self.batch_size)
         first, last = (position * self.batch_size + row for row in (rows.start, rows.stop))
 

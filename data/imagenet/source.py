@@ -30,7 +30,8 @@ from plstm.errors import UserError
 from plstm.files import data_root
 
 NAME = "imagenet2012"
-TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+TRAIN_TAR = "ILSVRC2012_img_train.tar"
+VAL_TAR = "ILSVRC2012_img_val.tar"
 SPLITS = {"train": "train", "val": "train", "test": "validation"}  # ours -> TFDS's
 HELD_OUT = 10_000
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
@@ -187,7 +188,8 @@ class MosaicSource(Sequence):
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        number, file = index % 10, io.BytesIO()
+        number = index % 10
+        file = io.BytesIO()
         rng = np.random.default_rng((list(SPLITS).index(self.split), index))
         colours = np.random.default_rng(number).uniform(40, 215, (4, 4, 3)) + rng.normal(0, 15, (4, 4, 3))
         mosaic = Image.fromarray(colours.clip(0, 255).astype(np.uint8))

@@ -181,7 +181,13 @@ class Block(nnx.Module):
 
 
 class ReadoutModel(nnx.Module):
-    """A classifier of graphs that ends in `readout`; its method `units` gives the ReLUs of that one's hidden layer."""
+    """A classifier of graphs that ends in `readout`."""
+
+    readout: "Readout"
+
+    def units(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
+        """The ReLUs of the readout's hidden layer: float32 [graphs, units]."""
+        raise NotImplementedError
 
     def __call__(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
         """A batch of `plstm.tasks.graphs` -> logits [graphs, classes]; `key` makes it a training pass."""

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from plstm.config import Config, EvalConfig
-from plstm.errors import UserError, first_line, lasting_output, printable
+from plstm.errors import DownloadError, UserError, first_line, lasting_output, printable
 from plstm.models import MODELS
 from plstm.runs.compose import schema, to_config, to_eval_config
 from plstm.tasks import TASKS
@@ -59,7 +59,7 @@ def one_line_errors(entry: type) -> Iterator[None]:
     except JobFailed:
         _fail(f"{len(JobFailed.all)} jobs of this sweep failed, each with a line above")
     except UserError as error:
-        _fail(str(error))
+        _fail(str(error), ends_sweep=isinstance(error, DownloadError))
     except CONFIG_ERRORS as error:
         _fail(explain(error, entry))
     except OSError as error:
@@ -195,10 +195,10 @@ def _is_job() -> bool:
     return hydra.mode == RunMode.MULTIRUN and hydra.launcher._target_.endswith(".BasicLauncher")
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, ends_sweep: bool = False) -> NoReturn:
     message = printable(message)  # which may quote what was typed
     if not jax.distributed.is_initialized():
-        if _is_job():
+        if _is_job() and not ends_sweep:
             job = printable(" ".join(HydraConfig.get().overrides.task))
             print(f"error: {job}: {message}", file=sys.stderr, flush=True)
             JobFailed.all.append(message)

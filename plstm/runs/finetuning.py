@@ -21,7 +21,8 @@ from plstm.training.steps import named_leaves
 
 # Keys of `model` in which the two models may differ: they do not change the parameters' meaning.
 MAY_DIFFER = ("image_size", "classes", "drop_path", "dropout", "dtype", "method", "gate_init", "remat")
-POSITION, HEAD = "position", "head."
+POSITION = "position"
+HEAD = "head."
 
 
 def initial_id(init_from: str, runs: Path) -> str:
@@ -40,7 +41,8 @@ def initial_run(run: str, config: Config) -> tuple[Config, Checkpoints, int]:
     finished, with the model of `config`."""
     folder = find_run(run, Path(config.paths.runs), "init_from")
     trained = load_config(folder)
-    theirs, ours = asdict(trained.model), asdict(config.model)
+    theirs = asdict(trained.model)
+    ours = asdict(config.model)
     for key in ours | theirs:
         if key not in MAY_DIFFER and theirs.get(key) != ours.get(key):
             has = f"the run {folder} has {theirs.get(key)}; fine-tune with the same model"
@@ -62,14 +64,17 @@ def initial_weights(run: str, config: Config, params: Any, sharding: Sharding) -
     return {"params": params, "statistics": state.statistics}, origin
 
 
-def adapt(found: Any, wanted: Any, resize: Callable = resize) -> tuple[Any, list[str]]:
-    """A tree like `wanted` of the trained parameters `found`, and words for what was not simply taken over.
+def adapt(trained_params: Any, fresh_params: Any, resize: Callable = resize) -> tuple[Any, list[str]]:
+    """The trained parameters as a tree like the fresh ones, and a description of each change.
 
     The position embedding [Y, X, dim] is resized by `resize`, a model's own. If any parameter of the head has another
-    number of classes (its last axis), the whole head stays as `wanted` has it. Any other difference raises UserError
-    naming the parameter.
+    number of classes (its last axis), the whole head stays fresh. Any other difference raises UserError naming the
+    parameter.
     """
-    trained, fresh, leaves, changes = named_leaves(found), named_leaves(wanted), [], []
+    trained = named_leaves(trained_params)
+    fresh = named_leaves(fresh_params)
+    leaves = []
+    changes = []
     if others := sorted(fresh.keys() ^ trained.keys()):
         whose = "the new model" if others[0] in fresh else "the trained one"
         raise UserError(f"init_from: parameter {others[0]} is in {whose} only; fine-tune with the same model")
@@ -87,4 +92,4 @@ def adapt(found: Any, wanted: Any, resize: Callable = resize) -> tuple[Any, list
         if weights.shape != leaf.shape:
             raise UserError(f"init_from: parameter {name} is {weights.shape} there and {leaf.shape} here")
         leaves.append(weights)
-    return jax.tree.unflatten(jax.tree.structure(wanted), leaves), changes
+    return jax.tree.unflatten(jax.tree.structure(fresh_params), leaves), changes

@@ -26,8 +26,7 @@ from plstm.training.steps import TrainState, init_state
 from plstm.training.tracking import choose_mode
 
 MAX_NAME = 255  # letters of a file name that every file system takes
-RUNS = Path("runs")  # the default of paths.runs
-DEMO_RUNS = Path("outputs/demo/checkpoints")  # where `make demo` puts its runs
+DEMO_RUNS = Path("outputs/demo/checkpoints")  # where `make demo` puts its runs, beside the folder `runs`
 
 
 @contextlib.contextmanager
@@ -41,8 +40,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
         try:
             lock(file, folder, wait=False)
         except BlockingIOError:
-            told = f"{folder}: this run is being trained by another process; wait for it or stop it"
-            raise UserError(told) from None
+            busy = f"{folder}: this run is being trained by another process; wait for it or stop it"
+            raise UserError(busy) from None
         try:
             yield
         except UserError:
@@ -53,7 +52,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def check_places(config: Config) -> None:
-    """Raises UserError, before anything is computed, where results cannot be written or W&B lets nobody in."""
+    """Raises UserError, before anything is computed, if the results folder is not writable or W&B not logged in."""
     if not is_main():
         return  # writes nothing there
     choose_mode(config.logger.mode)
@@ -61,13 +60,15 @@ def check_places(config: Config) -> None:
 
 
 def find_run(run: str, runs: Path, key: str = "run") -> Path:
-    """The folder of a run given by its folder or the first digits of its id, in `runs` and, where that is the default,
-    among the demo's runs. Raises UserError naming the `key`."""
+    """The folder of a run given by its folder or the first digits of its id, in `runs` or among the demo's runs.
+
+    Raises UserError naming the `key`.
+    """
     if len(run) > MAX_NAME or not run.isprintable():
         raise UserError(f"{key}={run[:40]!r}...: no such run in {runs}; name its folder or id")
     if (Path(run) / ".hydra").is_dir():
         return Path(run)
-    places = [runs, DEMO_RUNS] if runs == RUNS else [runs]
+    places = [runs, runs.parent / DEMO_RUNS]
     known = sorted((path for place in places for path in place.glob("*") if (path / ".hydra").is_dir()), key=str)
     found = [path for path in known if run and path.name.startswith(run)]
     if len(found) == 1:
@@ -116,9 +117,11 @@ def restore_state(
     checkpoints: Checkpoints, step: int, config: Config, sharding: Sharding | None = None
 ) -> tuple[nnx.GraphDef, TrainState, dict[str, Any]]:
     """The model's definition, the training state and the info of a run's checkpoint; no data are needed."""
-    info, sharding = checkpoints.info(step), sharding or SingleDeviceSharding(jax.local_devices()[0])
+    info = checkpoints.info(step)
+    sharding = sharding or SingleDeviceSharding(jax.local_devices()[0])
     optimizer = build_optimizer(config.optim, lambda step: 0.0)
     model = nnx.eval_shape(lambda: build_model(config.model, 0, info["sizes"]))
-    graphdef, state = nnx.graphdef(model), nnx.eval_shape(lambda: init_state(model, optimizer)[1])
+    graphdef = nnx.graphdef(model)
+    state = nnx.eval_shape(lambda: init_state(model, optimizer)[1])
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state)
     return graphdef, checkpoints.restore(step, like)[0], info

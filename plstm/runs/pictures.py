@@ -51,7 +51,9 @@ def draw_samples(
             axis = figure.add_subplot(len(samples), 1, line)  # an axis for each image takes twice as long
             probabilities = np.asarray(jax.nn.softmax(logits))
             for n in range(min(SAMPLES, int(batch["mask"].sum()))):
-                left, right, predicted = n + 0.02, n + 0.98, int(np.argmax(probabilities[n]))
+                left = n + 0.02
+                right = n + 0.98
+                predicted = int(np.argmax(probabilities[n]))
                 axis.imshow(np.asarray(pixels[n]), cmap="gray", vmin=0, vmax=255, extent=(left, right, 0, 0.96))
                 axis.plot([left, right, right, left, left], [0, 0, 0.96, 0.96, 0], color="0.6", lw=0.6)
                 mark, colour = ("✓", RIGHT) if predicted == batch["label"][n] else ("✗", WRONG)
@@ -68,7 +70,8 @@ def draw_gating(model: nnx.Module, image: jax.Array, path: Path) -> list[Path]:
 
     Draws nothing for a model without gates. Returns the .png.
     """
-    row, column = image.shape[0] // model.patch_size // 2, image.shape[1] // model.patch_size // 2
+    row = image.shape[0] // model.patch_size // 2
+    column = image.shape[1] // model.patch_size // 2
     shown = {}
     for n, (mode, pattern) in enumerate(capture_flow(model, image, (row, column), len(model.groups.blocks))):
         if mode != "attention":

@@ -38,7 +38,8 @@ from plstm.tasks import TASKS
 from plstm.tasks.vision import Preprocessing
 from plstm.training.steps import TrainState
 
-FORMAT, VERSION = "plstm", "3"
+FORMAT = "plstm"
+VERSION = "3"
 SAVED = nnx.Any(nnx.Param, nnx.BatchStat)
 
 
@@ -78,8 +79,10 @@ def from_checkpoint(source: str | os.PathLike, *, runs: str | os.PathLike = "run
         folder = find_run(str(source), Path(runs))
         config = load_config(folder)
         graphdef, state, saved = _restore_newest(folder, config, checkpoint)
-        names, preprocessing = tuple(saved["class_names"]), TASKS[config.task](config).preprocessing
-        weights, info = state.weights, Info(run_id(config), saved["step"], names, preprocessing, saved["sizes"], config)
+        names = tuple(saved["class_names"])
+        preprocessing = TASKS[config.task](config).preprocessing
+        weights = state.weights
+        info = Info(run_id(config), saved["step"], names, preprocessing, saved["sizes"], config)
     model = nnx.merge(graphdef, weights)
     model.info = info
     return model
@@ -145,11 +148,12 @@ def _from_file(path: Path) -> tuple[nnx.GraphDef, nnx.State, Info]:
         except KeyError as error:
             raise UserError(f"{path}: its metadata lack the size {error}; export it again") from error
         graphdef, weights = nnx.split(model, SAVED)
-        wanted, found = named_variables(weights), set(file.keys())
-        if extra := sorted(found - wanted.keys()):
+        expected = named_variables(weights)
+        found = set(file.keys())
+        if extra := sorted(found - expected.keys()):
             raise UserError(f"{path}: not of this model: it has a tensor {extra[0]}, which the model does not")
         tensors = {}
-        for name, leaf in wanted.items():
+        for name, leaf in expected.items():
             if name not in found:
                 raise UserError(f"{path}: not of this model: it has no tensor {name}")
             tensor = file.get_slice(name)
@@ -191,7 +195,9 @@ def _info(path: Path, metadata: Mapping[str, str] | None) -> tuple[Info, str]:
         raise UserError(f"{path}: has format version {version}, and this code reads {VERSION}; export it again")
     try:
         found = _Metadata.model_validate(metadata)
-        config, names, how = from_file(found.config), tuple(found.class_names), found.preprocessing
+        config = from_file(found.config)
+        names = tuple(found.class_names)
+        how = found.preprocessing
         classes, patch = (getattr(config.model, key, 0) for key in ("classes", "patch_size"))
         if names and classes and len(names) != classes:
             raise UserError(f"class_names: {len(names)}, and the model has {classes} classes")

@@ -67,7 +67,9 @@ class ArrowTask(VisionTask):
 
     def batches(self, layout: Layout) -> DeviceBatches | StreamedBatches:
         """From the device or streamed, as `data.placement` says; the same batches."""
-        data, batch_size, seed = self.config.data, self.config.optim.batch_size, self.config.seed
+        data = self.config.data
+        batch_size = self.config.optim.batch_size
+        seed = self.config.seed
         if data.placement == "device":
             return DeviceBatches(self.split("train"), batch_size, seed, layout.place_copies, layout.rows)
         source = data_source(self._variant, "train", data.root, data.generate)
@@ -77,7 +79,8 @@ class ArrowTask(VisionTask):
     def microbatches(self) -> int:
         """As few as have at most AT_ONCE patches or PIXELS each, or one image; 1 for other families, which may have
         batch norms."""
-        model, batch_size = self.config.model, self.config.optim.batch_size
+        model = self.config.model
+        batch_size = self.config.optim.batch_size
         if not isinstance(model, VisionConfig | ViLConfig | SS2DConfig | Mamba2DConfig):
             return 1
         pixels = AT_ONCE * model.patch_size**2 if isinstance(model, VisionConfig) else PIXELS

@@ -149,5 +149,6 @@ def classification_metrics(
     if losses is None:
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         losses = jnp.where(labels < 0, math.log(logits.shape[-1]), losses)
-    hits, count = (logits.argmax(-1) == labels) & mask, mask.sum(dtype=jnp.float32)
+    hits = (logits.argmax(-1) == labels) & mask
+    count = mask.sum(dtype=jnp.float32)
     return {"loss": (jnp.sum(losses * mask), count), "accuracy": (hits.sum(dtype=jnp.float32), count)}

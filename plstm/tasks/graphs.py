@@ -45,7 +45,8 @@ class GraphBatches:
     """A graph set ready for batches of `batch_size` graphs: DAGs built once, and the sizes to pad to."""
 
     def __init__(self, graphs: GraphSet, batch_size: int):
-        self.graphs, self.batch_size = graphs, batch_size
+        self.graphs = graphs
+        self.batch_size = batch_size
         self.dags = [Dag.from_edges(*graphs.graph(g)) for g in range(len(graphs))]
         self.nodes = np.diff(graphs.node_start).astype(np.int32)
         self.edges = np.diff(graphs.edge_start).astype(np.int32)
@@ -70,7 +71,8 @@ class GraphBatches:
             dag, first = part.pack(chosen)
             count = self.nodes[chosen]
             within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-            node, graph = np.full(dag.num_nodes, -1), np.full(dag.num_nodes, self.batch_size, np.int32)
+            node = np.full(dag.num_nodes, -1)
+            graph = np.full(dag.num_nodes, self.batch_size, np.int32)
             node[np.repeat(first, count) + within] = np.repeat(graphs.node_start[chosen], count) + within
             graph[np.repeat(first, count) + within] = np.repeat(position, count)
             parts.append((dag, node, graph))
@@ -95,9 +97,11 @@ class _Part:
     """The graphs of a set that are packed alike: `takes` bool [graphs]."""
 
     def __init__(self, owner: GraphBatches, takes: np.ndarray):
-        self.takes, self._owner = takes, owner
+        self.takes = takes
+        self._owner = owner
         nodes, edges, lines = (getattr(owner, name)[takes] for name in ("nodes", "edges", "lines"))
-        share, size = takes.mean(), owner.batch_size
+        share = takes.mean()
+        size = owner.batch_size
         self._shared_block = nodes.max() > SMALL
         self._block_nodes, self._block_edges, self._lines = (_typical(n, share, size) for n in (nodes, edges, lines))
         if not self._shared_block:
@@ -108,8 +112,11 @@ class _Part:
 
     def pack(self, indices: np.ndarray) -> tuple[PackedDags, np.ndarray]:
         """The padded DAGs of these graphs and each one's first node."""
-        owner, lines = self._owner, self._owner.lines[indices].sum()
-        block_nodes, block_edges, scale = self._block_nodes, self._block_edges, 0.0
+        owner = self._owner
+        lines = self._owner.lines[indices].sum()
+        block_nodes = self._block_nodes
+        block_edges = self._block_edges
+        scale = 0.0
         if self._shared_block:
             scale = max(owner.nodes[indices].sum() / block_nodes, owner.edges[indices].sum() / block_edges)
             scale = _step(max(scale, lines / self._lines))
@@ -124,7 +131,8 @@ class _Part:
 
 def _typical(values: np.ndarray, share: float, batch_size: int) -> int:
     """The sum over a batch that few batches exceed: two deviations above the mean."""
-    mean, second = share * values.mean(), share * np.square(values.astype(float)).mean()
+    mean = share * values.mean()
+    second = share * np.square(values.astype(float)).mean()
     return max(math.ceil(batch_size * mean + 2 * math.sqrt(batch_size * max(second - mean**2, 0))), 1)
 
 
@@ -192,7 +200,8 @@ class GraphTrainBatches:
         while True:
             order = self.indices[epoch_order(self.seed, epoch, len(self.indices))][position * size :]
             yield from map(self.place, self.source.batches(order))
-            epoch, position = epoch + 1, 0
+            epoch = epoch + 1
+            position = 0
 
 
 class GraphTask(Task):
@@ -263,7 +272,8 @@ class GraphTask(Task):
         return self._known.classes
 
     def describe_data(self) -> str:
-        data, fold = self.config.data, self.fold
+        data = self.config.data
+        fold = self.fold
         parts = f"{len(fold.train):,} graphs train, {len(fold.val):,} validate, {len(fold.test):,} test"
         return f"{data.name}, fold {data.fold} of 0 to {data.folds - 1}: {parts}"
 
@@ -284,7 +294,8 @@ class GraphTask(Task):
         """Also the share of units above zero where the readout has a ReLU: at 0 all graphs get the same logits."""
         if not isinstance(model, ReadoutModel):
             return super().metrics(model, batch)
-        units, mask = model.units(batch), batch["mask"]
+        units = model.units(batch)
+        mask = batch["mask"]
         metrics = classification_metrics(model.readout.out(units), batch["label"], mask)
         active = jnp.sum(jnp.mean(units > 0, axis=-1) * mask)
         return metrics | {"active_units": (active, metrics["loss"][1])}

@@ -68,7 +68,9 @@ class ImageNetTask(VisionTask):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        data, optim, augment = config.data, config.optim, config.augment
+        data = config.data
+        optim = config.optim
+        augment = config.augment
         if augment is None:
             raise UserError("augment: ImageNet needs a recipe; choose one with augment=deit3, or augment=none")
         has_val = data.held_out or "val" not in {*config.loop.eval_splits, *config.loop.final_splits}
@@ -104,19 +106,22 @@ class ImageNetTask(VisionTask):
 
     def batches(self, layout: Layout) -> ImageBatches:
         """Augmented views; order and augmentation follow the run's seed."""
-        config, data = self.config, self.config.data
+        config = self.config
+        data = self.config.data
         source = self._source("train")
         if len(source) != self.train_examples:
             have = f"the prepared data have {len(load_source('train', data.root, held_out=0))} training images"
             raise UserError(f"data.train_images={data.train_images}: {have}; give this number, or another data.root")
-        batch_size, splits = config.optim.batch_size, {*config.loop.eval_splits, *config.loop.final_splits}
+        batch_size = config.optim.batch_size
+        splits = {*config.loop.eval_splits, *config.loop.final_splits}
         beside = max(self.split(name).shared_bytes(batch_size) for name in splits)
         reading = self._reading | {"put": layout.place_rows, "beside": beside}
         return ImageBatches(source, data.size, batch_size, self.recipe, config.seed, **reading)
 
     @property
     def _reading(self) -> dict[str, Any]:
-        data, process = self.config.data, {"process_index": jax.process_index(), "process_count": jax.process_count()}
+        data = self.config.data
+        process = {"process_index": jax.process_index(), "process_count": jax.process_count()}
         workers = self.workers(data.size**2 * 3 * self.config.optim.batch_size // jax.process_count())
         return process | {"workers": workers, "max_corrupt": data.max_corrupt}
 

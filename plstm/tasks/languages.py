@@ -95,8 +95,10 @@ class LanguageTask(StreamTask):
         return max(len(self.lengths(split)) for split in self.splits)
 
     def draw_batch(self, step: int) -> Batch:
-        rng, data = RandomState((self.config.seed, step)), self.config.data
-        length, half = rng.randint(1, data.max_length + 1), -(-data.max_length // 2)
+        rng = RandomState((self.config.seed, step))
+        data = self.config.data
+        length = rng.randint(1, data.max_length + 1)
+        half = -(-data.max_length // 2)
         return self._batch(rng, length, self.config.optim.batch_size, half if length <= half else data.max_length)
 
     def draw_at(self, split: str, length: int) -> Batch:
@@ -109,7 +111,9 @@ class LanguageTask(StreamTask):
     def _batch(self, rng: RandomState, length: int, rows: int, widest: int) -> Batch:
         """Rows of a length, padded to what rows of the length `widest` need."""
         tokens, label = draw(self.language.name, rng, length, rows)
-        own, answers, most = tokens.shape[1], label.shape[1], self.language.answer_length(widest)
+        own = tokens.shape[1]
+        answers = label.shape[1]
+        most = self.language.answer_length(widest)
         blank = self.language.vocabulary
         counted = np.ones(label.shape, bool)
         if self.language.terminated:
@@ -146,7 +150,8 @@ def answer_metrics(logits: jax.Array, batch: Batch) -> Metrics:
     """Loss (nats) and accuracy over the places of the answers in logits [rows, A, classes]."""
     due = jnp.arange(logits.shape[1]) < (batch["steps"] - batch["length"])[:, None]
     due &= batch.get("mask", jnp.ones(len(due), bool))[:, None]
-    counted, labels = due & batch["counted"], batch["label"].astype(jnp.int32)
+    counted = due & batch["counted"]
+    labels = batch["label"].astype(jnp.int32)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     hits = counted & (logits.argmax(-1) == labels)
     pairs = {"loss": (losses * due, due), "accuracy": (hits, counted)}

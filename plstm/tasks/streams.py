@@ -61,13 +61,17 @@ class LengthSplit:
             drawn = self.draw(length)
             for start in range(0, self.rows, most):
                 count = min(most, self.rows - start)
-                pad = lambda x, count=count: np.pad(x, ((0, size - count), *((0, 0),) * (x.ndim - 1)))  # noqa: E731
-                batch = {name: pad(value[start : start + count]) for name, value in drawn.items()}
+                batch = {name: _pad(value[start : start + count], size) for name, value in drawn.items()}
                 group_of = {"group": np.full(size, group, np.int32), "mask": np.arange(size) < count}
                 yield own_rows(batch | group_of)
 
     def first(self, batch_size: int) -> Batch:
         return next(self.batches(batch_size))
+
+
+def _pad(array: np.ndarray, rows: int) -> np.ndarray:
+    """With zeros along axis 0."""
+    return np.pad(array, ((0, rows - len(array)), *((0, 0),) * (array.ndim - 1)))
 
 
 def own_rows(batch: Batch) -> Batch:

@@ -48,7 +48,8 @@ class TokenTask(StreamTask):
     def check(cls, config: Config) -> None:
         super().check(config)
         data = config.data
-        shortest, longest = TOKEN_TASKS[data.name].shortest, LONGEST // FACTORS[-1]
+        shortest = TOKEN_TASKS[data.name].shortest
+        longest = LONGEST // FACTORS[-1]
         fits = f"must be from {shortest}, the shortest row of {data.name}, to {longest}"
         require(config, ("data.length", shortest <= data.length <= longest, fits))
 

@@ -22,7 +22,8 @@ from plstm.models.vision import VisionModel, gate_statistics
 from plstm.tasks.base import Task, classification_metrics
 from plstm.training.steps import Batch, Metrics, Split
 
-IMAGE_MEAN, IMAGE_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+IMAGE_MEAN = (0.485, 0.456, 0.406)  # of ImageNet
+IMAGE_DEVIATION = (0.229, 0.224, 0.225)
 
 
 def as_pixels(images: Any) -> Any:
@@ -57,8 +58,10 @@ class VisionTask(Task):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        data, model = config.data, config.model
-        images, batch_size = cls(config).train_examples, config.optim.batch_size
+        data = config.data
+        model = config.model
+        images = cls(config).train_examples
+        batch_size = config.optim.batch_size
         follow = "model.classes and model.image_size follow data.classes and data.size; change those instead"
         too_few = f"more than the {images:,} training images of data.train_images={data.train_images}"
         require(
@@ -80,7 +83,9 @@ class VisionTask(Task):
 
     def folder(self, path: str, max_corrupt: float | None = None) -> Split:
         """The images of path/<class>/, see `folder_source`; `max_corrupt` as the run's data have it, unless given."""
-        how, data, source = self.preprocessing, self.config.data, folder_source(path, self.class_names)
+        how = self.preprocessing
+        data = self.config.data
+        source = folder_source(path, self.class_names)
         most = getattr(data, "max_corrupt", MAX_CORRUPT) if max_corrupt is None else max_corrupt
         workers = self.workers(how.size**2 * 3 * self.config.optim.batch_size)
         return ImageSplit(source, how.size, how.crop_ratio, workers=workers, max_corrupt=most)

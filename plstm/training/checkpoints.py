@@ -30,7 +30,8 @@ from plstm.training.steps import named_leaves
 
 CHECKSUMS = "SHA256SUMS"
 WITHOUT_CHECKSUM = (CHECKSUMS, "_CHECKPOINT_METADATA", "commit_success.txt")  # Orbax writes the last two at the rename
-DAMAGED, DELETED = "damaged", "deleted"  # folders beside the steps
+DAMAGED = "damaged"  # a folder beside the steps
+DELETED = "deleted"  # likewise
 NEWEST = 2  # checkpoints that are kept, beside the best
 SECONDS_TO_LIST = 120  # NFS may keep a listing for one minute
 NO_SCORE = -1e30  # of a checkpoint that was not evaluated
@@ -45,13 +46,16 @@ class Checkpoints:
 
         Unless `read_only`, damaged checkpoints, and those of other runs, are set aside, a line each.
         """
-        self.folder, self.run, self._read_only = Path(folder).absolute(), run, read_only
+        self.folder = Path(folder).absolute()
+        self.run = run
+        self._read_only = read_only
         logging.set_verbosity(logging.ERROR)  # Orbax warns about what is done here on purpose
         self._whole: set[int] = set()  # steps found undamaged, if `read_only`
         if read_only and not self.folder.is_dir():
             raise UserError(f"{self.folder}: no checkpoints there; train the run first")
         sys.unraisablehook = _without_closed_loops
-        latest, best = checkpoint_managers.LatestN(NEWEST), checkpoint_managers.BestN(get_metric_fn=_score, n=1)
+        latest = checkpoint_managers.LatestN(NEWEST)
+        best = checkpoint_managers.BestN(get_metric_fn=_score, n=1)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=checkpoint_managers.AnyPreservationPolicy([latest, best]),
             best_fn=_score,
@@ -84,11 +88,11 @@ class Checkpoints:
         them to restore and to remove, each process then decides alike."""
         own = sorted(self._manager.all_steps())
         count = from_main(len(own))
-        wanted = [from_main(own[n] if n < len(own) else 0) for n in range(count)]
+        expected = [from_main(own[n] if n < len(own) else 0) for n in range(count)]
         end = time.monotonic() + SECONDS_TO_LIST
-        while (own := sorted(self._manager.all_steps())) != wanted:
+        while (own := sorted(self._manager.all_steps())) != expected:
             if time.monotonic() > end:
-                seen = f"process 0 sees the checkpoints {wanted}, process {jax.process_index()} {own}"
+                seen = f"process 0 sees the checkpoints {expected}, process {jax.process_index()} {own}"
                 raise UserError(f"{self.folder}: {seen}; all processes need the same paths.runs, on a shared disk")
             time.sleep(1)
             self._manager.reload()
@@ -112,7 +116,8 @@ class Checkpoints:
     def _mismatch(self, path: Path) -> str | None:
         """How a whole checkpoint differs from one of this run and of the step in its name, in words, or None."""
         info = json.loads((path / "info" / "metadata").read_text(encoding="utf-8"))
-        run, step = info.get("run", self.run), str(info.get("step", path.name))
+        run = info.get("run", self.run)
+        step = str(info.get("step", path.name))
         if run != self.run:
             return f"it is of run {run}, and the config of run {self.run}"
         return None if step == path.name else f"it is of step {step}"
@@ -141,7 +146,8 @@ class Checkpoints:
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         args = ocp.args.Composite(state=ocp.args.StandardRestore(target), info=ocp.args.JsonRestore())
         with self._reading(step) as path:
-            here, there = _shapes(target), _shapes(self._manager.item_metadata(step)["state"])
+            here = _shapes(target)
+            there = _shapes(self._manager.item_metadata(step)["state"])
             for name in here | there:
                 if here.get(name) != there.get(name):
                     found = f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"
@@ -192,7 +198,8 @@ class Checkpoints:
             reason = os.strerror(int(code[1])) if code else first_line(error)
             remedy = "free space there"
             if isinstance(error, TimeoutError):  # Orbax's, by the clock
-                reason, remedy = "it took too long, or the clock jumped", "see whether the disk answers"
+                reason = "it took too long, or the clock jumped"
+                remedy = "see whether the disk answers"
             remedy += ", then rerun the same command to resume from the last one"
             raise UserError(f"cannot write the checkpoint in {self.folder}: {reason}; {remedy}") from error
 
@@ -222,7 +229,8 @@ def _write_checksums(folder: Path) -> None:
 def _digests(folder: Path, names: Iterable[str] = ()) -> dict[str, str]:
     """SHA256 by name of all files that have a checksum; hidden ones are a file system's or a viewer's. `names`: files
     that a listing, on a network disk, may not show yet."""
-    digests, listed = {}, (str(path.relative_to(folder)) for path in folder.rglob("[!.]*"))
+    digests = {}
+    listed = (str(path.relative_to(folder)) for path in folder.rglob("[!.]*"))
     for name in sorted({*listed, *names} - {*WITHOUT_CHECKSUM}):
         if (folder / name).is_file():
             with open(folder / name, "rb") as file:
@@ -234,17 +242,17 @@ def _damage(folder: Path) -> str | None:
     """How the files of a checkpoint differ from SHA256SUMS, in words, or None."""
     try:
         lines = (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()
-        wanted = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
-        found = _digests(folder, wanted)
+        expected = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+        found = _digests(folder, expected)
     except OSError as error:
         return f"{error.filename or CHECKSUMS} cannot be read ({first_line(error)})"
     except ValueError:
         return f"{CHECKSUMS} is damaged"
-    for name in wanted | found:
-        if wanted.get(name) != found.get(name):
-            what = "has changed since it was written" if name in wanted else f"is not in {CHECKSUMS}"
+    for name in expected | found:
+        if expected.get(name) != found.get(name):
+            what = "has changed since it was written" if name in expected else f"is not in {CHECKSUMS}"
             return f"{name} {what}" if name in found else f"{name} is missing"
-    return None if wanted else f"{CHECKSUMS} is empty"
+    return None if expected else f"{CHECKSUMS} is empty"
 
 
 def _without_closed_loops(unraisable) -> None:

@@ -30,13 +30,15 @@ SHARED_CACHE = ".compiled"
 def describe_environment(repo_root: str | Path) -> dict:
     """What is needed to repeat a run, as JSON; `commit` and `dirty` are None unless `repo_root` is that of a clone."""
     root = Path(repo_root).resolve()
-    top, commit = _git(root, "rev-parse", "--show-toplevel"), _git(root, "rev-parse", "HEAD")
+    top = _git(root, "rev-parse", "--show-toplevel")
+    commit = _git(root, "rev-parse", "HEAD")
     # A copy without .git may lie inside another repository, whose commit says nothing about this code.
     if not top or Path(top).resolve() != root:
         commit = None
     status = _git(root, "status", "--porcelain", "--untracked-files=all", "--", *CODE_PATHS) if commit else None
     found = {name: next((d.version for d in metadata.distributions(name=name)), None) for name in DISTRIBUTIONS}
-    device, cpuinfo = jax.devices()[0], Path("/proc/cpuinfo")
+    device = jax.devices()[0]
+    cpuinfo = Path("/proc/cpuinfo")
     model = re.search(r"^model name\s*:\s*(.*)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
     hardware = {
         "platform": device.platform,

@@ -55,5 +55,5 @@ def build_optimizer(config: OptimConfig, schedule: optax.Schedule) -> optax.Grad
 
 def _trust(update: jax.Array, weight: jax.Array) -> jax.Array:
     """Scales an update to the norm of its weight; the axes before the last two stack layers, or kinds of gates."""
-    size, wanted = (jnp.linalg.norm(tensor, axis=(-2, -1), keepdims=True) for tensor in (update, weight))
-    return update * jnp.where((size > 0) & (wanted > 0), wanted / jnp.where(size > 0, size, 1), 1)
+    size, target = (jnp.linalg.norm(tensor, axis=(-2, -1), keepdims=True) for tensor in (update, weight))
+    return update * jnp.where((size > 0) & (target > 0), target / jnp.where(size > 0, size, 1), 1)

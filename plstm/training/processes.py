@@ -130,8 +130,10 @@ class Interrupt:
 
     def __init__(self):
         self.signal_number: int | None = None
-        self._at_once, self._message = True, "nothing to save yet"
-        self._leaving, self._output = threading.Lock(), sys.stdout  # which is another while a data set is prepared
+        self._at_once = True
+        self._message = "nothing to save yet"
+        self._leaving = threading.Lock()
+        self._output = sys.stdout  # which is another while a data set is prepared
 
     def __enter__(self) -> Self:
         handlers = {number: signal.getsignal(number) for number in (*STOPS, signal.SIGUSR2)}
@@ -159,7 +161,8 @@ class Interrupt:
 
     def leave_at_once(self, message: str) -> None:
         """Everything is on disk: a signal, also one that came before, ends the process with a line on `message`."""
-        self._at_once, self._message = True, message
+        self._at_once = True
+        self._message = message
         self._leave(self.signal_number)
 
     def _request(self, number: int, _frame) -> None:

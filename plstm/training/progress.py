@@ -18,8 +18,9 @@ STEPS_IN_FLIGHT = 2  # how far the host may run ahead: enough to keep a device b
 BAR_WIDTH = 16  # characters
 LONGEST_TIME = "0:00:00"
 COMPILING = "compiling the training step"
-MOST_WAITING, LONG_ENOUGH = 0.2, 60.0  # of the training time, told once after so many seconds of it
-EVERY_SECONDS = 30.0  # a plain line comes at most so often, but for the last step
+MOST_WAITING = 0.2  # share of the training time; more is reported, once ...
+LONG_ENOUGH = 60.0  # ... and after so many seconds of training
+EVERY_SECONDS = 30.0  # between two plain lines at least, but for that of the last step
 
 
 class Progress(Bar):
@@ -99,7 +100,7 @@ class MetricAverager:
         self._timed_steps = 0
         self._waiting = 0.0  # seconds since the first step
         self._training = 0.0  # likewise
-        self._told = False
+        self._reported = False
 
     def fetch(self, batches: Iterator[Any]) -> Any:
         """The next batch. Counts the time as waiting where the device has finished all steps before it is there."""
@@ -111,9 +112,9 @@ class MetricAverager:
 
     def waited(self) -> float | None:
         """The share of the training time that was waiting for batches, as of the last `close`: once, if too high."""
-        if self._told or self._training < LONG_ENOUGH or self._waiting <= MOST_WAITING * self._training:
+        if self._reported or self._training < LONG_ENOUGH or self._waiting <= MOST_WAITING * self._training:
             return None
-        self._told = True
+        self._reported = True
         return self._waiting / self._training
 
     def add(self, metrics: StepMetrics) -> None:
@@ -129,7 +130,8 @@ class MetricAverager:
 
     def restart_clock(self) -> None:
         """Leaves out of the speed the time since the last step, of an evaluation or a save."""
-        self._clock, self._timed_steps = time.monotonic(), 0
+        self._clock = time.monotonic()
+        self._timed_steps = 0
 
     def state(self) -> dict[str, Any]:
         self._drain()
@@ -155,7 +157,8 @@ class MetricAverager:
 
     def _drain(self) -> dict[str, float]:
         """Adds the pending steps to the sums; returns the latest values."""
-        steps, self._pending = jax.device_get(self._pending), []
+        steps = jax.device_get(self._pending)
+        self._pending = []
         for step in steps:
             for name, pair in step.averaged.items():
                 before = self._sums.get(name, (0.0, 0.0))

@@ -48,7 +48,8 @@ GUARDED = ("loss", "gradient_norm", "parameter_norm")  # a run stops when one of
 
 def named_leaves(tree: Any) -> dict[str, Any]:
     """Name, such as blocks.0.mlp.up.kernel -> leaf, in the order of the leaves; without nnx's "value" at its end."""
-    leaves, value = jax.tree_util.tree_leaves_with_path(tree), jax.tree_util.GetAttrKey("value")
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    value = jax.tree_util.GetAttrKey("value")
     name = partial(jax.tree_util.keystr, simple=True, separator=".")
     return {name(tuple(key for key in path if key != value)): leaf for path, leaf in leaves}
 
@@ -204,7 +205,7 @@ def evaluate(
     sums = {name: np.sum([batch[name] for batch in metrics], axis=0, dtype=np.float64) for name in metrics[0]}
     means = {}
     for name, pair in sums.items():
-        lengths: Sequence[int] = split.lengths if pair.ndim > 1 else ()  # type: ignore
+        lengths: Sequence[int] = getattr(split, "lengths", ()) if pair.ndim > 1 else ()
         names = [f"{name}{length}" for length in lengths] or [name]
         for each, total, count in zip(names, *pair.reshape(2, -1)[:, : len(names)], strict=True):
             means[each] = float(total / count) if count else math.nan

@@ -18,7 +18,8 @@ from plstm.config import MODES
 from plstm.errors import UserError, first_line
 from plstm.files import write_errors, write_file
 
-INIT_TIMEOUT, FINISH_TIMEOUT = 30, 60  # seconds that the training waits for W&B
+INIT_TIMEOUT = 30  # seconds that the training waits for W&B at its start ...
+FINISH_TIMEOUT = 60  # ... and at its end
 
 
 class MetricsWriter:
@@ -65,7 +66,8 @@ class Tracker:
     def __init__(self, mode: str, **arguments: Any):
         """Starts or continues a run; `arguments` of `wandb.init` with "id" and "dir". UserError for an unknown mode."""
         mode = choose_mode(mode)
-        self._ended, self._is_online = mode == "disabled", mode == "online"
+        self._ended = mode == "disabled"
+        self._is_online = mode == "online"
         self._run = self._try("start", lambda: _start_client(mode, **arguments))
 
     def log(self, line: Mapping) -> None:

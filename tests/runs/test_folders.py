@@ -1,0 +1,20 @@
+"""Runs are found by their folder or the first digits of their id."""
+
+import pytest
+
+from plstm.errors import UserError
+from plstm.runs.folders import find_run
+
+
+def test_runs_of_the_demo_are_found_as_well(tmp_path):
+    runs = tmp_path / "runs"
+    own = runs / "1a2b"
+    demo = tmp_path / "outputs/demo/checkpoints/1f39"
+    for folder in (own, demo):
+        (folder / ".hydra").mkdir(parents=True)
+    for name, folder in (("1a", own), ("1f", demo), (str(demo), demo)):
+        assert find_run(name, runs) == folder
+    with pytest.raises(UserError, match=f"run=1: 2 runs begin so: {demo}, {own}"):
+        find_run("1", runs)
+    with pytest.raises(UserError, match="run=2: no such run in .*; there are 1f39, 1a2b;"):
+        find_run("2", runs)
