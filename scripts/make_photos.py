@@ -56,12 +56,14 @@ def draw(number: int, rng: np.random.Generator) -> Image.Image:
         colours.append(rng.uniform(0.15, 0.35) + rng.uniform(0.45, 0.65) * pure)
 
     y, x = np.mgrid[:height, :width].astype(np.float32) / short
-    x, y = x - rng.uniform(0, width / short), y - rng.uniform(0, height / short)
+    x -= rng.uniform(0, width / short)
+    y -= rng.uniform(0, height / short)
     angle = 0.4 * number + rng.normal(0, 0.2)
     period = (0.09, 0.16, 0.28)[number // 5 % 3] * np.exp(rng.normal(0, 0.15))
     bend = 0.03 * smooth_noise(rng, width, height, 4)
-    u, v = x * np.cos(angle) + y * np.sin(angle) + bend, y * np.cos(angle) - x * np.sin(angle) + bend
-    u, v, kind = u / period, v / period, number % (len(WAVES) + 1)
+    u = (x * np.cos(angle) + y * np.sin(angle) + bend) / period
+    v = (y * np.cos(angle) - x * np.sin(angle) + bend) / period
+    kind = number % (len(WAVES) + 1)
     if kind < len(WAVES):
         field = WAVES[kind](u, v)
     else:  # clouds
@@ -72,9 +74,12 @@ def draw(number: int, rng: np.random.Generator) -> Image.Image:
 
     y, x = np.mgrid[:height, :width].astype(np.float32) / short
     for _ in range(rng.integers(2, 5)):
-        scale, turn = rng.uniform(0.12, 0.28), rng.uniform(-0.6, 0.6)
-        left, down = (x - rng.uniform(0.1, 0.9) * width / short) / scale, (y - rng.uniform(0.1, 0.9)) / scale
-        a, b = left * np.cos(turn) + down * np.sin(turn), down * np.cos(turn) - left * np.sin(turn)
+        scale = rng.uniform(0.12, 0.28)
+        turn = rng.uniform(-0.6, 0.6)
+        left = (x - rng.uniform(0.1, 0.9) * width / short) / scale
+        down = (y - rng.uniform(0.1, 0.9)) / scale
+        a = left * np.cos(turn) + down * np.sin(turn)
+        b = down * np.cos(turn) - left * np.sin(turn)
         body = SHAPES[number % len(SHAPES)](a, b)
         picture[body] = colours[2] * rng.uniform(0.75, 1.2) * (1 - 0.25 * a + 0.25 * b)[body][:, None]
 
@@ -93,13 +98,16 @@ def encode(picture: Image.Image, quality: int, subsampling: int) -> bytes:
 def add(tar: tarfile.TarFile, name: str, content: bytes | None) -> None:
     """Appends a file to an open tar, or without content an empty folder."""
     member = tarfile.TarInfo(name)
-    member.type, member.size = (tarfile.DIRTYPE, 0) if content is None else (tarfile.REGTYPE, len(content))
+    if content is None:
+        member.type = tarfile.DIRTYPE
+    else:
+        member.size = len(content)
     tar.addfile(member, io.BytesIO(content))
 
 
 def make(out: Path, classes: int, train: int, val: int, seed: int = 0) -> None:
     """Writes both tars into `out`: `train` and `val` images of each class. A validation image's class follows from its
-    place among all 50,000, so empty folders, which readers of tars pass over, stand for those that are not there."""
+    position among all 50,000, so empty folders, which readers skip, take the places of images that are left out."""
     for name, value, most in (("classes", classes, 1000), ("train", train, 5000), ("val", val, 50)):
         if not 1 <= value <= most:
             raise UserError(f"--{name} {value}: must be 1 to {most}")

@@ -40,7 +40,7 @@ def check_tars(folder: Path, verify: bool) -> int:
             raise UserError(f"{path}: is not a tar file; download it again from {PAGE}")
         if (size := path.stat().st_size) != official:
             what = f"{size:,} bytes, not the official {official:,}"
-            print(f"{path}: {what}: an incomplete download, unless the set is reduced on purpose", file=sys.stderr)
+            print(f"{path}: {what}: an incomplete download, unless the set is meant to be smaller", file=sys.stderr)
         if verify:
             with open(path, "rb") as file:
                 found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
