@@ -1,7 +1,6 @@
 """What all figures share: type, the canvas, and files that come out the same byte for byte."""
 
 import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ STYLE = {
     "axes.spines.right": False,
     "legend.frameon": False,
     "figure.dpi": 150,
-    "svg.hashsalt": "plstm",
 }
 
 
@@ -36,13 +34,10 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
-def save(figure: Any, path: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """Writes `path` with .png and with .svg, the same bytes for the same figure; returns what it wrote."""
-    written = []
-    for kind in kinds:
-        metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
-        data = io.BytesIO()
-        figure.savefig(data, format=kind, metadata=metadata)
-        written.append(path.with_name(f"{path.name}.{kind}"))
-        write_file(written[-1], data.getvalue())
+def save(figure: Any, path: Path) -> Path:
+    """Writes the figure as PNG, the same bytes for the same figure; returns the file: `path` with .png appended."""
+    data = io.BytesIO()
+    figure.savefig(data, format="png", metadata={"Software": None})
+    written = path.with_name(f"{path.name}.png")
+    write_file(written, data.getvalue())
     return written

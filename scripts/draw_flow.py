@@ -51,7 +51,7 @@ def main() -> None:
     with style():
         figure = new_figure(1.7 * len(shown) + 0.5, 1.75 * (1 + sum(model.info.config.model.depth for model in models)))
         draw(figure, models, [(split, arrow, variant.canvas(split)) for split, arrow in shown])
-        print(*save(figure, options.out, kinds=("png",)), sep="\n")
+        print(save(figure, options.out))
 
 
 def draw(figure: Any, models: list[Any], images: list[tuple[str, Arrow, Canvas]]) -> None:

@@ -45,7 +45,7 @@ def test_a_run_leaves_its_record_curve_and_pictures(finished):
     assert [point.step for point in curve if (point.split, point.metric) == ("val", "accuracy")] == [4, 8, 12, 16]
     lines = read_metrics(run_folder(finished) / "metrics.jsonl")
     assert any(key.startswith("gates/") for line in lines if line["split"] == "model" for key in line)
-    assert {path.suffix for path in (run_folder(finished) / "figures").iterdir()} == {".png", ".svg"}
+    assert {path.suffix for path in (run_folder(finished) / "figures").iterdir()} == {".png"}
     assert record_problems(record, results) == []
 
 

@@ -62,7 +62,7 @@ def draw_samples(
                 axis.text(n + 0.5, -0.04, f"{name} {n}", fontsize=8, color="0.3", ha="center", va="top")
             axis.set(xlim=(0, SAMPLES), ylim=(-0.16, 1.12), aspect="equal")
             axis.axis("off")
-        return save(figure, path)[:1]
+        return [save(figure, path)]
 
 
 def draw_gating(model: nnx.Module, image: jax.Array, path: Path) -> list[Path]:
@@ -85,7 +85,7 @@ def draw_gating(model: nnx.Module, image: jax.Array, path: Path) -> list[Path]:
             axis.spines[:].set(visible=True, color="0.6", linewidth=0.6)
             draw_scale(draw_pattern(axis, pattern, (row, column), float(np.abs(pattern).max())), axis)
             axis.set_title(f"{mode}-mode, layer {n + 1}, head 1")
-        return save(figure, path)[:1]
+        return [save(figure, path)]
 
 
 def capture_flow(

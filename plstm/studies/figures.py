@@ -52,7 +52,7 @@ def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: P
         with style():
             figure = draw(table, cells, results_dir) if is_wanted and cells else None
             if figure is not None:
-                written += save(figure, results_dir / table.name / name, kinds=("png",))
+                written.append(save(figure, results_dir / table.name / name))
     return written
 
 

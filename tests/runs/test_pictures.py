@@ -1,18 +1,27 @@
 import numpy as np
+import pytest
 from flax import nnx
 from PIL import Image
 
 from plstm.models.vision import VisionConfig, VisionModel
 from plstm.runs import pictures
 from plstm.runs.pictures import draw_gating, draw_samples
-from tests.studies.conftest import svg_texts
+from tests.studies.conftest import texts_of
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are saved, in order."""
+    figures, save = [], pictures.save
+    monkeypatch.setattr(pictures, "save", lambda figure, path: figures.append(figure) or save(figure, path))
+    return figures
 
 
 def pixels(path):
     return np.asarray(Image.open(path).convert("RGB"))
 
 
-def test_samples_show_prediction_and_correctness(tmp_path):
+def test_samples_show_prediction_and_correctness(drawn, tmp_path):
     images = np.full((8, 48, 48, 1), 255, np.uint8)
     images[:, 20:30, 20:30] = 0
     at = np.array([0.97, 0.02, 0.9, 0.3, 0.5, 0.1, 0.8, 0.6])
@@ -22,7 +31,7 @@ def test_samples_show_prediction_and_correctness(tmp_path):
         for name, part in (("val", slice(6)), ("test", slice(6, None)))
     }
     (png,) = draw_samples(samples, ("past", "at"), tmp_path / "samples")
-    texts = svg_texts(png.with_suffix(".svg"))
+    texts = texts_of(drawn[0])
     assert [text for text in texts if text.startswith(("✓", "✗"))] == [
         *["✓ at 0.97", "✓ past 0.98", "✗ at 0.90", "✗ past 0.70"],
         *["✗ past 0.50", "✓ past 0.90", "✓ at 0.80", "✓ at 0.60"],  # a tie is class 0, as in the accuracy
@@ -32,14 +41,14 @@ def test_samples_show_prediction_and_correctness(tmp_path):
     assert (pixels(png) == 0).all(-1).mean() > 0.01
 
 
-def test_gating_shows_sign_scale_and_source(tmp_path, monkeypatch):
+def test_gating_shows_sign_scale_and_source(drawn, tmp_path, monkeypatch):
     y, x = np.mgrid[:12, :12]
     pattern = np.where((y >= 6) & (x >= 6), 0.5 ** (y - 6) * (-0.7) ** (x - 6.0), 0.0)[None]
     patterns = [("P", np.zeros((1, 12, 12))), ("D", pattern), ("P", pattern)]
     monkeypatch.setattr(pictures, "capture_flow", lambda *arguments: patterns)
     model = VisionModel(VisionConfig(image_size=24, patch_size=2, dim=16, depth=2, heads=1, classes=2), nnx.Rngs(0))
     (png,) = draw_gating(model, np.zeros((24, 24, 3), np.float32), tmp_path / "gating")
-    texts = svg_texts(png.with_suffix(".svg"))
+    texts = texts_of(drawn[0])
     assert [text for text in texts if "mode" in text] == ["P-mode, layer 1, head 1", "D-mode, layer 2, head 1"]
     assert {"-1", "0", "1"} <= set(texts)
     image = pixels(png).astype(int)

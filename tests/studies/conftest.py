@@ -8,9 +8,9 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from xml.etree import ElementTree
 
 import pytest
+from matplotlib.text import Text
 from omegaconf import OmegaConf
 
 from plstm.studies.definitions import load_table
@@ -169,8 +169,6 @@ def run_script(name, *arguments):
     return SimpleNamespace(returncode=status, stdout=output, stderr=errors)
 
 
-def svg_texts(path):
-    """The texts of an SVG: matplotlib writes each as a comment before its outlines."""
-    parser = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
-    tree = ElementTree.parse(path, parser)
-    return [node.text.strip() for node in tree.iter() if node.tag is ElementTree.Comment]
+def texts_of(figure):
+    """All texts of a figure of Matplotlib, each on one line."""
+    return [text.get_text().replace("\n", " ") for text in figure.findobj(Text) if text.get_text()]

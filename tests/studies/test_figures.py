@@ -4,7 +4,6 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.text import Text
 from PIL import Image
 
 from plstm.errors import UserError
@@ -14,7 +13,7 @@ from plstm.studies.figures import draw_table
 from plstm.studies.probes import points_by_distance, points_by_size, read_probes
 from plstm.studies.records import read_records, record_path
 
-from .conftest import ROOT, TABLES, rendered, run_script
+from .conftest import ROOT, TABLES, rendered, run_script, texts_of
 
 
 @pytest.fixture
@@ -23,15 +22,11 @@ def drawn(tmp_path, monkeypatch):
 
     def draw(table):
         made = {}
-        monkeypatch.setattr(figures, "save", lambda figure, path, kinds: made.update({path.name: figure}) or [])
+        monkeypatch.setattr(figures, "save", lambda figure, path: made.update({path.name: figure}))
         draw_table(table, read_records(tmp_path), tmp_path)
         return made
 
     return draw
-
-
-def texts_of(figure):
-    return [text.get_text().replace("\n", " ") for text in figure.findobj(Text) if text.get_text()]
 
 
 def lines_of(axis):
