@@ -3,7 +3,7 @@ beside the paper's numbers. Each says its n and what is small about its runs, an
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pandas as pd
 
 from plstm.drawing import new_figure, save, style
 from plstm.studies.definitions import LINES, TableDefinition, read_baselines
-from plstm.studies.probes import points_by_distance, points_by_size, read_probes, read_sizes
+from plstm.studies.probes import points_by_size, read_probes, read_sizes
 from plstm.studies.records import PRIMARY_METRIC, Record, read_curve
 from plstm.studies.sweeps import Cell, find_groups, t_interval
 
@@ -46,7 +46,6 @@ def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: P
     cells = [group.chosen for group in groups if group.chosen.runs and group.chosen.row.own]
     wanted = {"curves": (draw_curves, table.figure.panels), "dots": (draw_dots, table.figure.dots)}
     wanted |= {"lengths": (draw_lengths, table.figure.lengths), "sizes": (draw_sizes, table.figure.sizes)}
-    wanted |= {"distances": (draw_distances, table.figure.sizes)}
     written = []
     for name, (draw, is_wanted) in wanted.items():
         with style():
@@ -75,25 +74,16 @@ def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path
                 axis.axhline(baseline[split], label=wanted.baseline, **BASELINE)
             axis.set_title(", ".join(filter(None, [group, title])))
             axis.set_xlim(left=0)
-            _shade_chance(axis, table.chance, max(0.0, (table.chance or 0.1) - 0.1))
+            _shade_chance(axis, table.chance)
         own_axes[0].set_ylabel(PRIMARY_METRIC.capitalize())
-        _legend(own_axes[-1], loc="center left", bbox_to_anchor=(1.0, 0.5))
+        _legend(own_axes[-1])
     for axis in axes[-1]:
         axis.set_xlabel("Epoch")
-    return _titled(figure, table, "Mean over n runs and 90% interval", has_chance=True)
+    return _titled(figure, table, "Mean over n runs and 90% interval")
 
 
 def draw_sizes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
-    """Accuracy against the canvas, from probes; None where no run was probed."""
-    return _draw_probes(table, cells, results_dir, points_by_size, "Canvas side (pixels)")
-
-
-def draw_distances(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
-    """Accuracy on twice the training canvas against the distance between the objects, from probes, or None."""
-    return _draw_probes(table, cells, results_dir, points_by_distance, "Distance of the circle (pixels)")
-
-
-def _draw_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path, points: Any, label: str) -> Any:
+    """Accuracy against the canvas, from probes, a panel a group; None where no run was probed."""
     probes = {cell.row.name: read_probes(cell.runs, results_dir) for cell in cells}
     groups = _groups(table, [cell for cell in cells if probes[cell.row.name].rows])
     if not groups:
@@ -103,52 +93,46 @@ def _draw_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
     axes = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
     for axis, (group, colours) in zip(axes, groups.items(), strict=True):
         for name, colour in colours.items():
-            curve = _mean_points([points(rows) for rows in probes[name].rows])
+            curve = _mean_points([points_by_size(rows) for rows in probes[name].rows])
             _draw_line(axis, curve, f"{name} ({probes[name].count})", colour)
         if baseline:
-            axis.plot(*zip(*points(baseline), strict=True), label=table.figure.baseline, **BASELINE)
-        axis.set(title=group, xlabel=label)
-        _shade_chance(axis, table.chance, max(0.0, (table.chance or 0.1) - 0.1))
-        beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
-        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)}
-        _legend(axis, **(below if len(groups) > 1 else beside))
+            axis.plot(*zip(*points_by_size(baseline), strict=True), label=table.figure.baseline, **BASELINE)
+        axis.set(title=group, xlabel="Canvas side (pixels)")
+        _shade_chance(axis, table.chance)
+        _legend(axis, is_below=len(groups) > 1)
     axes[0].set_ylabel("Test accuracy")
-    return _titled(figure, table, "Mean over n probed runs and 90% interval", has_chance=True)
+    return _titled(figure, table, "Mean over n probed runs and 90% interval")
 
 
 def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
     """Accuracy at each length of the split `figure.lengths`: a panel a section and group, a line a row's mean."""
     chance = next((entry for entry in read_baselines(table, results_dir) if entry["name"] == "chance"), {})
-    panels = {}
+    names = [name for group in table.figure.groups.values() for name in group] or [row.name for row in table.rows]
+    panels = []
     for section in table.section_values:
         own = {cell.row.name: cell for cell in cells if cell.section == section}
-        for group, colours in _groups(table, list(own.values())).items():
-            panels[section, group] = [(own[name], colour) for name, colour in colours.items()]
-    names = [row.name for row in table.rows if any(cell.row is row for own in panels.values() for cell, _ in own)]
-    columns = min(len(panels), PANELS)
-    lines = -(-len(panels) // columns)
+        panels += [(section, group, own, colours) for group, colours in _groups(table, list(own.values())).items()]
+    columns, lines = min(len(panels), PANELS), -(-len(panels) // PANELS)
     figure = new_figure(WIDTH, 1.6 * lines + 1.1)
     axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
-    handles = {}
-    for axis, ((section, group), own) in zip(axes, panels.items(), strict=False):
-        for cell, colour in own:
-            mean = _mean_points([_points_by_length(run, table.figure.lengths) for run in cell.runs])
-            width = 3 - 0.4 * (names.index(cell.row.name) % LINES)  # a line under another shows at its sides
-            (handles[cell.row.name],) = axis.plot(mean["x"], mean["mean"], color=colour, lw=width)
+    for axis, (section, group, own, colours) in zip(axes, panels, strict=False):
+        for name, colour in colours.items():
+            mean = _mean_points([_points_by_length(run, table.figure.lengths) for run in own[name].runs])
+            width = 3 - 0.4 * (names.index(name) % LINES)  # a line under another shows at its sides
+            axis.plot(mean["x"], mean["mean"], color=colour, lw=width, label=name)
         axis.set_title(", ".join(filter(None, [table.section_title(section), group])), fontsize=8)
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:.0f}")
-        _shade_chance(axis, chance.get(str(section)))
+        _shade_chance(axis, chance.get(str(section)), bottom=0)
     for axis in axes[len(panels) :]:
-        axis.set_visible(False)
-    for axis in axes[max(len(panels) - columns, 0) : len(panels)]:
+        axis.remove()
+    for axis in figure.axes[-columns:]:
         axis.set_xlabel("Length")
         axis.tick_params(labelbottom=True)
     figure.supylabel("Accuracy", fontsize=9)
-    figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=5, fontsize=8)
-    counts = sorted({len(cell.runs) for own in panels.values() for cell, _ in own})
-    n = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))
-    return _titled(figure, table, f"Mean over n = {n} runs", has_chance=True)
+    _legend_below(figure, names)
+    n = _range(len(own[name].runs) for *_, own, colours in panels for name in colours)
+    return _titled(figure, table, f"Mean over {n} runs")
 
 
 def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
@@ -167,20 +151,18 @@ def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) 
         for cell in (cell for cell in cells if cell.section == section):
             _draw_cell(axis, table, cell, names.index(cell.row.name))
         for entry in read_baselines(table, results_dir):
-            value = entry.get(str(section) if table.sections else first.split)
-            if value is not None:
-                axis.axvline(table.scale * value, label=entry["name"], **BASELINE)
-        axis.set(title=table.section_title(section) if table.sections else first.title)
-        axis.set(xlabel=f"{first.split} {first.metric}".capitalize() + " (%)" * table.percent)
+            if str(section) in entry:
+                axis.axvline(table.scale * entry[str(section)], label=entry["name"], **BASELINE)
+        axis.set(
+            title=table.section_title(section),
+            xlabel=f"{first.split} {first.metric}".capitalize() + " (%)" * table.percent,
+        )
         axis.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
         axis.grid(color="0.92", lw=0.7)
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
-    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5, fontsize=8)
-    counts = sorted({len(cell.means) for cell in cells})
-    n = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))
-    return _titled(figure, table, f"Mean over n = {n} seeds", has_chance=False)
+    _legend_below(figure)
+    return _titled(figure, table, f"Mean over {_range(len(cell.means) for cell in cells)} seeds")
 
 
 def _draw_cell(axis: Any, table: TableDefinition, cell: Cell, line: int) -> None:
@@ -219,23 +201,39 @@ def _draw_line(axis: Any, curve: pd.DataFrame, label: str, colour: str) -> None:
         axis.fill_between(curve["x"], low, high, color=colour, alpha=0.13, lw=0, zorder=2)
 
 
-def _shade_chance(axis: Any, chance: float | None, bottom: float = 0.0) -> None:
+def _shade_chance(axis: Any, chance: float | None, bottom: float | None = None) -> None:
     axis.grid(axis="y", color="0.92", lw=0.7)
     if chance is not None:
-        axis.axhspan(-1, chance, color="0.93", lw=0, zorder=0)
-    axis.set_ylim(bottom, 1.03)
+        axis.axhspan(-1, chance, color="0.93", lw=0, zorder=0, label="below chance")
+    axis.set_ylim(max(0.0, (chance or 0.1) - 0.1) if bottom is None else bottom, 1.03)
 
 
-def _legend(axis: Any, **place: Any) -> None:
+def _legend(axis: Any, is_below: bool = False) -> None:
+    """Beside the axes, or below."""
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)} if is_below else {"loc": "center left"}
     handles, labels = axis.get_legend_handles_labels()
-    axis.legend(handles, [textwrap.fill(label, 30) for label in labels], fontsize=8, handlelength=1.6, **place)
+    labels = [textwrap.fill(label, 30) for label in labels]
+    axis.legend(handles, labels, fontsize=8, handlelength=1.6, **({"bbox_to_anchor": (1.0, 0.5)} | place))
 
 
-def _titled(figure: Any, table: TableDefinition, marks: str, has_chance: bool) -> Any:
-    """Adds the study's title, below it what is small about its runs and what the marks mean."""
-    marks += "; grey: below chance" * (has_chance and table.chance is not None)
+def _legend_below(figure: Any, order: Sequence[str] = ()) -> None:
+    """One legend for all axes, each label once: those of `order` first."""
+    axes = figure.axes
+    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    labels = [label for label in dict.fromkeys([*order, *handles]) if label in handles]
+    place = {"loc": "outside lower center", "ncols": 6, "columnspacing": 1.2}
+    figure.legend([handles[label] for label in labels], labels, fontsize=8, **place)
+
+
+def _titled(figure: Any, table: TableDefinition, marks: str) -> Any:
+    """Adds the study's title, and below it what is small about its runs and what the marks mean."""
     figure.suptitle("\n".join(filter(None, [table.title, table.figure.small, marks])), fontsize=9)
     return figure
+
+
+def _range(counts: Iterable[int]) -> str:
+    low, high = min(counts := list(counts)), max(counts)
+    return f"n = {low}" + f" to {high}" * (high > low)
 
 
 # ---------------------------------------------------------------------- what is drawn

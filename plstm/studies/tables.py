@@ -7,7 +7,7 @@ bits of a t quantile differ between SciPy releases.
 import os
 import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,43 +57,38 @@ def render_table(table: TableDefinition, records: Sequence[Record], results_dir:
 
 
 def text_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> str:
-    """Means and intervals for a terminal, of a table with sections its overview; empty before a seed has finished."""
-    groups, _ = find_groups(table, records)
-    lines = study_lines(table, groups, results_dir)
-    if table.sections:
-        grids = _overview(table, lines)
-    else:
-        grid, names = _grid(table, lines, None), {"Model", *(column.title for column in table.columns)}
-        keep = [n for n, title in enumerate(grid[0]) if title in names]
-        grid = [[line[n] for n in keep] for line in grid]
-        grids = [[line for line in grid if set(line[1:]) != {DASH}]]
+    """Means and intervals for a terminal; of a table with sections its overview."""
+    lines = study_lines(table, find_groups(table, records)[0], results_dir)
+    titles = {"Model", *(column.title for column in table.columns)}
     texts = []
-    for grid in grids:
-        widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
-        texts += ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in grid]
+    for grid in _overview(table, lines) if table.sections else [_grid(table, lines, None)]:
+        columns = [column for column in zip(*grid, strict=True) if table.sections or column[0] in titles]
+        padded = ([cell.replace("\\", "").ljust(max(map(len, column))) for cell in column] for column in columns)
+        for line in zip(*padded, strict=True):
+            texts += ["  ".join(line).rstrip()] if any(cell.strip() != DASH for cell in line[1:]) else []
         texts.append("")
-    return "\n".join(line.rstrip().replace("\\", "") for line in texts)
+    return "\n".join(texts)
 
 
 def _notes(table: TableDefinition, groups: list[Group], left_out: list[str], results_dir: Path) -> list[str]:
-    fewer, partial = [], []
-    for group, cell in ((own, cell) for own in groups for cell in own.cells):
-        choice = f"{table.chosen_name} {cell.choice}" if table.select else ""
-        place = ", ".join(filter(None, [cell.row.name, table.section_title(cell.section), choice]))
-        least = min(len(cell.means), 1) if table.choose_once else len(cell.means)
-        if cell is group.chosen and len(group.shared_seeds) < least:
-            fewer.append(f"{place}: {len(group.shared_seeds)} of {len(cell.means)}")
-        if left := cell.finished - len(cell.runs):
-            partial.append(f"{place}: {left}")
-    finished = sum(cell.finished for group in groups for cell in group.cells)
-    missing = sum(len(cell.keys) - cell.finished for group in groups for cell in group.needed)
-    dirty = [cell.row.name for group in groups for cell in group.cells if "*" in " ".join(commits_of(cell.runs))]
+    fewer, partial, dirty, finished, missing = [], [], [], 0, 0
+    for group in groups:
+        missing += sum(len(cell.keys) - cell.finished for cell in group.needed)
+        for cell in group.cells:
+            finished += cell.finished
+            choice = f"{table.chosen_name} {cell.choice}" if table.select else ""
+            place = ", ".join(filter(None, [cell.row.name, table.section_title(cell.section), choice]))
+            dirty += [place] if "*" in "".join(commits_of(cell.runs)) else []
+            partial += [f"{place}: {left}"] if (left := cell.finished - len(cell.runs)) else []
+            seeds, shared = len(cell.means), len(group.shared_seeds)
+            if cell is group.chosen and shared < (min(seeds, 1) if table.choose_once else seeds):
+                fewer.append(f"{place}: {shared} of {seeds}")
     unknown = [entry["name"] for entry in read_baselines(table, results_dir) if entry.keys() == {"name"}]
     notes = {
         f"{finished} runs have finished, up to {missing} are missing.": missing,
         f"Chosen on fewer seeds than shown, those that all values have: {'; '.join(fewer)}.": fewer,
         f"Finished runs of incomplete seeds, not counted: {'; '.join(partial)}.": partial,
-        f"Runs whose code may differ from their commit: {', '.join(dict.fromkeys(dirty))}.": dirty,
+        f"Runs whose code may differ from their commit: {'; '.join(dirty)}.": dirty,
         f"Not counted: {len(left_out)} finished runs that do not fit the table: {', '.join(left_out)}.": left_out,
         f"Missing: {', '.join(unknown)}.": unknown,
     }
@@ -200,56 +195,41 @@ def _chosen(lines: list[Line]) -> dict[tuple[str, str, str, str], Any]:
 
 def _grid(table: TableDefinition, lines: list[Line], section: Any) -> Grid:
     """A line a row; of a section only rows with runs. Of more than `WIDEST` columns those of the lowest rank."""
-    section, values = "" if section is None else str(section), _chosen(lines)
-    names = list(dict.fromkeys(line.row for line in lines if line.section == section))
-    if table.sections:
-        names = [name for name in names if (section, name, "mean", table.columns[0].name) in values]
+    place, values = "" if section is None else str(section), _chosen(lines)
     published = {line.metric for line in lines if line.seed == "paper"}
     grid = []
-    for name in names:
-        cells = list(_cells(table, lambda *key, own=(section, name): values.get((*own, *key)), name, published, values))
-        shown = sorted(sorted(range(len(cells)), key=lambda n: cells[n][0])[:WIDEST])
-        grid.append([cells[n][2] for n in shown])
-        titles = [cells[n][1] for n in shown]
-    return [titles, *grid] if grid else [["Model"]]
+    for name in dict.fromkeys(line.row for line in lines if line.section == place):
+        own = {key[2:]: value for key, value in values.items() if key[:2] == (place, name)}
+        if not table.sections or ("mean", table.columns[0].name) in own:
+            cells = list(_cells(table, name, own, published))
+            shown = sorted(sorted(range(len(cells)), key=lambda n: cells[n][0])[:WIDEST])
+            grid += [[cells[n][column] for n in shown] for column in ((1, 2) if not grid else (2,))]
+    return grid or [["Model"]]
 
 
-def _cells(
-    table: TableDefinition, find: Callable[[str, str], Any], name: str, published: set[str], values: dict
-) -> Iterator[tuple[int, str, str]]:
-    """Rank, title and text of the cells of a row; `find`: its value of a seed and metric, None where there is none."""
-    form, first = f".{table.digits}f", table.columns[0].name
+def _cells(table: TableDefinition, name: str, own: dict, published: set[str]) -> Iterator[tuple[int, str, str]]:
+    """Rank, title and text of the cells of a row; `own`: its values by seed and metric."""
+    form, find = f".{table.digits}f", own.get
     row = next((row for row in table.rows if row.name == name), None)
     yield 0, "Model", _escape(name)
-    n, far = find("n", first), find("count", table.select.name) if table.select else None
-    count = f"{far} of {n}" if table.took_off is not None else n
-    title = "Took off" if table.took_off is not None else "n"
+    n = find(("n", table.columns[0].name))
+    title, count = "n", n
+    if table.took_off is not None:
+        title, count = "Took off", f"{find(('count', table.select.name))} of {n}"
     yield 0, title, f"[{count}]({record_path(row.experiment, '..')})" if n else DASH
     if table.select:
-        yield 1, CHOICE_TITLES.get(table.chosen_name, table.chosen_name), find("mean", "choice") or DASH
+        yield 1, CHOICE_TITLES.get(table.chosen_name, table.chosen_name), find(("mean", "choice")) or DASH
     if table.costs:
-        start = next((r.name for r in table.rows if row and row.init_from in (r.experiment, r.name)), None)
-        before = values.get(("", start, "mean", "epochs"))
-        epochs = _text(find("mean", "epochs") or find("paper", "epochs"), ".4g")
-        yield 1, "Epochs", f"{before:g}+{epochs}" if before else epochs
-        yield 1, "Parameters", _text(find("mean", "parameters") or find("paper", "parameters"), ",.0f")
-        adds = find("mean", "multiply_adds")
-        yield 2, "Multiply-adds", f"{adds / 1e9:.3g}G" if adds else _text(find("paper", "flops"), "")
-    columns = table.columns[:MEASURES]
-    is_inside = sum(column.name in published for column in columns) > 2  # then the paper's number is in our cell
-    for column in columns:
-        mean, paper = find("mean", column.name), find("paper", column.name)
-        ours = _text(mean, form, find("interval", column.name))
-        theirs = _text(paper, form, find("paper_interval", column.name))
-        if is_inside:
-            yield 0, f"{column.title} (paper)", ours + f" ({theirs})" * (paper is not None)
-            continue
-        yield 0, column.title, ours
-        if column.name in published:
+        yield 1, "Parameters", _text(find(("mean", "parameters"), find(("paper", "parameters"))), ",.0f")
+        yield 1, "Multiply-adds", _text(find(("mean", "multiply_adds"), find(("paper", "flops"))), ",.0f")
+    for column in table.columns[:MEASURES]:
+        key = column.name
+        yield 0, column.title, _text(find(("mean", key)), form, find(("interval", key)))
+        if key in published:
             if table.seed_values:
-                yield 1, "Highest", _text(find("max", column.name), form)
-            yield 1, "Paper", theirs
-            yield 2, "Difference", _text(find("difference", column.name), f"+{form}")
+                yield 1, "Highest", _text(find(("max", key)), form)
+            yield 1, "Paper", _text(find(("paper", key)), form, find(("paper_interval", key)))
+            yield 2, "Difference", _text(find(("difference", key)), f"+{form}")
 
 
 def _text(value: Any, form: str, interval: float | None = None) -> str:

@@ -10,7 +10,7 @@ from plstm.errors import UserError
 from plstm.studies import figures
 from plstm.studies.definitions import LINES, load_table
 from plstm.studies.figures import draw_table
-from plstm.studies.probes import points_by_distance, points_by_size, read_probes
+from plstm.studies.probes import points_by_size, read_probes
 from plstm.studies.records import read_records, record_path
 
 from .conftest import ROOT, TABLES, rendered, run_script, texts_of
@@ -129,13 +129,6 @@ def test_dots_lie_where_they_should(graphs, add_folds, drawn, tmp_path):
     assert "90% interval" in lines_of(figure.axes[0]) and "n = 2 seeds" in figure.get_suptitle()
 
 
-def test_dots_of_a_table_without_sections(arrow, add, drawn):
-    add()
-    figure = arrow.figure.model_copy(update={"dots": True, "panels": {}})
-    figure = drawn(arrow.model_copy(update={"figure": figure}))["dots"]
-    assert {"Test acc.", "ours, test acc. (ext.)", "paper", "chance", "pLSTM"} <= set(texts_of(figure))
-
-
 def probe_file(folder, run, shift):
     def row(size, probe, accuracy):
         bands = [{"from_pixels": 8 * n, "to_pixels": 8 * n + 8, "images": 60 * n, "accuracy": 0.9} for n in range(3)]
@@ -153,7 +146,7 @@ def probe_file(folder, run, shift):
     return path
 
 
-def test_probes_are_drawn_by_size_and_by_distance_and_tabulated(arrow, add, drawn, tmp_path):
+def test_probes_are_drawn_by_size_and_tabulated(arrow, add, drawn, tmp_path):
     runs = [add(seed=seed) for seed in (43, 44)]
     assert drawn(arrow).keys() == {"curves"}
     for run, shift in zip(runs, (0, 0.02), strict=True):
@@ -163,10 +156,8 @@ def test_probes_are_drawn_by_size_and_by_distance_and_tabulated(arrow, add, draw
     sizes = [row | {"name": name} for row in json.loads(path.read_text())["rows"] if row["probe"] == "as given"]
     baseline = {"baselines": [{"name": name, "test": 0.8}], "sizes": sizes}
     (tmp_path / "baselines/arrow-192.json").write_text(json.dumps(baseline))
-    made = drawn(arrow)
-    for kind, label in (("sizes", "Canvas side (pixels)"), ("distances", "Distance of the circle (pixels)")):
-        (axis,) = made[kind].axes
-        assert axis.get_xlabel() == label and set(lines_of(axis)) == {"pLSTM (n=2)", name}
+    (axis,) = drawn(arrow)["sizes"].axes
+    assert axis.get_xlabel() == "Canvas side (pixels)" and set(lines_of(axis)) == {"pLSTM (n=2)", name}
     files = rendered(arrow, tmp_path)
     table = files["probes.md"]
     assert "| pLSTM | 2 | 48 | 0.910 ± 0.063 | 0.810 ± 0.063 |" in table
@@ -208,9 +199,3 @@ def test_a_second_training_stands_for_a_run_that_was_not_probed(arrow, add, draw
     probe_file(tmp_path, run, 0)
     found = read_probes([run], tmp_path)  # its own scores where there are any
     assert found.count == "n=1" and points_by_size(found.rows[0])[0] == (48, 0.9)
-
-
-def test_points_of_too_few_images_are_not_drawn(add, tmp_path):
-    rows = json.loads(probe_file(tmp_path, add(), 0).read_text())["rows"]
-    assert points_by_distance(rows) == [(12, 0.9), (20, 0.9)]  # the first band has no image
-    assert points_by_size(rows) == [(48, 0.9), (64, 0.85), (96, 0.7)]
