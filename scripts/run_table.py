@@ -238,7 +238,8 @@ def main() -> int:
         files = render_table(table, records, results)
         for path, data in files.items():
             write_file(path, data)
-        print("wrote", *files, *draw_table(table, records, results), flush=True)
+        if [*files, *draw_table(table, records, results)]:
+            print(f"table and figures: {results / table.name}", flush=True)
 
     def after_job(job: sweeps.Job) -> None:
         if not {run.key for run in job.runs} <= sweeps.match_records(table, read_records(results))[0].keys():
@@ -260,8 +261,10 @@ def main() -> int:
     places = place(len(jobs), arguments.processes, query_hardware())
     report()
     failures = execute(unfinished[: arguments.max_runs], overrides, ROOT, after_job, places)
-    print(text_table(table, read_records(results), results))
-    print(f"Table and figures: {results / table.name}; pictures of each run: {arguments.runs}/*/figures", flush=True)
+    print(
+        f"\n{text_table(table, read_records(results), results)}\npictures of each run: {arguments.runs}/*/figures",
+        flush=True,
+    )
     if failures:
         print("\n".join([f"{len(failures)} runs failed:", *failures]), flush=True)
     return 1 if failures else 0

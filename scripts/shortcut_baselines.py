@@ -1,7 +1,7 @@
 """How far shortcuts get on arrow pointing: classifiers that see only part of the geometry, and one that sees all of it.
 
     python scripts/shortcut_baselines.py                         # the paper's canvas; results/baselines/arrow-192.json
-    python scripts/shortcut_baselines.py --size 48 --scale 0.25  # a reduced one
+    python scripts/shortcut_baselines.py --size 48 --scale 0.25  # a small one
     python scripts/shortcut_baselines.py --size 48 --scale 0.25 --sizes 48 64 96 144  # also on other canvases
     python scripts/shortcut_baselines.py --size 48 --scale 0.25 --distribution balanced --samples 20000000
 
@@ -174,9 +174,9 @@ def main() -> None:
     name = "-".join(["arrow", *distribution.values(), str(options.size)])
     out = options.out or machine_folder("results") / "baselines" / f"{name}.json"
     write_results(out, record | distribution | {"baselines": rows} | ({"sizes": sizes} if sizes else {}))
-    print(f"{'':41}" + "".join(f"{split:>10}" for split in SPLITS_SEEN))
+    print(f"{'':39}" + "".join(f"{split:>9}" for split in SPLITS_SEEN))
     for row in rows:
-        print(f"{row['name']:41}" + "".join(f"{row[split]:10.3f}" for split in SPLITS_SEEN))
+        print(f"{row['name']:39}" + "".join(f"{row[split]:9.3f}" for split in SPLITS_SEEN))
     print(out)
 
 
