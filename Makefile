@@ -87,11 +87,11 @@ $(STUDIES): table-%: $(READY)
 	$(PY) scripts/run_table.py $* $(ARGS)
 
 .PHONY: tables
-tables: $(READY) ## Write results/tables and figures, and the generated numbers of README.md and docs, from the run records
+tables: $(READY) ## Write the tables, figures and generated numbers of results, README.md and docs from the run records
 	$(PY) scripts/make_tables.py $(ARGS)
 
 .PHONY: verify
-verify: $(READY) ## Fail if tables, README.md or docs differ from the run records, or records from their curves
+verify: $(READY) ## Fail if tables or pages differ from the run records, or records from their curves
 	$(PY) scripts/make_tables.py --check
 
 .PHONY: benchmark
@@ -112,7 +112,7 @@ baselines: $(READY) ## Measure the accuracy of shortcuts: arrow pointing, formal
 	$(PY) scripts/majority_baselines.py
 
 .PHONY: photos
-photos: $(READY) ## Draw the photographs of the REDUCED ImageNet table and prepare them like ImageNet
+photos: $(READY) ## Draw the photographs of imagenet-small and prepare them like ImageNet
 	$(PY) scripts/make_photos.py --classes 10 --train 200 --val 50 --out outputs/photos
 	mkdir -p outputs/photos/data
 	$(MAKE) data-imagenet MANUAL=outputs/photos DATA=outputs/photos/data

@@ -1,9 +1,10 @@
-"""Write results/tables and figures, and the generated numbers of README.md and docs/*.md; --check names what is wrong.
+"""Write the tables and figures of results/<study>, and the generated numbers and blocks of all pages; --check names
+what is wrong.
 
---check names tables and documents that are stale, and metrics of records that differ from their curves; figures are
-not looked at, as another Matplotlib draws them otherwise. With names of tables, as in `python scripts/make_tables.py
---check arrow`, only these. Documents quote the repository's own results, and are left alone with others. Exit status:
-0, 1 if --check finds something, 2 if a record, a definition or a document is wrong.
+--check names tables and pages that are stale, and metrics of records that differ from their curves; figures are not
+looked at, as another Matplotlib draws them otherwise. With names of studies, as in `python scripts/make_tables.py
+--check arrow-48`, only these. Pages quote the repository's own results, and are left alone with others. Exit status:
+0, 1 if --check finds something, 2 if a record, a definition or a page is wrong.
 """
 
 import sys
