@@ -128,7 +128,7 @@ class Interrupt:
     send it when a job's time is nearly up, and queues the job again when the signal is raised once more, after saving.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.signal_number: int | None = None
         self._at_once = True
         self._message = "nothing to save yet"
