@@ -21,7 +21,7 @@ from plstm.runs.cli import check_machine_keys, one_line_errors, run_entry
 from plstm.runs.compose import to_config
 from plstm.runs.finetuning import initial_id, initial_run
 from plstm.runs.folders import check_places, lock_folder
-from plstm.runs.identity import portable_overrides, run_id, run_name
+from plstm.runs.identity import named, portable_overrides, run_id, run_name
 from plstm.runs.pictures import draw_run
 from plstm.runs.session import Session, Stopped
 from plstm.studies.finished import finished_record
@@ -41,8 +41,8 @@ def main(node: DictConfig) -> Record | None:
     """Trains one run to its end, or until a signal stops it; returns its record (in process 0)."""
     try:
         with one_line_errors(Config):
-            config = to_config(node)
             overrides = list(HydraConfig.get().overrides.task)
+            config = named(to_config(node), overrides)
             check_machine_keys(overrides, config)
             with Interrupt() as interrupt, memory_errors(config.optim.batch_size, LESS_MEMORY):
                 return start(config, overrides, interrupt)
@@ -62,9 +62,9 @@ def start(config: Config, overrides: list[str], interrupt: Interrupt) -> Record 
         config.init_from = initial_id(init_from, Path(config.paths.runs))
     run = run_id(config)
     check_agreement(f"{run} {config.mesh}")
-    record = find_record(run, config.experiment, config.paths.results)
+    record = find_record(run, config.paths.results)
     if from_main(int(record is not None)):
-        path = record_path(config.experiment, config.paths.results)
+        path = record_path((record or config).experiment, config.paths.results)
         log_main(f"{run_name(config)} ({run}) has finished; its record is in {path}")
         log_main("to train it again: the same command with paths.results=outputs/again paths.runs=outputs/again/runs")
         return record

@@ -75,6 +75,7 @@ class PathsConfig:
 @dataclass
 class Config:
     experiment: ExperimentName = "custom"  # the file of configs/experiment; groups runs in tables and in W&B
+    variant: str | None = None  # the files of configs/variant, such as d_mode or balanced,d_mode
     task: str = "arrow"  # of plstm.tasks.TASKS; the files of configs/data set it
     seed: Natural = 43  # of initialisation, data order, augmentation and stochastic depth
     model: Any = MISSING  # the config of a family of plstm.models.MODELS

@@ -86,7 +86,7 @@ def probe(run: str, options: argparse.Namespace) -> None:
 
 def shown_runs(name: str, results: Path, runs: Path) -> list[str]:
     """The ids of the runs that a table shows and that were not probed; prints those whose weights are gone."""
-    groups, _ = find_groups(load_table(ROOT / "configs/study" / f"{name}.yaml"), read_records(results))
+    groups = find_groups(load_table(ROOT / "configs/study" / f"{name}.yaml"), read_records(results))
     ids = [run.id for group in groups for run in group.chosen.runs if not probe_path(run, results)]
     if gone := [run for run in ids if not (runs / run / "checkpoints").is_dir()]:
         print(f"Not probed, their weights are not in {runs}: {', '.join(gone)}")

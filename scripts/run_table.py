@@ -29,7 +29,7 @@ from plstm.errors import UserError, run_script
 from plstm.files import write_file
 from plstm.runs.identity import OUTSIDE_ID
 from plstm.studies import sweeps
-from plstm.studies.definitions import TableDefinition, check_overrides, load_table
+from plstm.studies.definitions import TableDefinition, load_table
 from plstm.studies.figures import draw_table
 from plstm.studies.records import Hardware, read_records
 from plstm.studies.tables import render_table, text_table
@@ -56,6 +56,14 @@ def parse_arguments() -> argparse.Namespace:
     if paths := [override for override in arguments.overrides if override.startswith("paths.")]:
         parser.error(f"{paths[0]}: use --results and --runs")
     return arguments
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Raises UserError for an override that would make another run, and not only place or show it otherwise."""
+    for override in overrides:
+        key, equals, _ = override.partition("=")
+        if not equals or not f"{key}.".startswith(tuple(f"{other}." for other in OUTSIDE_ID)):
+            raise UserError(f"override {override!r}: would make other runs than the table's; leave it out")
 
 
 def planned_jobs(table: TableDefinition, sections: str | None, seeds: str | None) -> list[sweeps.Job]:
@@ -105,30 +113,27 @@ def place(jobs: int, processes: int | None, hardware: Hardware) -> list[dict[str
 def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[sweeps.Job]:
     """Print one line a job and a total; return what is unfinished in order."""
     records = read_records(arguments.results)
-    found = sweeps.match_records(table, records)[0]
-    started, superfluous = sweeps.started_runs(table, arguments.runs), sweeps.superfluous_runs(table, records)
+    found = sweeps.match_records(table, records)
+    started = sweeps.started_runs(arguments.runs)
+    superfluous = sweeps.superfluous_runs(table, records)
     hardware = query_hardware()
     unfinished, costs, finished, saved = [], [], 0, 0
     for job in planned_jobs(table, arguments.sections, arguments.seeds):
-        left = tuple(run for run in job.runs if run.key not in found)
+        left = tuple(run for run in job.runs if run.id not in found)
         finished += len(job.runs) - len(left)
         if not left:
-            state, cost = "finished", f"{sum(found[run.key].wall_seconds for run in job.runs) / 3600:.2f} h"
-        elif left[0].key in superfluous:
+            state, cost = "finished", f"{sum(found[run.id].wall_seconds for run in job.runs) / 3600:.2f} h"
+        elif left[0].id in superfluous:
             state, cost = "rejected", "not needed"  # another value was chosen
             saved += len(left)
         else:
-            state = "partial" if len(left) < len(job.runs) or any(run.key in started for run in left) else "missing"
+            state = "partial" if len(left) < len(job.runs) or any(run.id in started for run in left) else "missing"
             own = [sweeps.expected_seconds(table, run, found, hardware) for run in left]
             cost = "unknown cost" if None in own else f"about {sum(own) / 3600:.2f} h"
             costs += own
             job = sweeps.Job(left, job.shared)
             unfinished.append(job)
-        try:
-            start = sweeps.initial_override(job.runs[0], found)
-        except UserError:
-            start = ["init_from=ID"]
-        command = shlex.join(["python", "train.py", *job.overrides, *start, *arguments.overrides])
+        command = shlex.join(["python", "train.py", *job.overrides, *arguments.overrides])
         print(f"{state:8}  {cost:>14}  {command}")
     known = [cost for cost in costs if cost is not None]
     at_most = "at most " if table.choose_once and costs else ""  # later choices save runs
@@ -227,8 +232,9 @@ def _noting(failures: list[str], job: sweeps.Job) -> Iterator[None]:
 
 def main() -> int:
     arguments = parse_arguments()
-    table, results = load_table(ROOT / "configs/study" / f"{arguments.table}.yaml"), arguments.results
-    check_overrides(table, arguments.overrides, OUTSIDE_ID)
+    results = arguments.results
+    table = load_table(ROOT / "configs/study" / f"{arguments.table}.yaml")
+    check_overrides(arguments.overrides)
     unfinished = list_jobs(table, arguments)
     if arguments.dry_run:
         return 0
@@ -242,19 +248,21 @@ def main() -> int:
             print(f"table and figures: {results / table.name}", flush=True)
 
     def after_job(job: sweeps.Job) -> None:
-        if not {run.key for run in job.runs} <= sweeps.match_records(table, read_records(results))[0].keys():
+        if not {run.id for run in job.runs} <= sweeps.match_records(table, read_records(results)).keys():
             raise UserError(
-                f"finished without a record that fits table {table.name} in {results / 'runs'} (its overrides or "
-                "metrics differ?); remove its line there and its folder to train it again"
+                f"finished without a record in {results / 'runs'} that has the metrics of table {table.name}; remove "
+                "its line there and its folder to train it again"
             )
         report()
 
     def overrides(job: sweeps.Job) -> list[str] | None:
         records = read_records(results)
-        if job.runs[0].key in sweeps.superfluous_runs(table, records):
+        if job.runs[0].id in sweeps.superfluous_runs(table, records):
             return None
-        start = sweeps.initial_override(job.runs[0], sweeps.match_records(table, records)[0])
-        return [*start, *arguments.overrides, *paths]
+        start = job.runs[0].init_from
+        if start and start not in {record.id for record in records}:
+            raise UserError(f"fine-tunes {job.runs[0].row.init_from}, which has not finished")
+        return [*arguments.overrides, *paths]
 
     paths = [f"paths.{key}={getattr(arguments, key).resolve()}" for key in ("results", "runs")]
     jobs = planned_jobs(table, arguments.sections, arguments.seeds)

@@ -33,7 +33,7 @@ from plstm.studies.records import read_records, record_problems
 from plstm.studies.sweeps import started_runs
 from tests.commands import ROOT
 
-TOY = ROOT / "tests/data/tudataset/TOY"
+TOY = ROOT / "data/graphs/TOY"
 SECRET = "hunter2-not-to-be-seen"
 
 

@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from plstm.config import Config, EvalConfig
 from plstm.errors import DownloadError, UserError, first_line, lasting_output, printable
 from plstm.models import MODELS
+from plstm.runs import small
 from plstm.runs.compose import schema, to_config, to_eval_config
 from plstm.tasks import TASKS
 from plstm.training.environment import keep_programs
@@ -48,6 +49,10 @@ def register() -> None:
         store.store(group="schema/data", name=name, node=task.data_schema)
     for name, family in MODELS.items():
         store.store(group="schema/model", name=name, node=family.config)
+    for name, node in small.DATA.items():  # what configs/train.yaml adds to debug=smoke
+        store.store(group="schema/small/data", name=f"smoke_{name}", node=node, package="_global_")
+    for name, node in small.MODELS.items():
+        store.store(group="schema/small/model", name=f"smoke_{name}", node={"model": node}, package="_global_")
 
 
 @contextlib.contextmanager

@@ -1,18 +1,22 @@
-"""What a run is called: its id, a hash of its config, and its name; and its config for any machine."""
+"""What a run is called: its id, a hash of its config, and its name; and its config and overrides for any machine."""
 
+import functools
 import hashlib
 import json
-from dataclasses import asdict
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from data.augment.recipes import AugmentConfig
 from plstm.config import Config
+from plstm.models import MODELS
 from plstm.tasks import TASKS
 
-# Keys that change where a run lives, how fast it is and how it is shown, but not its numbers: no part of its id.
-OUTSIDE_ID = (
+# Keys that say where a run lives, how fast it is and how it is shown; no record has them.
+OF_MACHINE = (
     "logger",
     "mesh",
     "paths",
@@ -24,16 +28,20 @@ OUTSIDE_ID = (
     "data.max_corrupt",
     "data.download",
 )
+# No part of a run's id: they change no number, but for the rounding of model.method.
+OUTSIDE_ID = (*OF_MACHINE, "loop.log_every", "loop.save_every", "model.method")
+NAMES = ("experiment", "variant")  # neither are these
 
 
+# ---------------------------------------------------------------------- configs
 def plain_config(config: Config) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.structured(config), resolve=True)
 
 
 def portable_config(config: Config) -> dict[str, Any]:
-    """The config as nested dictionaries without the keys of `OUTSIDE_ID`: enough to repeat the run elsewhere."""
+    """The config as nested dictionaries without the keys of `OF_MACHINE`: enough to repeat the run elsewhere."""
     plain = plain_config(config)
-    for key in OUTSIDE_ID:
+    for key in OF_MACHINE:
         drop(plain, key)
     return plain
 
@@ -45,13 +53,23 @@ def drop(plain: dict[str, Any], key: str) -> None:
     plain.pop(leaf, None)
 
 
-def identity(config: Config) -> dict[str, Any]:
-    """What the run's id is a hash of: the portable config's values that differ from the schema's defaults."""
+# ---------------------------------------------------------------------- ids
+def identity(plain: dict[str, Any]) -> dict[str, Any]:
+    """Of a plain config what a run's id is a hash of: the values that differ from the schema's defaults."""
     # So a new key changes no id as long as its default does what the code did before.
-    defaults = plain_config(Config(model=type(config.model)(), data=type(config.data)()))
-    defaults["augment"] = asdict(AugmentConfig())
-    always = {"task": config.task, "family": config.model.family, "augmented": config.augment is not None}
-    return always | _differences(portable_config(config), defaults)
+    task = plain["task"]
+    family = plain["model"]["family"]
+    always = {"task": task, "family": family, "augmented": plain["augment"] is not None}
+    different = _differences(plain, _defaults(task, family))
+    for key in (*OUTSIDE_ID, *NAMES):
+        drop(different, key)
+    return always | {key: value for key, value in different.items() if value != {}}
+
+
+@functools.cache
+def _defaults(task: str, family: str) -> dict[str, Any]:
+    defaults = plain_config(Config(model=MODELS[family].config(), data=TASKS[task].data_schema()))
+    return defaults | {"augment": asdict(AugmentConfig())}
 
 
 def _differences(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -61,18 +79,33 @@ def _differences(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, 
     return {key: value for key, value in found.items() if value != {}}
 
 
+def plain_id(plain: dict[str, Any]) -> str:
+    """12 hexadecimal digits that name the run of a plain config: a hash of its `identity`."""
+    return hashlib.sha256(json.dumps(identity(plain), sort_keys=True).encode()).hexdigest()[:12]
+
+
 def run_id(config: Config) -> str:
-    """12 hexadecimal digits that name a run: a hash of its `identity`."""
-    return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:12]
+    return plain_id(plain_config(config))
 
 
-def portable_overrides(overrides: list[str], init_from: str | None = None) -> list[str]:
-    """The overrides for any machine: without keys of `OUTSIDE_ID`, the run to fine-tune by its id, `init_from`."""
-    kept = [override for override in overrides if not override.lstrip("+").startswith(OUTSIDE_ID)]
+# ---------------------------------------------------------------------- names
+def run_name(config: Config) -> str:
+    """A name to read, such as arrow-plstm-d_mode-s43, or graphs-gin-MUTAG-f0-s43."""
+    variants = config.variant.split(",") if config.variant else []
+    parts = TASKS[config.task].name_parts(config)
+    return "-".join([config.experiment.replace("/", "-"), *variants, *parts, f"s{config.seed}"])
+
+
+def named(config: Config, overrides: Sequence[str]) -> Config:
+    """The config with the experiment and variant that overrides choose: variant=[balanced,d_mode] is the variant
+    balanced,d_mode."""
+    chosen = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
+    names = {key: re.sub(r"[\[\]\"' ]", "", chosen[key]) for key in NAMES if key in chosen}
+    return replace(config, **{key: name for key, name in names.items() if name not in ("", "null")})
+
+
+def portable_overrides(overrides: Sequence[str], init_from: str | None = None) -> list[str]:
+    """The overrides for any machine: without keys of `OF_MACHINE`, the run to fine-tune by its id, `init_from`."""
+    kept = [override for override in overrides if not override.lstrip("+").startswith(OF_MACHINE)]
     start = f'init_from="{init_from}"'  # quoted, as Hydra takes some ids for numbers
     return [start if override.lstrip("+").startswith("init_from=") else override for override in kept]
-
-
-def run_name(config: Config) -> str:
-    """A name to read, such as arrow-plstm-s43, or graphs-gin-MUTAG-f0-s43."""
-    return "-".join([config.experiment.replace("/", "-"), *TASKS[config.task].name_parts(config), f"s{config.seed}"])

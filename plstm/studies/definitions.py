@@ -1,6 +1,6 @@
-"""The definition of a results table: a file of `configs/study`, read and checked."""
+"""The definition of a study's table: a file of `configs/study`, read and checked."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -12,8 +12,6 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from plstm.errors import UserError, first_problem
 from plstm.studies.records import PRIMARY_METRIC, Strict
 
-# Keys by which a row's runs may differ from its experiment, beside the swept ones.
-FREE = ("loop.log_every", "loop.save_every", "model.method")
 COSTS = ("parameters", "flops")  # of which the paper's words are shown
 WORDS = (*COSTS, "took_off")
 
@@ -57,11 +55,23 @@ class Reference(Strict):
 
 class Row(Reference):
     experiment: str
-    init_from: str | None = None  # an earlier row's experiment, whose run of the same swept values this row fine-tunes
-    require: dict[str, Any] = {}  # beside the table's
+    variant: str | list[str] = []
+    set: dict[str, Any] = {}  # config key, or a group such as model, -> value of this row's runs
+    init_from: str | None = None  # an earlier row, by name, whose run of the same swept values this row fine-tunes
     sweep: dict[str, list[Any]] = {}  # some of the table's values
-    own: bool = True  # false for a row of another table: not in figures, probes, or the note of runs that do not fit
+    own: bool = True  # false for a row of another table: not in figures and probes
     epochs: None = None
+
+    @property
+    def variants(self) -> list[str]:
+        return [self.variant] if isinstance(self.variant, str) else self.variant
+
+    @property
+    def overrides(self) -> list[str]:
+        """Of `python train.py`, without those of `init_from` and of the swept values."""
+        names = ",".join(self.variants)
+        variant = [f"variant={names}" if len(self.variants) == 1 else f"variant=[{names}]"] if names else []
+        return [f"experiment={self.experiment}", *variant, *(override(key, value) for key, value in self.set.items())]
 
 
 class Stage(Strict):
@@ -102,7 +112,6 @@ class TableDefinition(Strict):
     select: Select | None = None
     took_off: float | None = None  # with `select`: counts the seeds above it, and notes them where they are far apart
     choose_once: bool = False  # other seeds run only the chosen value, once one seed has all
-    require: dict[str, Any] = {}  # config key -> the value that every run must have
     baselines: str | None = None  # a path below the results folder
     chance: float | dict[str, float] | None = None  # or by section
     notes: list[str] = []
@@ -110,6 +119,9 @@ class TableDefinition(Strict):
     percent: bool = False  # shows 100 times the metrics
     digits: int = 3  # after the point
     costs: bool = False  # shows what experiments say of themselves: pixels, epochs, parameters and multiply-adds
+
+    def __hash__(self) -> int:
+        return id(self)  # for caches
 
     @property
     def measures(self) -> dict[str, Measure]:
@@ -157,11 +169,10 @@ class TableDefinition(Strict):
     def _check(self) -> Self:
         for key in {self.chosen_key, self.sections, *self.average_over} - {None, *self.sweep}:
             raise ValueError(f"key sweep must list {key!r}")
-        unique = {"columns": "name", "rows": "experiment", "references": "name"}
-        for where, field in [*unique.items(), ("rows", "name")]:
-            values = [getattr(part, field) for part in getattr(self, where)]
-            if len(set(values)) < len(values):
-                raise ValueError(f"key {where} must not have two of the same {field}")
+        for where in ("columns", "rows", "references"):
+            names = [part.name for part in getattr(self, where)]
+            if len(set(names)) < len(names):
+                raise ValueError(f"key {where} must not have two of the same name")
         self._check_stages()
         if self.took_off is not None and (self.sections or not self.select):
             raise ValueError("key took_off is for a table with select and without sections")
@@ -185,8 +196,8 @@ class TableDefinition(Strict):
                 what = f"a number or [mean, +-] for one of {', '.join(sorted(published))}"
                 raise ValueError(f"key paper.{key} of {model.name} must be {what}")
         for number, row in enumerate(self.rows):
-            if row.init_from not in {None, *(earlier.experiment for earlier in self.rows[:number])}:
-                raise ValueError(f"key rows[{number}].init_from: no earlier row has experiment {row.init_from!r}")
+            if row.init_from not in {None, *(earlier.name for earlier in self.rows[:number])}:
+                raise ValueError(f"key rows[{number}].init_from: no earlier row is named {row.init_from!r}")
             for key, values in row.sweep.items():
                 if any(value not in self.sweep.get(key, ()) for value in values):
                     raise ValueError(f"key rows[{number}].sweep: the table does not sweep {key} over {values}")
@@ -255,15 +266,8 @@ def read_baselines(table: TableDefinition, results_dir: Path) -> list[dict[str, 
         raise UserError(f"{path}: {first_problem(error)}; make it again") from error
 
 
-def check_overrides(table: TableDefinition, overrides: Sequence[str], outside_id: Collection[str]) -> None:
-    """Raise UserError for an override that the table's runs must not have; `outside_id` keys do not change a run."""
-    own = {"experiment", "init_from", *table.sweep, *table.require, *(key for row in table.rows for key in row.require)}
-    for override in overrides:
-        key, equals, _ = override.partition("=")
-        if not equals or key in own or not is_part(key, (*outside_id, *FREE)):
-            why = f"table {table.name} is for its experiments as they are"
-            raise UserError(f"override {override!r}: {why}; leave it out, or start python train.py by hand")
-
-
-def is_part(key: str, of: Sequence[str]) -> bool:
-    return any(f"{key}.".startswith(f"{other}.") for other in of)
+def override(key: str, value: Any) -> str:
+    """Of Hydra's command line, such as model.modes=[P,D]."""
+    if isinstance(value, list):
+        return f"{key}=[{','.join(map(str, value))}]"
+    return f"{key}={'null' if value is None else value}"

@@ -42,7 +42,7 @@ PANELS = 4  # side by side, of accuracy against length
 
 def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> list[Path]:
     """Draws what `figure` asks for of cells with a whole seed; returns the PNG files. UserError for a missing curve."""
-    groups = find_groups(table, records)[0]
+    groups = find_groups(table, records)
     cells = [group.chosen for group in groups if group.chosen.runs and group.chosen.row.own]
     wanted = {"curves": (draw_curves, table.figure.panels), "dots": (draw_dots, table.figure.dots)}
     wanted |= {"lengths": (draw_lengths, table.figure.lengths), "sizes": (draw_sizes, table.figure.sizes)}

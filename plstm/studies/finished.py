@@ -27,10 +27,10 @@ def finished_record(
     metrics = json.dumps({"last": run.final, "best": run.best})
     speeds = speeds or [run.steps * plan.examples_per_step / run.seconds]  # a run of one step
     return Record(
-        format=2,
         id=run_id(config),
         name=run_name(config),
         experiment=config.experiment,
+        variant=config.variant,
         task=config.task,
         seed=config.seed,
         command=shlex.join(["python", "train.py", *overrides]),

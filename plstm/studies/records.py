@@ -80,10 +80,11 @@ class CurvePoint(NamedTuple):
 class Record(Strict):
     """A finished run; the fields from `commit` to `jax_settings` are those of its last session."""
 
-    format: Literal[2] = 2
-    id: Annotated[str, StringConstraints(pattern="^[0-9a-f]{12}$")]  # a hash of `config`
+    format: Literal[3] = 3
+    id: Annotated[str, StringConstraints(pattern="^[0-9a-f]{12}$")]  # a hash of `config`, without its names
     name: str
     experiment: str
+    variant: str | None = None
     task: str
     seed: int
     command: str
@@ -170,16 +171,23 @@ def curve_points(lines: Iterable[dict[str, Any]]) -> list[CurvePoint]:
     ]
 
 
-def find_record(run_id: str, experiment: str, results_dir: str | Path) -> Record | None:
-    """The record of a run of an experiment, None where it has not finished. Errors: see `read_records`."""
-    lines = _read_lines(record_path(experiment, results_dir))
-    return next((line.record for line in lines if line.record.id == run_id), None)
+def find_record(run_id: str, results_dir: str | Path) -> Record | None:
+    """The record of a run, whatever its experiment, None where it has not finished. Errors: see `read_records`."""
+    for path in sorted(Path(results_dir, "runs").glob("*.jsonl")):
+        if run_id.encode() in path.read_bytes():
+            for line in _read_lines(path):
+                if line.record.id == run_id:
+                    return line.record
+    return None
 
 
 def read_records(results_dir: str | Path) -> list[Record]:
-    """All records under `runs/`, ordered by id; UserError naming file, line and field where a line is not one."""
+    """All records under `runs/`, ordered by id; of two of a run, which two experiments may share, the one that finished
+    first. Raises UserError naming file, line and field where a line is not one."""
     lines = (line for path in Path(results_dir, "runs").glob("*.jsonl") for line in _read_lines(path))
-    return sorted((line.record for line in lines), key=lambda record: record.id)
+    latest_first = sorted((line.record for line in lines), key=lambda record: record.finished, reverse=True)
+    records = {record.id: record for record in latest_first}
+    return [records[run] for run in sorted(records)]
 
 
 def read_curve(record: Record, results_dir: str | Path) -> list[CurvePoint]:

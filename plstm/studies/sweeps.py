@@ -1,8 +1,8 @@
-"""The runs of a results table: which there are, in what order, which are finished, what they
-should take, and for each row, section and chosen value the means over seeds. All from run records alone.
+"""The runs of a study: which there are, in what order, which are finished, what they should take, and for each row,
+section and chosen value the means over seeds. All from run records alone.
 """
 
-import contextlib
+import functools
 import math
 import statistics
 from collections import defaultdict
@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from scipy.stats import t
 
 from plstm.errors import UserError
-from plstm.studies.definitions import FREE, Measure, Row, TableDefinition, is_part
-from plstm.studies.records import Hardware, Record, value_at
+from plstm.runs.identity import plain_id
+from plstm.studies.definitions import Measure, Row, TableDefinition, override
+from plstm.studies.plans import planned_config
+from plstm.studies.records import Hardware, Record
 
 
 @dataclass(frozen=True)
@@ -29,16 +28,17 @@ class PlannedRun:
 
     row: Row
     values: dict[str, Any]
+    id: str
+    init_from: str | None = None  # the id of the run that this one fine-tunes
 
     @property
-    def key(self) -> tuple:
-        """What a run's record or folder is found by: the experiment and the swept values."""
-        return (self.row.experiment, *self.values.values())
+    def overrides(self) -> list[str]:
+        return _overrides(self, self.values)
 
-    @property
-    def initial_key(self) -> tuple | None:
-        """The key of the run that this one fine-tunes, None where it starts anew."""
-        return (self.row.init_from, *self.values.values()) if self.row.init_from else None
+
+def _overrides(run: PlannedRun, values: dict[str, Any]) -> list[str]:
+    start = [f'init_from="{run.init_from}"'] if run.init_from else []  # quoted: Hydra takes some ids for numbers
+    return [*run.row.overrides, *start, *(override(key, value) for key, value in values.items())]
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,18 @@ class Job:
         values = self.runs[0].values
         if self.shared:
             values = values | {self.shared: ",".join(str(run.values[self.shared]) for run in self.runs)}
-        return [f"experiment={self.runs[0].row.experiment}", *(f"{key}={value}" for key, value in values.items())]
+        return _overrides(self.runs[0], values)
 
 
+@functools.lru_cache(maxsize=32)
 def planned_runs(table: TableDefinition) -> list[PlannedRun]:
     """Every row times every swept value, or those of the table's stages, in the order to run them.
 
     Stage by stage, section by section, seed by seed over all rows. The value of `select.over` that the paper chose
     (else the first) comes before the others, so that a sweep cut short still fills every row; with `choose_once` a
     seed's values stay together. Of sections, rows without published numbers come last.
+
+    Raises UserError where a row's experiment cannot be composed or lacks a key that is set or swept.
     """
     chosen = table.chosen_key
 
@@ -81,9 +84,24 @@ def planned_runs(table: TableDefinition) -> list[PlannedRun]:
                 return number
         return len(table.stages)
 
-    grid = ((row, values) for row in table.rows for values in product(*(table.sweep | row.sweep).values()))
-    runs = [PlannedRun(row, dict(zip(table.sweep, values, strict=True))) for row, values in grid]
+    runs = _all_runs(table)
     return sorted((run for run in runs if not table.stages or stage(run) < len(table.stages)), key=order)
+
+
+def _all_runs(table: TableDefinition) -> list[PlannedRun]:
+    runs: dict[tuple, PlannedRun] = {}
+    for row in table.rows:  # one that others fine-tune comes before them
+        for swept in product(*(table.sweep | row.sweep).values()):
+            values = dict(zip(table.sweep, swept, strict=True))
+            start = None
+            if row.init_from:
+                if (row.init_from, *swept) not in runs:
+                    raise UserError(f"table {table.name}: row {row.init_from!r} has no run of {values} to fine-tune")
+                start = runs[row.init_from, *swept].id
+            settings = row.set | values | ({"init_from": start} if start else {})
+            own_id = plain_id(planned_config(row.experiment, row.variants, settings))
+            runs[row.name, *swept] = PlannedRun(row, values, own_id, start)
+    return list(runs.values())
 
 
 def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:
@@ -91,91 +109,53 @@ def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:
     if not table.average_over:
         return [Job((run,)) for run in runs]
     shared = table.average_over[-1]
-    groups = groupby(runs, lambda run: (run.row.experiment, run.values | {shared: None}))
+    groups = groupby(runs, lambda run: (run.row.name, run.values | {shared: None}))
     return [Job(tuple(group), shared) for _, group in groups]
 
 
-def match_records(table: TableDefinition, records: Sequence[Record]) -> tuple[dict[tuple, Record], list[str]]:
-    """The records by `PlannedRun.key`, and the ids of other records of the table's own rows, which do not fit.
-
-    A record fits with the swept values of a planned run, every metric that the table shows, what the table and the row
-    `require`, no further overrides, and the table's run as the one that it fine-tunes. Of two that fit, the one that
-    finished first counts.
-    """
-    runs = {run.key: run for run in planned_runs(table)}
-    found: dict[tuple, Record] = {}
-    left_out = []
-    for row in table.rows:  # a run that others fine-tune is of an earlier row
-        for record in sorted((r for r in records if r.experiment == row.experiment), key=lambda r: r.finished):
-            run = runs.get(_key(table, record.config))
-            if run and _fits(table, run, record, found):
-                found[run.key] = record
-            elif row.own:
-                left_out.append(record.id)
-    return found, left_out
-
-
-def _key(table: TableDefinition, config: dict[str, Any]) -> tuple:
-    """What `PlannedRun.key` is of a run of the table; lists and groups, which no sweep has, as text."""
-    values = (value_at(config, key) for key in ("experiment", *table.sweep))
-    return tuple(str(value) if isinstance(value, list | dict) else value for value in values)
-
-
-def _fits(table: TableDefinition, run: PlannedRun, record: Record, found: dict[tuple, Record]) -> bool:
-    required, start = table.require | run.row.require, found.get(run.initial_key)
-    allowed = (*FREE, "experiment", "init_from", *table.sweep, *required)
-    return (
-        run.key not in found
+def match_records(table: TableDefinition, records: Sequence[Record]) -> dict[str, Record]:
+    """The records of the table's runs by id: those that have every metric which the table shows."""
+    planned = {run.id for run in planned_runs(table)}
+    return {
+        record.id: record
+        for record in records
+        if record.id in planned
         and all(record.metric(m.split, m.metric, m.at) is not None for m in table.measures.values())
-        and all(value_at(record.config, key, "absent") == value for key, value in required.items())
-        and all(is_part(override.partition("=")[0].lstrip("+"), allowed) for override in record.overrides)
-        and (not run.initial_key or (start is not None and value_at(record.config, "init_from") == start.id))
-    )
-
-
-def initial_override(run: PlannedRun, found: dict[tuple, Record]) -> list[str]:
-    """The override that names the run to fine-tune, none for a run that starts anew; UserError where it is missing."""
-    if not run.initial_key:
-        return []
-    if run.initial_key not in found:
-        raise UserError(f"fine-tunes {run.row.init_from}, which has not finished")
-    return [f'init_from="{found[run.initial_key].id}"']  # quoted, for Hydra would take some ids for numbers
+    }
 
 
 def expected_seconds(
-    table: TableDefinition, run: PlannedRun, found: dict[tuple, Record], hardware: Hardware
+    table: TableDefinition, run: PlannedRun, found: dict[str, Record], hardware: Hardware
 ) -> float | None:
     """Mean wall seconds of the row's runs on the hardware, of its section and, if there are any, chosen value."""
-    own = [r for r in found.values() if r.experiment == run.row.experiment and r.hardware == hardware]
+    own = [other for other in planned_runs(table) if other.row is run.row and other.id in found]
+    own = [other for other in own if found[other.id].hardware == hardware]
     if key := table.sections:
-        own = [record for record in own if value_at(record.config, key) == run.values[key]]
+        own = [other for other in own if other.values[key] == run.values[key]]
     if key := table.chosen_key:
-        own = [record for record in own if value_at(record.config, key) == run.values[key]] or own
-    return statistics.fmean(record.wall_seconds for record in own) if own else None
+        own = [other for other in own if other.values[key] == run.values[key]] or own
+    return statistics.fmean(found[other.id].wall_seconds for other in own) if own else None
 
 
-def one_each_gain(table: TableDefinition, found: dict[tuple, Record], hardware: Hardware) -> float | None:
+def one_each_gain(table: TableDefinition, found: dict[str, Record], hardware: Hardware) -> float | None:
     """How many times the throughput of one run on all devices is that of as many runs side by side, one on each: the
-    mean over experiments and sections with finished runs of both kinds on these devices, None if there are none."""
-    kind, count = hardware["device_kind"], hardware["device_count"]
+    mean over rows and sections with finished runs of both kinds on these devices, None if there are none."""
+    kind = hardware["device_kind"]
+    count = hardware["device_count"]
     speeds: dict[tuple, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for record in found.values():
-        if record.hardware["device_kind"] == kind:
-            section = str(value_at(record.config, table.sections)) if table.sections else None
-            speeds[record.experiment, section][record.hardware["device_count"]].append(record.examples_per_second)
+    for run in planned_runs(table):
+        record = found.get(run.id)
+        if record and record.hardware["device_kind"] == kind:
+            section = run.values[table.sections] if table.sections else None
+            speeds[run.row.name, section][record.hardware["device_count"]].append(record.examples_per_second)
     both = [by_count for by_count in speeds.values() if 1 in by_count and count in by_count]
     gains = [count * statistics.fmean(by_count[1]) / statistics.fmean(by_count[count]) for by_count in both]
     return statistics.fmean(gains) if gains else None
 
 
-def started_runs(table: TableDefinition, runs_dir: Path) -> set[tuple]:
-    """The `PlannedRun.key` of every run of the table's experiments with a checkpoint in its folder `runs_dir`/<id>."""
-    found = set()
-    for path in runs_dir.glob("*/.hydra/config.yaml"):
-        if any(path.parents[1].glob("checkpoints/*")):
-            with contextlib.suppress(OSError, ValueError, yaml.YAMLError, OmegaConfBaseException):  # a damaged folder
-                found.add(_key(table, OmegaConf.to_container(OmegaConf.load(path))))  # as written: nothing is filled in
-    return found
+def started_runs(runs_dir: Path) -> set[str]:
+    """The ids of the runs with a checkpoint in their folder `runs_dir`/<id>."""
+    return {path.parents[1].name for path in runs_dir.glob("*/checkpoints/*")}
 
 
 # ---------------------------------------------------------------------- cells
@@ -195,7 +175,7 @@ class Cell:
     row: Row
     section: Any
     choice: Any
-    keys: list[tuple]  # the `PlannedRun.key` of all its runs
+    ids: list[str]  # of all its runs
     planned_seeds: int
     finished: int  # how many runs
     runs: list[Record]  # of whole seeds
@@ -219,43 +199,44 @@ class Group:
     needed: list[Cell]  # to run: with `choose_once`, the chosen one as soon as all cells share a seed
 
 
-def find_groups(table: TableDefinition, records: Sequence[Record]) -> tuple[list[Group], list[str]]:
-    """All cells by section and row, and the ids that `match_records` leaves out."""
-    found, left_out = match_records(table, records)
-    planned = _planned_keys(table)
+def find_groups(table: TableDefinition, records: Sequence[Record]) -> list[Group]:
+    """All cells by section and row."""
+    found = match_records(table, records)
+    planned = _planned_ids(table)
     whole = {
-        place: {seed: [found[key] for key in keys] for seed, keys in seeds.items() if found.keys() >= {*keys}}
+        place: {seed: [found[run] for run in ids] for seed, ids in seeds.items() if found.keys() >= {*ids}}
         for place, seeds in planned.items()
     }
     means, deviations = _by_seed(table, whole)
     groups: dict[tuple, list[Cell]] = {}
     for place, seeds in planned.items():
         section, row, choice = place
-        keys, runs = sum(seeds.values(), []), sum(whole[place].values(), [])
+        ids = sum(seeds.values(), [])
+        runs = sum(whole[place].values(), [])
         cell = Cell(
             row=table.rows[row],
             section=table.section_values[section],
             choice=table.sweep[table.chosen_key][choice] if table.select else None,
-            keys=keys,
+            ids=ids,
             planned_seeds=len(seeds),
-            finished=len(found.keys() & keys),
+            finished=len(found.keys() & ids),
             runs=runs,
             means=means.loc[place] if runs else means[:0],
             deviations=deviations.loc[place] if runs else deviations[:0],
         )
         groups.setdefault((section, row), []).append(cell)
-    return [_choose(table, group) for group in groups.values()], left_out
+    return [_choose(table, group) for group in groups.values()]
 
 
-def _planned_keys(table: TableDefinition) -> dict[tuple, dict[str, list[tuple]]]:
-    """The keys of all runs by section, row and choice, as numbers in the table's order, and by seed."""
+def _planned_ids(table: TableDefinition) -> dict[tuple, dict[str, list[str]]]:
+    """The ids of all runs by section, row and choice, as numbers in the table's order, and by seed."""
     planned = defaultdict(lambda: defaultdict(list))
     for run in planned_runs(table):
         section, choice = (
             table.sweep[key].index(run.values[key]) if key else 0 for key in (table.sections, table.chosen_key)
         )
         seed = " ".join(str(run.values[key]) for key in table.seed_keys)
-        planned[section, table.rows.index(run.row), choice][seed].append(run.key)
+        planned[section, table.rows.index(run.row), choice][seed].append(run.id)
     return {place: dict(sorted(seeds.items())) for place, seeds in sorted(planned.items())}
 
 
@@ -286,7 +267,7 @@ def _choose(table: TableDefinition, cells: list[Cell]) -> Group:
     return Group(cells, chosen, shared, [chosen] if is_settled else cells)
 
 
-def superfluous_runs(table: TableDefinition, records: Sequence[Record]) -> set[tuple]:
-    """The `PlannedRun.key` of the runs that `choose_once` saves: those of values not chosen, where one is."""
-    groups = find_groups(table, records)[0] if table.choose_once else []
-    return {key for group in groups for cell in group.cells for key in cell.keys if cell not in group.needed}
+def superfluous_runs(table: TableDefinition, records: Sequence[Record]) -> set[str]:
+    """The ids of the runs that `choose_once` saves: those of values not chosen, where one is."""
+    groups = find_groups(table, records) if table.choose_once else []
+    return {run for group in groups for cell in group.cells if cell not in group.needed for run in cell.ids}

@@ -42,13 +42,13 @@ class Line(NamedTuple):
 
 def render_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> dict[Path, bytes]:
     """Contents of table.md, table.csv and of the tables of probes, by path; empty before a first seed has finished."""
-    groups, left_out = find_groups(table, records)
+    groups = find_groups(table, records)
     if not any(cell.runs for group in groups for cell in group.cells):
         return {}
     lines = study_lines(table, groups, results_dir)
     frame = pd.DataFrame(lines, dtype=object).map(lambda value: f"{value:.9g}" if isinstance(value, float) else value)
     files = {
-        "table.md": _markdown(table, lines, _notes(table, groups, left_out, results_dir), results_dir),
+        "table.md": _markdown(table, lines, _notes(table, groups, results_dir), results_dir),
         "table.csv": frame.to_csv(index=False, lineterminator="\n"),
     }
     if table.figure.sizes:
@@ -58,7 +58,7 @@ def render_table(table: TableDefinition, records: Sequence[Record], results_dir:
 
 def text_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> str:
     """Means and intervals for a terminal; of a table with sections its overview."""
-    lines = study_lines(table, find_groups(table, records)[0], results_dir)
+    lines = study_lines(table, find_groups(table, records), results_dir)
     titles = {"Model", *(column.title for column in table.columns)}
     texts = []
     for grid in _overview(table, lines) if table.sections else [_grid(table, lines, None)]:
@@ -70,10 +70,10 @@ def text_table(table: TableDefinition, records: Sequence[Record], results_dir: P
     return "\n".join(texts)
 
 
-def _notes(table: TableDefinition, groups: list[Group], left_out: list[str], results_dir: Path) -> list[str]:
+def _notes(table: TableDefinition, groups: list[Group], results_dir: Path) -> list[str]:
     fewer, partial, dirty, finished, missing = [], [], [], 0, 0
     for group in groups:
-        missing += sum(len(cell.keys) - cell.finished for cell in group.needed)
+        missing += sum(len(cell.ids) - cell.finished for cell in group.needed)
         for cell in group.cells:
             finished += cell.finished
             choice = f"{table.chosen_name} {cell.choice}" if table.select else ""
@@ -89,7 +89,6 @@ def _notes(table: TableDefinition, groups: list[Group], left_out: list[str], res
         f"Chosen on fewer seeds than shown, those that all values have: {'; '.join(fewer)}.": fewer,
         f"Finished runs of incomplete seeds, not counted: {'; '.join(partial)}.": partial,
         f"Runs whose code may differ from their commit: {'; '.join(dirty)}.": dirty,
-        f"Not counted: {len(left_out)} finished runs that do not fit the table: {', '.join(left_out)}.": left_out,
         f"Missing: {', '.join(unknown)}.": unknown,
     }
     return [*table.notes, *(note for note, about in notes.items() if about)]

@@ -54,7 +54,7 @@ class Task:
 
     def shared_config(self) -> Config:
         """The config with defaults for the keys in which runs may differ and still share compiled programs."""
-        return replace(self.config, seed=0, experiment="custom", loop=LoopConfig())
+        return replace(self.config, seed=0, experiment="custom", variant=None, loop=LoopConfig())
 
     def plan(self) -> Plan:
         """Raises UserError where the batch is larger than the data, or the steps are too many to count."""

@@ -52,7 +52,7 @@ def run(finished, records) -> Path:
 
 @pytest.fixture
 def task(composed):
-    return TASKS["graphs"](to_config(composed(*TINY, f"data.root={ROOT}/tests/data")))
+    return TASKS["graphs"](to_config(composed(*TINY)))
 
 
 def test_each_fold_leaves_a_record_and_three_curves(finished, records):
@@ -62,7 +62,7 @@ def test_each_fold_leaves_a_record_and_three_curves(finished, records):
         assert record.name == f"graphs-gin-TOY-f{fold}-s43"
         assert (record.steps, record.epochs, record.unit) == (16, 8, "graphs")
         assert {split: metrics["count"] for split, metrics in record.metrics["last"].items()} == {"val": 4, "test": 4}
-        assert "tests/data" not in json.dumps(dict(record)), "records know no folders"
+        assert "data/graphs" not in json.dumps(dict(record)), "records know no folders"
         curve = read_curve(record, finished / "results")
         of_train = [point for point in curve if (point.split, point.metric) == ("train", "loss")]
         assert [(point.step, point.epoch) for point in of_train] == [(2 * n, n) for n in range(1, 9)]
@@ -120,7 +120,7 @@ def test_weights_hold_the_running_statistics_and_need_no_data(run, tmp_path, mon
 
 
 def test_a_readout_whose_units_all_stay_at_zero_is_seen(composed):
-    task = TASKS["graphs"](to_config(composed(*TINY, "model.kind=lstm", f"data.root={ROOT}/tests/data")))
+    task = TASKS["graphs"](to_config(composed(*TINY, "model.kind=lstm")))
     model, batch = task.build_model(0), task.split("val").first(16)
     total, count = task.metrics(model, batch)["active_units"]
     assert count == 4 and 0 < total / count < 1

@@ -14,7 +14,7 @@ from data.graphs.tudataset import fingerprint, load_tudataset, make_folds, read_
 from plstm.errors import UserError
 
 HERE = Path(__file__).parents[1] / "tudataset"
-TOY = HERE / "TOY"  # 40 graphs of 3 to 9 nodes; class 1 has one or two cycles, class -1 is a tree
+TOY = tudataset.TOY  # 40 graphs of 3 to 9 nodes; class 1 has one or two cycles, class -1 is a tree
 
 
 @pytest.fixture
@@ -113,6 +113,7 @@ def server(tmp_path, monkeypatch):
     folder.mkdir()
     (tmp_path / "data").mkdir()
     monkeypatch.setattr(tudataset, "URL", f"file://{folder}/{{name}}.zip")
+    monkeypatch.setattr(tudataset, "TOY", tmp_path / "none" / "TOY")  # the clone's copy would be found
     return folder
 
 
