@@ -1,6 +1,6 @@
 """Turn a checkpoint of a released (linen) vision model into a .safetensors file as export.py writes, or back.
 
-    python scripts/import_released.py checkpoint.npz model.safetensors experiment=imagenet/plstm_t_finetune
+    python scripts/import_released.py checkpoint.npz model.safetensors experiment=imagenet/plstm
     python scripts/import_released.py --export model.safetensors checkpoint.npz
 
 A checkpoint is an .npz with "/" between the levels of a name, an Orbax folder, or a msgpack file of flax. Layers, sizes
@@ -61,7 +61,7 @@ def choose_config(tree: dict[str, np.ndarray], overrides: list[str]) -> Config:
     check_overrides(overrides)
     experiments = [word.removeprefix("experiment=") for word in overrides if word.startswith("experiment=")]
     if len(experiments) != 1:
-        raise UserError("experiment: name the one that the model was trained as, experiment=imagenet/plstm_t")
+        raise UserError("experiment: name the one that the model was trained as, experiment=imagenet/plstm")
     found = [f"{ELSEWHERE.get(key, f'model.{key}')}={json.dumps(value)}" for key, value in infer_config(tree).items()]
     others = [word for word in overrides if not word.startswith("experiment=")]
     return compose_experiment(experiments[0], *found, *others)

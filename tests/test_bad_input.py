@@ -18,6 +18,7 @@ from plstm.runs.identity import run_id
 from tests.commands import ROOT, files, paths
 
 TINY = ["debug=smoke", "experiment=arrow/plstm", "model.dim=16", "model.heads=2", "optim.epochs=1"]
+TUNE = ["experiment=imagenet/plstm", "variant=finetune"]
 
 
 @pytest.fixture
@@ -70,12 +71,12 @@ def entry(tmp_path, monkeypatch, capsys):
         ([*TINY, "logger.mode=loud"], ["logger.mode", "loud"]),
         ([*TINY, "data.root=/nowhere/at/all"], ["data.root=/nowhere/at/all", "mkdir"]),
         ([*TINY, "data.generate=false", "data.train_images=255", "data.root=."], ["build it", "--train-images 255"]),
-        (["experiment=imagenet/plstm_s_finetune"], ["init_from: name the run to fine-tune, init_from=<its id or"]),
-        (["experiment=imagenet/plstm_s_finetune", "init_from=no-such"], ["init_from=no-such", "no such run"]),
-        (["experiment=imagenet/plstm_s_finetune", f"init_from={'a' * 300}"], ["init_from='aaa", "no such run"]),
+        ([*TUNE], ["init_from: name the run to fine-tune, init_from=<its id or"]),
+        ([*TUNE, "init_from=no-such"], ["init_from=no-such", "no such run"]),
+        ([*TUNE, f"init_from={'a' * 300}"], ["init_from='aaa", "no such run"]),
         (  # before the data are asked for
             [
-                "experiment=balanced/plstm_finetune",
+                "experiment=arrow_48/plstm",
                 "init_from=aaaaaaaaaaaa",
                 "data.generate=false",
                 "data.root=/absent",

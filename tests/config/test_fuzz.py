@@ -36,7 +36,7 @@ SMALL = ["debug=smoke", "model.dim=16", "model.heads=2"]
 STARTS = {
     "arrow": ["experiment=arrow/plstm", *SMALL],
     "vit": ["experiment=arrow/vit", *SMALL],
-    "imagenet": ["experiment=imagenet/vit_s", *SMALL, "data=imagenet_held_out"],
+    "imagenet": ["experiment=imagenet/vit", *SMALL, "data=imagenet_held_out"],
 }
 KEYS = known_keys(Config)
 GROUPS = {

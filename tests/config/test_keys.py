@@ -97,7 +97,7 @@ def built(config) -> list:
     ],
 )
 def test_every_key_changes_something(composed, group, values, elsewhere, make):
-    imagenet = ["experiment=imagenet/vit_s", "data=imagenet_held_out", "optim.epochs=4", "optim.warmup_epochs=1"]
+    imagenet = ["experiment=imagenet/vit", "data=imagenet_held_out", "optim.epochs=4", "optim.warmup_epochs=1"]
     config = {
         "optim": to_config(composed(*imagenet, *SMALL)).optim,
         "vision": to_config(composed("experiment=arrow/plstm", *SMALL)).model,

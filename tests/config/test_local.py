@@ -18,7 +18,7 @@ from scripts.common import ROOT, machine_folder
 
 def composed_from(configs: Path):
     """Trainings by name, one with values of its own, and an evaluation."""
-    names = ("arrow/plstm", "graphs/gin", "imagenet/vit_s", "tokens_reduced/plstm_2", "languages_reduced/lstm")
+    names = ("arrow/plstm", "graphs/gin", "imagenet/vit", "tokens/plstm", "languages/lstm")
     with initialize_config_dir(str(configs), version_base="1.3"):
         trainings = {name: to_config(compose("train", [f"experiment={name}"])) for name in names}
         own = to_config(compose("train", ["paths.runs=here", "logger.mode=disabled", "data.root=there"]))

@@ -28,7 +28,7 @@ def data_of(composed):
         (["experiment=graphs/gin"], "download", True, False),
         (["data.root=here"], "root", "here", "there"),
         (["data.workers=2"], "workers", 2, 0),
-        (["experiment=imagenet/vit_s"], "max_corrupt", 0.001, 0.5),
+        (["experiment=imagenet/vit"], "max_corrupt", 0.001, 0.5),
     ],
 )
 def test_the_run_s_data_are_taken_but_for_what_is_given(data_of, run, key, own, given):
@@ -43,7 +43,7 @@ def test_a_key_that_the_run_s_data_lack_is_refused_where_it_was_typed(composed, 
     for key in ("download", "max_corrupt"):
         with pytest.raises(UserError, match=f"data.{key}: the data of this run have no such key; leave it out"):
             check_typed({f"data.{key}"}, config, to_eval_config(compose("eval", [])))
-    tokens = to_config(composed("experiment=tokens_reduced/plstm_2"))
+    tokens = to_config(composed("experiment=tokens/plstm", "variant=length_32", "model.track=2"))
     with pytest.raises(UserError, match=r"data\.root: the data of this run have no such key; leave it out"):
         check_typed({"data.root"}, tokens, to_eval_config(compose("eval", [])))
     check_typed({"data.max_corrupt", "data.generate", "data.split", "run"}, config, options)
@@ -60,7 +60,7 @@ def test_a_key_that_the_run_s_data_lack_is_refused_where_it_was_typed(composed, 
     ],
 )
 def test_bad_input_is_named(composed, arguments, line):
-    config = to_config(composed("experiment=imagenet/vit_s", "data.name=mosaics"))  # with nothing held out for val
+    config = to_config(composed("experiment=imagenet/vit", "data.name=mosaics"))  # with nothing held out for val
     options = to_eval_config(compose("eval", arguments))
     with pytest.raises(UserError, match=line):
         choose_source(options)

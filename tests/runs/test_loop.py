@@ -29,7 +29,7 @@ def config(composed, tmp_path):
     folders = [f"data.root={tmp_path}", *paths(tmp_path)]
     tiny = ["debug=smoke", "model=vit_small", "model.dim=16", "model.heads=2", "logger.mode=disabled"]
     loop = ["optim.epochs=4", "loop.log_every=5", "loop.eval_every=1000", "loop.final_splits=[val]"]
-    return to_config(composed("experiment=demo/vit", *tiny, *loop, *folders))
+    return to_config(composed("experiment=arrow_48/vit", "variant=demo", *tiny, *loop, *folders))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.config.test_experiments import EXPERIMENTS, start_of
 SMALL = ["debug=smoke", "optim.batch_size=8", "optim.weight_decay=0"]
 OWN = {"vision": ["model.dim=16", "model.heads=2"], "graph": ["model.dim=16"], "vil": ["model.dim=16"]}  # by family
 # LAMB, binary cross entropy, mixing, stochastic depth, LayerScale; other tests train pLSTM and GIN.
-QUICK = ["imagenet/vit_s"]
+QUICK = ["imagenet/vit"]
 
 
 @pytest.mark.parametrize(

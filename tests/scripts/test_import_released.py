@@ -37,8 +37,8 @@ def run(monkeypatch):
 def test_a_checkpoint_becomes_a_model_and_a_checkpoint_again(run, tree, tmp_path, capsys):
     source, file, back = (tmp_path / name for name in ("released.npz", "model.safetensors", "back.npz"))
     np.savez(source, **tree)
-    run(source, file, "experiment=demo/plstm", "model.dtype=float32")
-    assert capsys.readouterr().out.startswith(f"{file}: demo-plstm-s43, ")
+    run(source, file, "experiment=arrow_48/plstm", "model.dtype=float32")
+    assert capsys.readouterr().out.startswith(f"{file}: arrow_48-plstm-s43, ")
     model, images = from_checkpoint(file), draw_images(48, 48)
     np.testing.assert_array_equal(model(images), from_released(tree, CONFIG)(images))
     info = model.info
@@ -72,7 +72,7 @@ def test_bad_input_is_one_line(run, tree, tmp_path):
     np.savez(tmp_path / "pickle.npz", head=np.array([object()]))
     for name in ("cut.npz", "cut.msgpack"):
         (tmp_path / name).write_bytes((tmp_path / "tree.npz").read_bytes()[:100])
-    experiment, file = "experiment=demo/plstm", tmp_path / "model.safetensors"
+    experiment, file = "experiment=arrow_48/plstm", tmp_path / "model.safetensors"
     for source, words, *arguments in (
         ("none.npz", "none.npz: not a checkpoint that can be read .No such file", file, experiment),
         *((name, f"{name}: not a checkpoint", file, experiment) for name in ("cut.npz", "cut.msgpack", "empty")),
@@ -82,9 +82,9 @@ def test_bad_input_is_one_line(run, tree, tmp_path):
         ("tree.npz", "experiment=none: there is no such choice", file, "experiment=none"),
         ("tree.npz", "model.size: there is no such key", file, experiment, "model.size=3"),
         ("tree.npz", "^patch_embed/proj/kernel: is float32", file, experiment, "model.dim=32"),
-        ("tree.npz", "model.pooling=class_token: .* no place on pLSTM's grid", file, "experiment=demo/vit"),
+        ("tree.npz", "model.pooling=class_token: .* no place on pLSTM's grid", file, "experiment=arrow_48/vit"),
         ("vit.npz", "^blocks_0/.*: not a parameter of this model; is it the experiment", file, experiment),
-        ("tree.npz", "imagenet2012 has 1,000 classes", file, "experiment=imagenet/plstm_t"),
+        ("tree.npz", "imagenet2012 has 1,000 classes", file, "experiment=imagenet/plstm"),
         ("tree.npz", "model.bin: name it", tmp_path / "model.bin", experiment),
         ("none.safetensors", "takes no overrides", tmp_path / "back.npz", experiment, "--export"),
         ("none.safetensors", "no such file", tmp_path / "back.npz", "--export"),

@@ -31,7 +31,7 @@ def untrained(monkeypatch):
 
 @pytest.mark.parametrize("size", [44, 50])  # too small for the objects; no multiple of a patch
 def test_a_size_that_cannot_be_is_refused_before_any_is_probed(untrained, tmp_path, size):
-    untrained("reduced/vit")
+    untrained("arrow_48/vit")
     options = SimpleNamespace(runs=Path(), results=tmp_path, out=None, count=5, sizes=[size])
     with pytest.raises(UserError, match=f"^--sizes {size}: "):
         probe_arrow.probe("a run", options)
@@ -39,7 +39,7 @@ def test_a_size_that_cannot_be_is_refused_before_any_is_probed(untrained, tmp_pa
 
 
 def test_a_model_with_statistics_answers_on_a_canvas_larger_than_that_of_its_training(untrained):
-    untrained("reduced/efficientnet")
+    untrained("arrow_48/efficientnet")
     *_, answer = probe_arrow.load_answer("a run", Path())
     canvas = Canvas(64, 0.25)
     evidence = answer(draw_geometries(canvas, Canvas(48, 0.25), 5, "paper"), canvas)
@@ -49,7 +49,7 @@ def test_a_model_with_statistics_answers_on_a_canvas_larger_than_that_of_its_tra
 def test_a_table_asks_for_the_runs_that_are_here_and_not_probed(monkeypatch, tmp_path, capsys):
     runs = [SimpleNamespace(id=name, name="a-s43") for name in ("probed", "again", "gone", "here")]
     chosen = SimpleNamespace(chosen=SimpleNamespace(runs=runs))
-    monkeypatch.setattr(probe_arrow, "find_groups", lambda *_: ([chosen], []))
+    monkeypatch.setattr(probe_arrow, "find_groups", lambda *_: [chosen])
     (tmp_path / "probes").mkdir()
     (tmp_path / "probes/a-s43-probed.json").touch()
     (tmp_path / "probes/a-s43-again-retrained.json").touch()

@@ -19,7 +19,7 @@ from plstm.tasks.languages import answer_metrics
 from plstm.training.steps import evaluate, make_predict
 from tests.commands import paths
 
-TINY = ["debug=smoke", "experiment=languages_reduced/rnn"]
+TINY = ["debug=smoke", "experiment=languages/rnn", "variant=steps_5k"]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from plstm.training.steps import evaluate
 @pytest.fixture(scope="module")
 def make(composed):
     def make(*overrides):
-        return TokenTask(to_config(composed("experiment=tokens_reduced/plstm_1", "debug=smoke", *overrides)))
+        return TokenTask(to_config(composed("experiment=tokens/plstm", "variant=length_32", "debug=smoke", *overrides)))
 
     return make
 
