@@ -1,7 +1,7 @@
 """Compile training steps for a GPU without a GPU, and report their memory and what their devices exchange.
 
     python scripts/gpu_report.py                                        # the cases below
-    python scripts/gpu_report.py imagenet/plstm_t --devices 8 optim.batch_size=1024
+    python scripts/gpu_report.py imagenet/plstm --devices 8 optim.batch_size=1024
 
 XLA compiles the real step ahead of time for a described H100: what its `memory_analysis` and the text of the program
 say holds for that program. Its `cost_analysis` is empty without a device, so bytes and times need a GPU.
@@ -46,11 +46,11 @@ TARGET = f"""gpu_device_info {{
 }} platform_name: "CUDA" device_description_str: "{GPU}"
 dnn_version_info {{major: 9 minor: 10}} runtime_version {{major: 12 minor: 9 patch: 0}}"""  # a GpuTargetConfigProto
 CASES: list[tuple[str, int, list[str]]] = [  # experiment, devices, overrides
-    ("imagenet/plstm_t", 1, ["optim.batch_size=1024"]),
-    ("imagenet/vit_t", 1, ["optim.batch_size=1024"]),
-    ("imagenet/plstm_t", 1, ["optim.batch_size=1024", "model.method=parallel"]),
-    ("imagenet/plstm_t", 1, ["optim.batch_size=1024", "model.remat=false"]),
-    ("imagenet/plstm_b", 16, []),
+    ("imagenet/plstm", 1, ["optim.batch_size=1024"]),
+    ("imagenet/vit", 1, ["optim.batch_size=1024"]),
+    ("imagenet/plstm", 1, ["optim.batch_size=1024", "model.method=parallel"]),
+    ("imagenet/plstm", 1, ["optim.batch_size=1024", "model.remat=false"]),
+    ("imagenet/plstm", 16, ["variant=size_b"]),
     ("arrow/plstm", 1, []),
     ("arrow/plstm", 8, []),
 ]

@@ -143,7 +143,6 @@ def test_values_that_follow_others(config_of):
         (["experiment=graphs/gin", "data.fold=3"], "graphs-gin-MUTAG-f3-s43"),
         (["experiment=arrow/plstm", "variant=d_mode"], "arrow-plstm-d_mode-s43"),
         (["experiment=arrow_48/plstm", "variant=[balanced,d_mode]"], "arrow_48-plstm-balanced-d_mode-s43"),
-        (["experiment=null", "variant=null"], "custom-s43"),
     ],
 )
 def test_a_run_is_named_after_experiment_and_variant_but_its_id_is_not(config_of, overrides, name):

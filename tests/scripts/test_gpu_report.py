@@ -73,7 +73,7 @@ def test_every_form_of_the_operator_and_its_gradients_compile_for_a_gpu(method, 
 def test_eight_devices_exchange_nothing_but_gradients_and_split_parameters(method, fsdp):
     """With both modes of pLSTM, and mixup on. Each number of a parameter is exchanged once in each direction."""
     shrunk = ["optim.batch_size=1024", "model.depth=2", "data.size=64", "model.image_size=64", f"model.method={method}"]
-    config = compose_experiment("imagenet/plstm_t", *shrunk, f"mesh.fsdp={fsdp}")
+    config = compose_experiment("imagenet/plstm", *shrunk, f"mesh.fsdp={fsdp}")
     found = collectives(compile_step(config, 8).as_text())
     model = nnx.eval_shape(lambda: TASKS["imagenet"](config).build_model(0))
     sizes = [leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
@@ -87,5 +87,5 @@ def test_eight_devices_exchange_nothing_but_gradients_and_split_parameters(metho
 @pytest.mark.slow
 def test_a_full_size_step_fits_small_gpus():
     """docs/speed.md: as an experiment's defaults give it, with recomputed blocks."""
-    compiled = compile_step(compose_experiment("imagenet/plstm_t", "optim.batch_size=1024"), 1)
+    compiled = compile_step(compose_experiment("imagenet/plstm", "optim.batch_size=1024"), 1)
     assert compiled.memory_analysis().temp_size_in_bytes < 6 * 2**30

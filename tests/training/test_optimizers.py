@@ -61,7 +61,8 @@ def test_only_kernels_and_gate_weights_decay(kind):
 def test_all_models_decay_the_same_kinds_of_matrices():
     """A tensor of two or more axes decays unless it is an embedding, a decay of a state, a skip, a bias or a scale."""
     kept = {"embedding", "position", "log_a", "log_left", "log_top", "skip"}
-    for path in sorted((CONFIGS / "experiment").glob("*reduced/*.yaml")):
+    folders = (CONFIGS / "experiment" / name for name in ("arrow_48", "imagenet_small", "languages", "tokens"))
+    for path in (path for folder in folders for path in sorted(folder.glob("*.yaml"))):
         mask, shapes = mask_of(f"{path.parent.name}/{path.stem}")
         whole = {name.rpartition(".")[2] for name in mask if not mask[name] and len(shapes[name].shape) > 1}
         assert all(name in kept or name.endswith(("bias", "scale")) for name in whole), (path, whole)
