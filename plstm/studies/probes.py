@@ -33,11 +33,8 @@ class Probes(NamedTuple):
 
 def probe_path(run: Record, results_dir: Path) -> Path | None:
     """The file of a run's scores, else that of its second training's; None where there is neither."""
-    for kind in ("", RETRAINED):
-        for name in (f"{run.name}-{run.id}", run.id):
-            if (path := results_dir / "probes" / f"{name}{kind}.json").is_file():
-                return path
-    return None
+    paths = (results_dir / "probes" / f"{run.name}-{run.id}{kind}.json" for kind in ("", RETRAINED))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def read_probes(runs: Sequence[Record], results_dir: Path) -> Probes:

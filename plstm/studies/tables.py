@@ -7,6 +7,7 @@ bits of a t quantile differ between SciPy releases.
 import os
 import re
 import statistics
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -171,7 +172,7 @@ def _baseline(table: TableDefinition, entry: dict[str, Any], section: Any) -> It
 # ---------------------------------------------------------------------- Markdown
 def _markdown(table: TableDefinition, lines: list[Line], notes: list[str], results_dir: Path) -> str:
     source = os.path.relpath(DEFINITIONS / f"{table.name}.yaml", results_dir / table.name)
-    text = [f"# {table.title}", "", table.caption.strip(), ""]
+    text = [f"# {table.title}", "", _filled(table.caption), ""]
     text += [f"Settings: [configs/study/{table.name}.yaml]({source}). All seeds and costs: [table.csv](table.csv).", ""]
     if table.sections:
         what = table.overview_column.title.lower() + ", the highest of the seeds" * table.seed_values
@@ -181,7 +182,7 @@ def _markdown(table: TableDefinition, lines: list[Line], notes: list[str], resul
     for section in table.section_values:
         text += [f"## {table.section_title(section)}", ""] if table.sections else []
         text += [*_pipes(_grid(table, lines, section)), ""]
-    text += ["## Notes", "", *(f"- {_escape(note)}" for note in notes)]
+    text += ["## Notes", "", *(_filled(f"- {_escape(note)}", "  ") for note in notes)]
     return "\n".join(text) + "\n"
 
 
@@ -265,6 +266,11 @@ def _overview(table: TableDefinition, lines: list[Line]) -> list[Grid]:
 def _pipes(grid: Grid) -> list[str]:
     header, *rows = ("| " + " | ".join(cells) + " |" for cells in grid)
     return [header, "|" + " --- |" * len(grid[0]), *rows]
+
+
+def _filled(text: str, indent: str = "") -> str:
+    """The text in lines of 120 characters, but for words that are longer."""
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _escape(text: str) -> str:
