@@ -166,6 +166,7 @@ class Session:
 
 
 def _open_tracker(config: Config, folder: Path, name: str) -> Tracker:
+    variants = config.variant.split(",") if config.variant else []
     return Tracker(
         config.logger.mode if is_main() else "disabled",
         id=folder.name,
@@ -173,7 +174,7 @@ def _open_tracker(config: Config, folder: Path, name: str) -> Tracker:
         name=name,
         group=config.experiment,
         job_type="train",
-        tags=[*config.experiment.split("/"), f"seed {config.seed}"],
+        tags=[*config.experiment.split("/"), *variants, f"seed {config.seed}"],
         config=plain_config(config),
         project=config.logger.project,
         entity=config.logger.entity,
