@@ -34,7 +34,8 @@ def draw_geometries(canvas: Canvas, training: Canvas, count: int, distribution: 
 
 def true_label(arrow: Arrow) -> np.ndarray:
     """1 where the arrow points at the circle, 0 where past it, NO_LABEL between; for arrays of geometries [n]."""
-    across, down = arrow.cx - arrow.ax, arrow.cy - arrow.ay
+    across = arrow.cx - arrow.ax
+    down = arrow.cy - arrow.ay
     distance = np.hypot(across, down)
     turn = np.abs(np.mod(arrow.phi - np.arctan2(down, across) + np.pi, 2 * np.pi) - np.pi)
     inner, outer = (np.arcsin(np.minimum(arrow.radius * factor / distance, 1)) for factor in (1 / KAPPA, KAPPA))
@@ -91,7 +92,8 @@ def score(evidence: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
         return round(float(values.mean()), 5) if len(values) else None
 
     known = labels != NO_LABEL
-    evidence, labels = evidence[known], labels[known]
+    evidence = evidence[known]
+    labels = labels[known]
     answers = evidence > 0
     right = answers == labels
     kinds = [mean(right[labels == label]) for label in (0, 1)]
@@ -109,7 +111,8 @@ def distances(arrows: Arrow) -> np.ndarray:
 
 def by_distance(evidence: np.ndarray, arrows: Arrow, reach: float) -> list[dict[str, Any]]:
     """Scores in bands of the distance; `reach`, the farthest in training, is the upper end of the last that it has."""
-    rows, width = [], reach / BANDS
+    rows = []
+    width = reach / BANDS
     bands = np.floor(distances(arrows) / width)
     for band in np.unique(bands).tolist():
         limits = {"from_pixels": width * band, "to_pixels": width * (band + 1)}

@@ -57,8 +57,12 @@ def main() -> None:
 def draw(figure: Any, models: list[Any], images: list[tuple[str, Arrow, Canvas]]) -> None:
     """A line of the images, and one of the patterns of each layer of each model."""
     titles = [title for model in models for title in layer_titles(model)]
+    size = models[0].info.config.data.size
+    what = f"One run of each model, trained on {size}-pixel images; mean over heads"
+    figure.suptitle(f"What each layer carries from the arrow's patch (white dot)\n{what}", fontsize=9)
     top, *lines = figure.subplots(1 + len(titles), len(images), squeeze=False, subplot_kw={"xticks": [], "yticks": []})
-    pixels, arrows = [render(arrow, canvas) for _, arrow, canvas in images], [arrow for _, arrow, _ in images]
+    pixels = [render(arrow, canvas) for _, arrow, canvas in images]
+    arrows = [arrow for _, arrow, _ in images]
     for axis, image, (split, _, canvas) in zip(top, pixels, images, strict=True):
         axis.imshow(image, cmap="gray", vmin=0, vmax=255)
         axis.set_title(f"{split}, {canvas.size} pixels", fontsize=9)
@@ -70,9 +74,9 @@ def draw(figure: Any, models: list[Any], images: list[tuple[str, Arrow, Canvas]]
 
 def find_layers(model: Any, pixels: list[np.ndarray], arrows: list[Arrow]) -> list[list[np.ndarray]]:
     """For each layer, the pattern [Y, X] that it carries in each image, the mean over heads."""
-    patch, depth = model.patch_size, model.info.config.model.depth
+    patch = model.patch_size
     flows = [
-        capture_flow(model, normalise(image[None, ..., None])[0], place(arrow, patch), depth)
+        capture_flow(model, normalise(image[None, ..., None])[0], place(arrow, patch), model.info.config.model.depth)
         for image, arrow in zip(pixels, arrows, strict=True)
     ]
     return [[pattern.mean(axis=0) for _, pattern in layer] for layer in zip(*flows, strict=True)]

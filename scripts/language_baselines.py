@@ -25,7 +25,9 @@ def scores(name: str, every: int, rows: int) -> tuple[float, float]:
     configs = (compose_experiment("languages/rnn", *settings, f"data.eval_seed={seed}") for seed in (1001, 2002))
     tests, others = map(TASKS["languages"], configs)
     classes = tests.language.classes
-    seen, constant, place = np.zeros(classes), [], []
+    seen = np.zeros(classes)
+    constant = []
+    place = []
     for length in tests.lengths("test"):
         test, other = (task.draw_at("test", length) for task in (tests, others))
         counts = np.stack([((other["label"] == c) & other["counted"]).sum(axis=0) for c in range(classes)])

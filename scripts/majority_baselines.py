@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.graphs.tudataset import load_tudataset, make_folds
 from plstm.errors import run_script
+from plstm.runs.experiments import compose_experiment
 from plstm.studies.definitions import load_table
 from scripts.common import ROOT, Parser, machine_folder, write_results
 
@@ -25,12 +26,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=machine_folder("results") / "baselines/graphs.json")
     arguments = parser.parse_args()
     table = load_table(ROOT / "configs/study/graphs.yaml")
-    folds, seed = table.require["data.folds"], table.require["data.fold_seed"]
+    data = compose_experiment("graphs/plstm").data
     row = {"name": "majority class"}
     for name in table.section_values:
-        row[name] = round(majority_accuracy(load_tudataset(name, arguments.root).labels, folds, seed), 4)
+        row[name] = round(majority_accuracy(load_tudataset(name, arguments.root).labels, data.folds, data.fold_seed), 4)
         print(f"{name:10}{row[name]:8.4f}", flush=True)
-    write_results(arguments.out, {"folds": folds, "fold_seed": seed, "baselines": [row]})
+    write_results(arguments.out, {"folds": data.folds, "fold_seed": data.fold_seed, "baselines": [row]})
 
 
 if __name__ == "__main__":

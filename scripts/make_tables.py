@@ -31,7 +31,8 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=place, help="folder of records and tables")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something is wrong")
     arguments = parser.parse_args()
-    results, folder = arguments.results, ROOT / "configs/study"
+    results = arguments.results
+    folder = ROOT / "configs/study"
     records = read_records(results)
     paths = [folder / f"{name}.yaml" for name in arguments.names] or sorted(folder.glob("*.yaml"))
     tables = [load_table(path) for path in paths]

@@ -63,7 +63,9 @@ def load_answer(run: str, runs: Path) -> tuple[Config, Path, Answer]:
 def probe(run: str, options: argparse.Namespace) -> None:
     """Scores one run on all canvases; prints the rows and writes them."""
     config, folder, answer = load_answer(run, options.runs)
-    training, distribution, rows = Canvas(config.data.size, config.data.object_scale), config.data.distribution, []
+    training = Canvas(config.data.size, config.data.object_scale)
+    distribution = config.data.distribution
+    rows = []
     reach = training_reach(training, options.count, distribution)
     sizes = {training.size, 2 * training.size, *options.sizes}
     canvases = [check_size(size, training.scale) for size in sorted(sizes)]

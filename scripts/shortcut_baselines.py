@@ -92,26 +92,33 @@ def evidence_from_pixels(arrow: Arrow, distribution: str = "paper") -> np.ndarra
     balanced distribution the others' density is taken as uniform over the angles that it draws, which costs about .001.
     """
     drawn = stroke_ends(arrow)
-    left, top = np.floor(drawn.real), np.floor(drawn.imag)
+    left = np.floor(drawn.real)
+    top = np.floor(drawn.imag)
     shape = stroke_ends(arrow._replace(ax=0.0, ay=0.0, phi=0.0))
-    x0, x1 = np.floor(arrow.cx - arrow.radius) + 0.5, np.floor(arrow.cx + arrow.radius) + 0.5
-    y0, y1 = np.floor(arrow.cy - arrow.radius) + 0.5, np.floor(arrow.cy + arrow.radius) + 0.5
-    centre, radius = (x0 + x1) / 2 + 0.5j * (y0 + y1), (x1 - x0 + y1 - y0) / 4
+    x0, x1 = (np.floor(arrow.cx + sign * arrow.radius) + 0.5 for sign in (-1, 1))
+    y0, y1 = (np.floor(arrow.cy + sign * arrow.radius) + 0.5 for sign in (-1, 1))
+    centre = (x0 + x1) / 2 + 0.5j * (y0 + y1)
+    radius = (x1 - x0 + y1 - y0) / 4
     shaft = np.arctan2(top[3] - top[0], left[3] - left[0])
-    pointing, away = np.zeros(len(shaft)), np.zeros(len(shaft))
+    pointing = np.zeros(len(shaft))
+    away = np.zeros(len(shaft))
     for step in np.linspace(-1, 1, 101):
         phi = shaft + step / (arrow.length // 2)
         turned = np.exp(1j * phi) * shape
-        low_x, high_x = (left - turned.real).max(0), (left + 1 - turned.real).min(0)
-        low_y, high_y = (top - turned.imag).max(0), (top + 1 - turned.imag).min(0)
+        low_x = (left - turned.real).max(0)
+        high_x = (left + 1 - turned.real).min(0)
+        low_y = (top - turned.imag).max(0)
+        high_y = (top + 1 - turned.imag).min(0)
         area = np.maximum(high_x - low_x, 0) * np.maximum(high_y - low_y, 0)
         offset = centre - (low_x + high_x) / 2 - 0.5j * (low_y + high_y)
         off = np.abs(np.angle(offset * np.exp(-1j * phi)))
         distance = np.maximum(np.abs(offset), 1e-9)  # an altered geometry may have the circle at the arrow's midpoint
         inside = np.arcsin(np.minimum(radius / (KAPPA * distance), 1))
-        outside, farthest = np.arcsin(np.minimum(KAPPA * radius / distance, 1)), np.pi
+        outside = np.arcsin(np.minimum(KAPPA * radius / distance, 1))
+        farthest = np.pi
         if distribution == "balanced":
-            outside, farthest = outside + GAP[0], outside + GAP[1] + 2 * inside
+            farthest = outside + GAP[1] + 2 * inside
+            outside = outside + GAP[0]
         pointing += area * (off < inside) / (2 * inside)
         away += area * (off > outside) * (off < farthest) / (2 * farthest - 2 * outside)
     return (pointing - away) / np.maximum(pointing + away, np.finfo(float).tiny)
@@ -140,7 +147,8 @@ def measure_sizes(
     training: Canvas, fitted: dict[str, np.ndarray], sizes: list[int], count: int, distribution: str = "paper"
 ) -> list[dict[str, Any]]:
     """One row a canvas size, alteration and baseline, scored on `count` images as `probe_arrow.py` scores models."""
-    rows, reach = [], training_reach(training, count, distribution)
+    rows = []
+    reach = training_reach(training, count, distribution)
     canvases = [Canvas(size, training.scale) for size in sizes]
     for canvas, name, arrows in probe_geometries(canvases, training, count, distribution):
         if name != NO_CIRCLE:  # which most baselines need

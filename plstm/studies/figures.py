@@ -57,7 +57,8 @@ def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: P
 
 def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
     """Accuracy over epochs as in Figures 2 and 6 of arXiv 2506.11997: a column a split and a line of panels a group."""
-    wanted, published = table.figure, _paper_curves(table, results_dir)
+    wanted = table.figure
+    published = _paper_curves(table, results_dir)
     curves = {cell.row.name: _mean_curves(cell.runs, results_dir) for cell in cells}
     labels = {cell.row.name: f"{cell.row.name} (n={len(cell.runs)})" for cell in cells}
     baseline = next((entry for entry in read_baselines(table, results_dir) if entry["name"] == wanted.baseline), {})
@@ -112,7 +113,8 @@ def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
     for section in table.section_values:
         own = {cell.row.name: cell for cell in cells if cell.section == section}
         panels += [(section, group, own, colours) for group, colours in _groups(table, list(own.values())).items()]
-    columns, lines = min(len(panels), PANELS), -(-len(panels) // PANELS)
+    columns = min(len(panels), PANELS)
+    lines = -(-len(panels) // PANELS)
     figure = new_figure(WIDTH, 1.6 * lines + 1.1)
     axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for axis, (section, group, own, colours) in zip(axes, panels, strict=False):

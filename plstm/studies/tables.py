@@ -72,7 +72,8 @@ def text_table(table: TableDefinition, records: Sequence[Record], results_dir: P
 
 
 def _notes(table: TableDefinition, groups: list[Group], results_dir: Path) -> list[str]:
-    fewer, partial, dirty, finished, missing = [], [], [], 0, 0
+    fewer, partial, dirty = [], [], []
+    finished = missing = 0
     for group in groups:
         missing += sum(len(cell.ids) - cell.finished for cell in group.needed)
         for cell in group.cells:
@@ -81,7 +82,8 @@ def _notes(table: TableDefinition, groups: list[Group], results_dir: Path) -> li
             place = ", ".join(filter(None, [cell.row.name, table.section_title(cell.section), choice]))
             dirty += [place] if "*" in "".join(commits_of(cell.runs)) else []
             partial += [f"{place}: {left}"] if (left := cell.finished - len(cell.runs)) else []
-            seeds, shared = len(cell.means), len(group.shared_seeds)
+            seeds = len(cell.means)
+            shared = len(group.shared_seeds)
             if cell is group.chosen and shared < (min(seeds, 1) if table.choose_once else seeds):
                 fewer.append(f"{place}: {shared} of {seeds}")
     unknown = [entry["name"] for entry in read_baselines(table, results_dir) if entry.keys() == {"name"}]
@@ -195,7 +197,8 @@ def _chosen(lines: list[Line]) -> dict[tuple[str, str, str, str], Any]:
 
 def _grid(table: TableDefinition, lines: list[Line], section: Any) -> Grid:
     """A line a row; of a section only rows with runs. Of more than `WIDEST` columns those of the lowest rank."""
-    place, values = "" if section is None else str(section), _chosen(lines)
+    place = "" if section is None else str(section)
+    values = _chosen(lines)
     published = {line.metric for line in lines if line.seed == "paper"}
     grid = []
     for name in dict.fromkeys(line.row for line in lines if line.section == place):
@@ -209,13 +212,13 @@ def _grid(table: TableDefinition, lines: list[Line], section: Any) -> Grid:
 
 def _cells(table: TableDefinition, name: str, own: dict, published: set[str]) -> Iterator[tuple[int, str, str]]:
     """Rank, title and text of the cells of a row; `own`: its values by seed and metric."""
-    form, find = f".{table.digits}f", own.get
+    form = f".{table.digits}f"
+    find = own.get
     row = next((row for row in table.rows if row.name == name), None)
     yield 0, "Model", _escape(name)
     n = find(("n", table.columns[0].name))
-    title, count = "n", n
-    if table.took_off is not None:
-        title, count = "Took off", f"{find(('count', table.select.name))} of {n}"
+    count = n if table.took_off is None else f"{find(('count', table.select.name))} of {n}"
+    title = "n" if table.took_off is None else "Took off"
     yield 0, title, f"[{count}]({record_path(row.experiment, '..')})" if n else DASH
     if table.select:
         yield 1, CHOICE_TITLES.get(table.chosen_name, table.chosen_name), find(("mean", "choice")) or DASH
@@ -242,7 +245,8 @@ def _text(value: Any, form: str, interval: float | None = None) -> str:
 def _overview(table: TableDefinition, lines: list[Line]) -> list[Grid]:
     """A line a model and a column a section, or the other way round where there are more sections than models, then the
     averages of what has all sections; in several grids where there are more than `WIDEST` columns."""
-    name, values = table.overview_column.name, _chosen(lines)
+    name = table.overview_column.name
+    values = _chosen(lines)
     sections = [str(section) for section in table.section_values]
     grid = [["Model", *map(table.section_title, table.section_values), "Mean"]]
     for row in table.rows:
