@@ -45,12 +45,12 @@ class Reference(Strict):
 
     `paper` maps columns (with sections these, for the first column or for columns by name) to a number or [mean, +-],
     the short name of `select.over` to the paper's best value, with `took_off` that to such as "4 of 5", and with
-    `costs` "parameters" and "flops" to the paper's words.
+    `costs` "parameters" and "flops" to the paper's words; its epochs are in the CSV alone.
     """
 
     name: str
     paper: dict[str, Any] = {}
-    epochs: str | None = None  # with `costs`, as the paper prints them
+    epochs: str | None = None  # as the paper prints them
 
 
 class Row(Reference):
@@ -92,7 +92,7 @@ class Figure(Strict):
     paper: str | None = None  # of these, those of the paper's runs: a CSV file below the results folder
     baseline: str | None = None  # in these, an entry of the baseline file
     lengths: str | None = None  # accuracy against the length in this split, a panel a section
-    sizes: bool = False  # accuracy against the canvas and the distance, and a table of altered images, from probes
+    sizes: bool = False  # accuracy against the canvas, and a table of altered images, from probes
 
 
 class TableDefinition(Strict):
@@ -107,10 +107,10 @@ class TableDefinition(Strict):
     section_titles: dict[str, str] = {}
     overview: str | None = None  # with sections: the name of the column that the overview shows, else the first
     stages: list[Stage] = []  # what to run, in this order; without: every row times every swept value
-    seed_values: bool = False  # also shows the highest of the seeds and, for the first column, each of them
+    seed_values: bool = False  # shows the highest of the seeds beside the paper's number
     average_over: list[str] = []  # the swept keys that a seed is averaged over
     select: Select | None = None
-    took_off: float | None = None  # with `select`: counts the seeds above it, and notes them where they are far apart
+    took_off: float | None = None  # with `select`: counts the seeds above it
     choose_once: bool = False  # other seeds run only the chosen value, once one seed has all
     baselines: str | None = None  # a path below the results folder
     chance: float | dict[str, float] | None = None  # or by section
@@ -118,7 +118,7 @@ class TableDefinition(Strict):
     figure: Figure = Figure()
     percent: bool = False  # shows 100 times the metrics
     digits: int = 3  # after the point
-    costs: bool = False  # shows what experiments say of themselves: pixels, epochs, parameters and multiply-adds
+    costs: bool = False  # shows parameters and multiply-adds
 
     def __hash__(self) -> int:
         return id(self)  # for caches
