@@ -102,9 +102,8 @@ def study_lines(table: TableDefinition, groups: Sequence[Group], results_dir: Pa
     """All that is known of a study, runs before baselines before models that only the paper has."""
     found = []
     for cell, is_chosen in ((cell, cell is group.chosen) for group in groups for cell in group.cells):
-        values = [*_means(table, cell), *(_cell_values(table, cell) if is_chosen else ())]
-        choice = "" if cell.choice is None else str(cell.choice)
-        found += [(cell.section, cell.row.name, choice, int(is_chosen), *value) for value in values]
+        own = (cell.section, cell.row.name, "" if cell.choice is None else str(cell.choice), int(is_chosen))
+        found += [(*own, *value) for value in _values(table, cell, is_chosen)]
     for section in table.section_values:
         for entry in read_baselines(table, results_dir):
             found += [(section, entry["name"], "", 1, *value) for value in _baseline(table, entry, section)]
@@ -113,37 +112,29 @@ def study_lines(table: TableDefinition, groups: Sequence[Group], results_dir: Pa
     return [Line("" if section is None else str(section), *rest) for section, *rest in found if rest[-1] is not None]
 
 
-def _means(table: TableDefinition, cell: Cell) -> Iterator[tuple[str, str, Any]]:
-    """Seed, metric and value: of a choice that was rejected all that there is."""
-    for run in cell.runs:
-        yield str(run.seed), "id", run.id
-    for name in table.measures if cell.runs else ():
-        yield "mean", name, cell.means[name].mean()
-
-
-def _cell_values(table: TableDefinition, cell: Cell) -> Iterator[tuple[str, str, Any]]:
-    """Each seed, what is made of all seeds beside the mean, and the paper's numbers."""
-    yield from _published(table, cell.row, cell.section, cell)
-    if not cell.runs:
-        return
-    yield "n", table.columns[0].name, len(cell.means)
-    bounds = {column.name: column.solved for column in table.columns}
-    for name, measure in table.measures.items():
+def _values(table: TableDefinition, cell: Cell, is_chosen: bool) -> Iterator[tuple[str, str, Any]]:
+    """Seed, metric and value; of a choice that was rejected ids and means alone."""
+    yield from ((str(run.seed), "id", run.id) for run in cell.runs)
+    for name, measure in table.measures.items() if cell.runs else ():
         values = cell.means[name]
-        yield from ((seed, name, value) for seed, value in values.items())
-        yield "interval", name, cell.interval(measure)[1]
-        if table.average_over:
-            yield "deviation", name, float(cell.deviations[name].mean())
-        if table.seed_values:
-            yield "max", name, values.max()
-        if measure is table.select and table.took_off is not None:
-            yield "count", name, int((values > table.took_off).sum())
-        elif bounds.get(name) is not None:
-            yield "count", name, int((values >= bounds[name]).sum())
-    yield from (("mean", field, cell.mean(field)) for field in PER_RUN)
-    flops = cell.runs[0].flops_per_example
-    yield "mean", "multiply_adds", None if flops is None else flops / 2
-    yield "mean", "commit", " ".join(commits_of(cell.runs, digits=12))
+        yield "mean", name, values.mean()
+        if is_chosen:
+            yield from ((seed, name, value) for seed, value in values.items())
+            yield "interval", name, cell.interval(measure)[1]
+            yield "deviation", name, float(cell.deviations[name].mean()) if table.average_over else None
+            yield "max", name, values.max() if table.seed_values else None
+            if measure is table.select and table.took_off is not None:
+                yield "count", name, int((values > table.took_off).sum())
+            elif (bound := getattr(measure, "solved", None)) is not None:
+                yield "count", name, int((values >= bound).sum())
+    if cell.runs and is_chosen:
+        yield "n", table.columns[0].name, len(cell.means)
+        yield from (("mean", field, cell.mean(field)) for field in PER_RUN)
+        flops = cell.runs[0].flops_per_example
+        yield "mean", "multiply_adds", None if flops is None else flops / 2
+        yield "mean", "commit", " ".join(commits_of(cell.runs, digits=12))
+    if is_chosen:
+        yield from _published(table, cell.row, cell.section, cell)
 
 
 def _published(
