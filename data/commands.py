@@ -58,7 +58,8 @@ def run_commands(prog: str, description: str, tasks: Mapping[str, Sampler], desc
         print(_text(task.answer(parse_row(task, arguments.tokens))[0]))
         return
     for option, most in MOST.items():
-        least, value = {"length": task.shortest, "count": 1, "seed": 0}[option], getattr(arguments, option)
+        least = {"length": task.shortest, "count": 1, "seed": 0}[option]
+        value = getattr(arguments, option)
         if not least <= value <= most:
             raise UserError(f"--{option} {value}: must be from {least} to {most}")
     rows = task.draw(RandomState(arguments.seed), arguments.length, arguments.count)

@@ -82,8 +82,10 @@ def draw_numbers(rng: RandomState, length: int, rows: int) -> np.ndarray:
     if length <= 2:
         number = rng.randint(0, 3, rows) * (length == 2)
         return np.stack([number & 1, number >> 1], axis=1)[:, :length].astype(np.int8)
-    place, digits = np.arange(length), rng.randint(1, length - 1, (rows, 1))  # digits of the first number
-    first, second = place < digits, place > digits
+    place = np.arange(length)  # digits of the first number
+    digits = rng.randint(1, length - 1, (rows, 1))
+    first = place < digits
+    second = place > digits
 
     def is_bad(bits):
         return ~((bits & first).any(axis=1) & (bits & second).any(axis=1))
@@ -105,8 +107,10 @@ class Symbols(NamedTuple):
     right: int
 
 
-BRACKETS, EQUATION = Symbols((5, 6, 7), 8, 9), Symbols((5, 6), 7, 8)
-UNKNOWN, EQUALS = 9, 10  # in equations
+BRACKETS = Symbols((5, 6, 7), 8, 9)
+EQUATION = Symbols((5, 6), 7, 8)
+UNKNOWN = 9  # in equations
+EQUALS = 10
 
 
 def draw_expressions(rng: RandomState, length: int, rows: int, symbols: Symbols) -> np.ndarray:
@@ -116,7 +120,9 @@ def draw_expressions(rng: RandomState, length: int, rows: int, symbols: Symbols)
     """
     minus = symbols.operators[1]
     drawn = rng.randint(0, 5, (rows, length), np.int8)
-    row, start, size = np.arange(rows), np.zeros(rows, int), np.full(rows, length)
+    row = np.arange(rows)
+    start = np.zeros(rows, int)
+    size = np.full(rows, length)
     while len(row):
         bracketed = size > 2
         drawn[row[bracketed], start[bracketed]] = symbols.left
@@ -127,7 +133,8 @@ def draw_expressions(rng: RandomState, length: int, rows: int, symbols: Symbols)
         left = (rng.random_sample(len(row)) * (size - 4)).astype(int) + 1
         middle = start + 1 + left
         drawn[row, middle] = np.array(symbols.operators, np.int8)[rng.randint(0, len(symbols.operators), len(row))]
-        row, start = np.tile(row, 2), np.concatenate([start + 1, middle + 1])
+        row = np.tile(row, 2)
+        start = np.concatenate([start + 1, middle + 1])
         size = np.concatenate([left, size - 3 - left])
     return drawn
 
@@ -155,16 +162,23 @@ def evaluate(expression: np.ndarray, symbols: Symbols) -> np.ndarray:
     # By depth of brackets: the sum of the finished terms, the running term, the operator before the next number.
     total, term = np.zeros((2, rows, length // 2 + 2), int)
     pending = np.full(term.shape, plus)
-    depth, sign, after_number = np.zeros(rows, int), np.ones(rows, int), np.zeros(rows, bool)
+    depth = np.zeros(rows, int)
+    sign = np.ones(rows, int)
+    after_number = np.zeros(rows, bool)
     for token in expression.T:
-        is_left, is_right, is_digit = token == symbols.left, token == symbols.right, token < 5
+        is_left = token == symbols.left
+        is_right = token == symbols.right
+        is_digit = token < 5
         number = np.where(is_right, total[each, depth] + term[each, depth], sign * token)
         depth += is_left.astype(int) - is_right
         total[each[is_left], depth[is_left]] = term[each[is_left], depth[is_left]] = 0
         pending[each[is_left], depth[is_left]] = plus
         ends = is_digit | is_right  # a number ends here
-        row, at = each[ends], depth[ends]
-        operator, old, number = pending[row, at], term[row, at], number[ends]
+        row = each[ends]
+        at = depth[ends]
+        operator = pending[row, at]
+        old = term[row, at]
+        number = number[ends]
         is_product = operator == times
         total[row, at] = (total[row, at] + np.where(is_product, 0, old)) % 5
         term[row, at] = np.where(is_product, old * number, np.where(operator == minus, -number, number)) % 5
@@ -188,7 +202,9 @@ def solve_equations(rows: np.ndarray) -> np.ndarray:
 def final_stacks(rows: np.ndarray) -> np.ndarray:
     """The stack after all actions, top first, then 2, then zeros. A bit pushes itself; an empty stack pops nothing."""
     count, length = rows.shape
-    stack, height, each = np.zeros((count, length + 1), np.int8), np.zeros(count, int), np.arange(count)
+    stack = np.zeros((count, length + 1), np.int8)
+    height = np.zeros(count, int)
+    each = np.arange(count)
     for token in rows.T:
         pops = token == 2
         stack[each[~pops], height[~pops]] = (token - 3 * (token > 2))[~pops]
@@ -254,7 +270,8 @@ def as_classes(values: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------------- which rows there are, a character a token
 def is_expression(text: str, operators: str) -> bool:
     """Whether the text is d, -d or an expression in brackets; ( and ) are brackets, - the minus, x an unknown digit."""
-    operand, shorter = "(?:-?[0-4x]|E)", ""
+    operand = "(?:-?[0-4x]|E)"
+    shorter = ""
     while (shorter := re.sub(rf"\((?:-?[0-4x]|{operand}[{operators}]{operand})\)", "E", text)) != text:
         text = shorter
     return re.fullmatch(operand, text) is not None
@@ -279,48 +296,60 @@ def is_missing_duplicate(text: str) -> bool:
     return one_hidden or text == "1"
 
 
+# ---------------------------------------------------------------------- lengths of answers
+def single(length: int) -> int:
+    return 1
+
+
+def as_long(length: int) -> int:
+    return length
+
+
+def one_longer(length: int) -> int:
+    return length + 1
+
+
 ANY = re.compile(".+").fullmatch
-ONE, ALL, PLUS_ONE = (lambda length: 1), (lambda length: length), (lambda length: length + 1)
 NUMBERS = re.compile("0|00|10|01|(?=0*1)[01]+2(?=0*1)[01]+").fullmatch
 
 LANGUAGES = {
     language.name: language
     for language in (
         Language(
-            "even_pairs", 2, tokens_below(2), lambda rows: as_classes(rows[:, 0] ^ rows[:, -1]), ANY, "R", 2, ONE
+            "even_pairs", 2, tokens_below(2), lambda rows: as_classes(rows[:, 0] ^ rows[:, -1]), ANY, "R", 2, single
         ),
         Language(
             "modular_arithmetic", 9, draw_operations, lambda rows: evaluate(rows, BRACKETS),
-            re.compile("[0-4]([567][0-4])*").fullmatch, "R", 5, ONE,
+            re.compile("[0-4]([567][0-4])*").fullmatch, "R", 5, single,
         ),
-        Language("parity_check", 2, tokens_below(2), lambda rows: as_classes(rows.sum(1) % 2), ANY, "R", 2, ONE),
+        Language("parity_check", 2, tokens_below(2), lambda rows: as_classes(rows.sum(1) % 2), ANY, "R", 2, single),
         Language(
-            "cycle_navigation", 3, tokens_below(3), lambda rows: as_classes((rows - 1).sum(1) % 5), ANY, "R", 5, ONE
+            "cycle_navigation", 3, tokens_below(3), lambda rows: as_classes((rows - 1).sum(1) % 5), ANY, "R", 5, single
         ),
         Language(
             "stack_manipulation", 5, draw_stack, final_stacks, re.compile("[01]|[01]+[234]+").fullmatch,
-            "DCF", 3, PLUS_ONE, terminated=True,
+            "DCF", 3, one_longer, terminated=True,
         ),
-        Language("reverse_string", 2, tokens_below(2), lambda rows: rows[:, ::-1], ANY, "DCF", 2, ALL),
+        Language("reverse_string", 2, tokens_below(2), lambda rows: rows[:, ::-1], ANY, "DCF", 2, as_long),
         Language(
             "modular_arithmetic_brackets", 11, lambda *args: draw_expressions(*args, BRACKETS),
-            lambda rows: evaluate(rows, BRACKETS), is_bracketed, "DCF", 5, ONE,
+            lambda rows: evaluate(rows, BRACKETS), is_bracketed, "DCF", 5, single,
         ),
-        Language("solve_equation", 11, draw_equations, solve_equations, is_equation, "DCF", 5, ONE),
+        Language("solve_equation", 11, draw_equations, solve_equations, is_equation, "DCF", 5, single),
         Language("duplicate_string", 2, tokens_below(2), lambda rows: np.tile(rows, 2), ANY, "CS", 2, lambda n: 2 * n),
-        Language("missing_duplicate", 4, draw_missing_duplicate, hidden_bits, is_missing_duplicate, "CS", 2, ONE),
+        Language("missing_duplicate", 4, draw_missing_duplicate, hidden_bits, is_missing_duplicate, "CS", 2, single),
         Language(
             "odds_first", 2, tokens_below(2), lambda rows: np.concatenate([rows[:, 1::2], rows[:, ::2]], axis=1), ANY,
-            "CS", 2, ALL,
+            "CS", 2, as_long,
         ),
         Language(
             "binary_addition", 3, draw_numbers,
             lambda rows: terminated_bits([a + b for a, b in two_numbers(rows)], rows.shape[1] + 1), NUMBERS,
-            "CS", 3, PLUS_ONE, terminated=True,
+            "CS", 3, one_longer, terminated=True,
         ),
-        Language("binary_multiplication", 3, draw_numbers, products, NUMBERS, "CS", 3, ALL, terminated=True),
+        Language("binary_multiplication", 3, draw_numbers, products, NUMBERS, "CS", 3, as_long, terminated=True),
         Language("compute_sqrt", 2, draw_positive, roots, re.compile(".*1.*").fullmatch, "CS", 2, lambda n: -(-n // 2)),
-        Language("bucket_sort", 5, tokens_below(5), lambda rows: np.sort(rows, axis=1), ANY, "CS", 5, ALL),
+        Language("bucket_sort", 5, tokens_below(5), lambda rows: np.sort(rows, axis=1), ANY, "CS", 5, as_long),
     )
 }  # fmt: skip
 

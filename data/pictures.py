@@ -10,7 +10,10 @@ from PIL import Image, ImageDraw, ImageFont
 from plstm.errors import UserError, first_line
 from plstm.files import write_file
 
-MARGIN, LINE, FONT, MIN_WIDTH = 8, 15, 12, 160  # pixels
+MARGIN = 8  # pixels
+LINE = 15
+FONT = 12
+MIN_WIDTH = 160
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
@@ -26,8 +29,10 @@ def write_picture(image: Image.Image, path: Path) -> None:
 
 def contact_sheet(panels: Sequence[tuple[np.ndarray, str]], title: str, columns: int, lines: int) -> Image.Image:
     """Panels of one size, uint8 [size, size] or [size, size, 3], each over its caption of at most `lines` lines."""
-    size, columns = len(panels[0][0]), min(columns, len(panels))
-    cell_width, cell_height = max(size, MIN_WIDTH) + MARGIN, size + lines * LINE + MARGIN
+    size = len(panels[0][0])
+    columns = min(columns, len(panels))
+    cell_width = max(size, MIN_WIDTH) + MARGIN
+    cell_height = size + lines * LINE + MARGIN
     width = columns * cell_width + MARGIN
     font = ImageFont.load_default(FONT)
     letter = font.getlength(LETTERS) / len(LETTERS)
@@ -37,7 +42,8 @@ def contact_sheet(panels: Sequence[tuple[np.ndarray, str]], title: str, columns:
     draw = ImageDraw.Draw(sheet)
     draw.text((MARGIN, MARGIN), title, "black", font)
     for n, (pixels, caption) in enumerate(panels):
-        x, y = MARGIN + n % columns * cell_width, top + n // columns * cell_height
+        x = MARGIN + n % columns * cell_width
+        y = top + n // columns * cell_height
         sheet.paste(Image.fromarray(pixels), (x, y))
         draw.text((x, y + size + 2), textwrap.fill(caption, int((cell_width - MARGIN) / letter)), "black", font)
     return sheet

@@ -41,7 +41,10 @@ class TfdsSource(Sequence):
     """The examples of a TFDS data source at `positions`, picklable; a damaged one raises ReadError with `remedy`."""
 
     def __init__(self, source: Sequence, positions: np.ndarray, folder: os.PathLike, remedy: str):
-        self._source, self._positions, self._folder, self._remedy = source, positions, str(folder), remedy
+        self._source = source
+        self._positions = positions
+        self._folder = str(folder)
+        self._remedy = remedy
 
     def __len__(self) -> int:
         return len(self._positions)

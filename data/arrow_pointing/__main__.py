@@ -49,7 +49,8 @@ def main() -> None:
     if args.seed is not None and args.split != "train":
         raise UserError(f"--seed {args.seed}: {args.split} is the same for every run; leave --seed out, or take train")
     variant = ArrowVariant(seed, args.size, args.scale, distribution=args.distribution)
-    arrows, canvas = variant.arrows(args.split, count), variant.canvas(args.split)
+    arrows = variant.arrows(args.split, count)
+    canvas = variant.canvas(args.split)
     images = ((render(arrow, canvas), arrow.label) for arrow in tqdm(arrows, total=count, leave=False, disable=None))
     if args.command == "hash":
         print_hash(args, images)
@@ -61,7 +62,8 @@ def main() -> None:
 
 def print_hash(args: argparse.Namespace, images: Iterator[tuple[np.ndarray, int]]) -> None:
     """Print the digest; UserError where a whole split at the paper's sizes differs from the paper's images."""
-    split, (count, positives, sha) = SPLITS[args.split], digest(images)
+    split = SPLITS[args.split]
+    count, positives, sha = digest(images)
     print(args.split, count, positives, sha)
     is_paper = (count, args.size, args.scale, args.distribution) == (split.images, 192, 1.0, "paper")
     if is_paper and split.digest not in (None, sha):

@@ -124,7 +124,8 @@ def load_packed(variant: ArrowVariant, split: str, root: str | None = None, gene
 
     A damaged file is packed again; where it cannot be kept a warning says so. Errors: those of `data_source`.
     """
-    count, size = variant.images(split), variant.canvas(split).size
+    count = variant.images(split)
+    size = variant.canvas(split).size
     path = data_root(root) / "arrow_pointing_packed" / variant.name / VERSION / f"{split}.npz"
     arrays = _read(path, count, size)
     if arrays is None:
@@ -143,7 +144,8 @@ def _read(path: Path, count: int, size: int) -> tuple[np.ndarray, np.ndarray] | 
     """Bits and labels in a packed file, whose checksums NumPy compares; None where there are none, or damaged ones."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            bits, labels = file["bits"], file["labels"]
+            bits = file["bits"]
+            labels = file["labels"]
     except Exception:  # damaged zip files raise a dozen different ones
         return None
     fits = bits.shape == (count, packed_bytes(size)) and labels.shape == (count,)
@@ -153,7 +155,8 @@ def _read(path: Path, count: int, size: int) -> tuple[np.ndarray, np.ndarray] | 
 def _pack(source: TfdsSource, size: int, split: str) -> tuple[np.ndarray, np.ndarray]:
     count = len(source)
     print(f"arrow pointing: packing {count:,} images of {split}", file=sys.stderr)
-    bits, labels = np.empty((count, packed_bytes(size)), np.uint8), np.empty(count, np.uint8)
+    bits = np.empty((count, packed_bytes(size)), np.uint8)
+    labels = np.empty(count, np.uint8)
     with quiet_tfds():
         for start in tqdm(range(0, count, READ_AT_ONCE), f"packing {split}", leave=False, disable=None):
             rows = slice(start, min(start + READ_AT_ONCE, count))

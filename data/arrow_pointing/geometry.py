@@ -22,10 +22,12 @@ LABELS = ("away", "at")  # the class names in label order
 KAPPA = 1.2  # no arrow's ray passes the circle's centre at between r / KAPPA and KAPPA r
 # Pixels; the paper's least are 15 and 2, so these act on reduced canvases only. With less, small models stay at chance
 # for thousands of steps: an arrow of 8 x 1 pixels hardly shows its direction.
-SHORTEST, THINNEST = 12, 2
+SHORTEST = 12
+THINNEST = 2
 DISTRIBUTIONS = ("paper", "balanced")
 # Of "balanced". Distances of the place pointed at are uniform from 40 pixels (times the scale) to 0.75 of the span.
-NEAREST, FARTHEST = 40, 0.75
+NEAREST = 40
+FARTHEST = 0.75
 SMALLER = 1 / 3  # radii over the paper's
 SLIDES = 0.45  # the share of images whose two places differ by a slide; those of the others, by a turn
 GAP = np.deg2rad([4, 8])  # between the ray and the circle, KAPPA times as large, at the other place; often more
@@ -99,11 +101,13 @@ def _geometry(draws: np.ndarray, canvas: Canvas) -> Arrow:
     side, long, wide, x, y, big, right, down, turn = draws
     span = canvas.span
     label, length, width = _objects(side, long, wide, canvas.scale)
-    ax, ay = span * x, span * y
+    ax = span * x
+    ay = span * y
     radius = canvas.radius + canvas.radius * big
     cx = ax + 2 * radius + (span - 4 * radius) * right
     cy = ay + 2 * radius + (span - 4 * radius) * down
-    cx, cy = np.where(cx > span, cx - span, cx), np.where(cy > span, cy - span, cy)
+    cx = np.where(cx > span, cx - span, cx)
+    cy = np.where(cy > span, cy - span, cy)
     away = np.hypot(cx - ax, cy - ay)
     straight = np.arctan2(cy - ay, cx - ax)
     half = np.arcsin(np.where(label == 1, radius / (KAPPA * away), KAPPA * radius / away))
@@ -116,7 +120,8 @@ def _balanced(rng: np.random.Generator, count: int, canvas: Canvas) -> Arrow:
     """`count` balanced geometries as arrays [count]: of each image's tries the first whose places lie on the canvas."""
     side, long, wide, kind = rng.random((4, count))
     label, length, width = _objects(side, long, wide, canvas.scale)
-    found, open_ = np.empty((6, count)), np.arange(count)
+    found = np.empty((6, count))
+    open_ = np.arange(count)
     tries = max(16 // count, 1)
     while len(open_):
         draws = rng.random((8, tries, len(open_)))
@@ -136,7 +141,8 @@ def _two_places(draws: np.ndarray, at: np.ndarray, slides: np.ndarray, canvas: C
     same arrow (turns: and the same distance), or the same circle and direction (slides).
     """
     x, y, big, turn, reach, aim, way, gap = draws
-    span, nearest = canvas.span, NEAREST * canvas.scale
+    span = canvas.span
+    nearest = NEAREST * canvas.scale
     arrow = span * x + 1j * span * y
     radius = SMALLER * canvas.radius * (1 + big)
     away = nearest + (FARTHEST * span - nearest) * reach
@@ -155,9 +161,12 @@ def _two_places(draws: np.ndarray, at: np.ndarray, slides: np.ndarray, canvas: C
 
 def strokes(arrow: Arrow) -> list[tuple[float, float, float, float]]:
     """The shaft and the two head lines as (x0, y0, x1, y1) in pixels, in drawing order; all three end at the tip."""
-    half, head = arrow.length // 2, arrow.length // 2.5
-    dx, dy = np.cos(arrow.phi), np.sin(arrow.phi)
-    tip_x, tip_y = arrow.ax + half * dx, arrow.ay + half * dy
+    half = arrow.length // 2
+    head = arrow.length // 2.5
+    dx = np.cos(arrow.phi)
+    dy = np.sin(arrow.phi)
+    tip_x = arrow.ax + half * dx
+    tip_y = arrow.ay + half * dy
     lines = [(arrow.ax - half * dx, arrow.ay - half * dy, tip_x, tip_y)]
     for side in (arrow.phi - 0.5, arrow.phi + 0.5):
         lines.append((tip_x - head * np.cos(side), tip_y - head * np.sin(side), tip_x, tip_y))
@@ -170,17 +179,22 @@ def render(arrow: Arrow, canvas: Canvas) -> np.ndarray:
     draw = ImageDraw.Draw(image)
     for line in strokes(arrow):
         draw.line(line, fill=0, width=arrow.width)
-    cx, cy, r = arrow.cx, arrow.cy, arrow.radius
+    cx = arrow.cx
+    cy = arrow.cy
+    r = arrow.radius
     draw.ellipse((cx - r, cy - r, cx + r, cy + r), fill=0)
     return np.array(image)
 
 
 def digest(images_and_labels: Iterable[tuple[np.ndarray, int]]) -> tuple[int, int, str]:
     """(images, positives, first 24 hex digits of the sha256 over each image's bytes followed by its label byte)."""
-    sha, images, positives = hashlib.sha256(), 0, 0
+    sha = hashlib.sha256()
+    images = 0
+    positives = 0
     for image, label in images_and_labels:
         sha.update(image.tobytes() + bytes([label]))
-        images, positives = images + 1, positives + int(label)
+        images = images + 1
+        positives = positives + int(label)
     return images, positives, sha.hexdigest()[:24]
 
 
@@ -236,6 +250,7 @@ class ArrowVariant:
 
     def arrows(self, split: str, count: int | None = None) -> Iterator[Arrow]:
         count = self.images(split) if count is None else count
-        seed, canvas = SPLITS[split].seed, self.canvas(split)
+        seed = SPLITS[split].seed
+        canvas = self.canvas(split)
         base = base_seed(self.train_seed if seed is None else seed)
         return (parameters(base, index, canvas, self.distribution) for index in range(count))

@@ -61,7 +61,8 @@ def sheet(image: Image.Image, args: argparse.Namespace) -> Image.Image:
     panels = [(evaluation_crop(image, args.size, 1.0), f"input, {image.width} x {image.height}: central crop")]
     for n in range(args.views):
         view = draw_view(*image.size, config, view_rng(args.seed, 0, 0, n))
-        width, height = view.box[2] - view.box[0], view.box[3] - view.box[1]
+        width = view.box[2] - view.box[0]
+        height = view.box[3] - view.box[1]
         words = [f"crop {width * height / (image.width * image.height):.0%}, {width} x {height}"] + ["flip"] * view.flip
         words += [name if argument is None else f"{name} {round(argument, 3)}" for name, argument in view.steps]
         panels.append((make_view(image, args.size, view), f"view {n}: {'; '.join(words)}"))

@@ -53,7 +53,8 @@ def mix(
     weights_key, partner_key = jax.random.split(key)
     cutmix_probability = 0.5 if mixup_alpha and cutmix_alpha else float(cutmix_alpha > 0)
     kept = kept_weights(weights_key, *images.shape[1:3], cutmix_probability, mixup_alpha, cutmix_alpha)
-    share, kept = kept.mean(), kept[..., None]
+    share = kept.mean()
+    kept = kept[..., None]
     batch = images.shape[0]
     group = PARTNERS if batch % PARTNERS == 0 else batch
     keys = jax.random.split(partner_key, batch // group)

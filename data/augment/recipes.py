@@ -70,7 +70,8 @@ class RandAugment(NamedTuple):
 
     def draw(self, rng: np.random.Generator) -> list[Step]:
         """The operations that fire, in order; drawn uniformly, with replacement; half the geometric ones bilinear."""
-        names, steps = list(RAND_ARGUMENTS), []
+        names = list(RAND_ARGUMENTS)
+        steps = []
         for _ in range(self.layers):
             name = names[rng.integers(len(names))]
             level = min(max(rng.normal(self.magnitude, self.deviation), 0.0), MAX_MAGNITUDE)

@@ -75,12 +75,16 @@ def random_resized_box(width: int, height: int, rng: np.random.Generator) -> Box
     for _ in range(TRIES):
         area = rng.uniform(*AREA) * width * height
         aspect = math.exp(rng.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))
-        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        w = round(math.sqrt(area * aspect))
+        h = round(math.sqrt(area / aspect))
         if 0 < w <= width and 0 < h <= height:
-            left, upper = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
+            left = int(rng.integers(width - w + 1))
+            upper = int(rng.integers(height - h + 1))
             return left, upper, left + w, upper + h
-    w, h = min(width, round(height * ASPECT[1])), min(height, round(width / ASPECT[0]))
-    left, upper = (width - w) // 2, (height - h) // 2
+    w = min(width, round(height * ASPECT[1]))
+    h = min(height, round(width / ASPECT[0]))
+    left = (width - w) // 2
+    upper = (height - h) // 2
     return left, upper, left + w, upper + h
 
 
@@ -91,12 +95,14 @@ def evaluation_crop(image: Image.Image, size: int, ratio: float) -> np.ndarray:
     """
     if max(image.size) > LONGEST * min(image.size):  # resized whole, a strip of few pixels could fill the memory
         width, height = (min(side, LONGEST * min(image.size)) for side in image.size)
-        left, upper = (image.width - width) // 2, (image.height - height) // 2
+        left = (image.width - width) // 2
+        upper = (image.height - height) // 2
         image = image.crop((left, upper, left + width, upper + height))
     short = int(size / ratio)
     width, height = (int(short * side / min(image.size)) for side in image.size)
     resized = rgb(image).resize((width, height), Image.Resampling.BICUBIC)
-    left, upper = round((width - size) / 2), round((height - size) / 2)
+    left = round((width - size) / 2)
+    upper = round((height - size) / 2)
     return np.array(resized.crop((left, upper, left + size, upper + size)))
 
 

@@ -52,7 +52,8 @@ class SqueezeExcite(nnx.Module):
 
     def __init__(self, channels: int, hidden: int, *, dtype, rngs: nnx.Rngs):
         make = partial(dense, rngs=rngs, dtype=dtype)
-        self.squeeze, self.excite = make(channels, hidden), make(hidden, channels)
+        self.squeeze = make(channels, hidden)
+        self.excite = make(hidden, channels)
 
     def __call__(self, x: Array) -> Array:
         """[H, W, B, C] -> the same."""
@@ -63,18 +64,22 @@ class MBConv(nnx.Module):
     """An inverted bottleneck: expand, filter each channel, squeeze and excite, project."""
 
     def __init__(self, dim_in: int, dim_out: int, kernel: int, stride: int, expansion: int, *, dtype, rngs: nnx.Rngs):
-        hidden, self.stride = dim_in * expansion, stride
+        hidden = dim_in * expansion
+        self.stride = stride
         project = partial(linear, kernel_init=HE, use_bias=False, dtype=dtype, rngs=rngs)
         self.expand = project(dim_in, hidden) if expansion > 1 else None
         self.expand_norm = BatchNorm(hidden) if expansion > 1 else None
         self.kernel = nnx.Param(HE(rngs.params(), (kernel, kernel, 1, hidden), jnp.float32))
         self.norm = BatchNorm(hidden)
         self.excite = SqueezeExcite(hidden, max(1, dim_in // 4), dtype=dtype, rngs=rngs)
-        self.project, self.project_norm = project(hidden, dim_out), BatchNorm(dim_out)
+        self.project = project(hidden, dim_out)
+        self.project_norm = BatchNorm(dim_out)
 
     def __call__(self, x: Array, train: bool) -> Array:
         """[H, W, B, dim_in] -> [ceil(H / stride), ceil(W / stride), B, dim_out]."""
-        y = x if self.expand is None else jax.nn.silu(self.expand_norm(self.expand(x), train))
+        y = x
+        if self.expand is not None and self.expand_norm is not None:
+            y = jax.nn.silu(self.expand_norm(self.expand(x), train))
         y = jax.nn.silu(self.norm(depthwise(y, self.kernel[...], self.stride), train))
         y = self.project_norm(self.project(self.excite(y)), train)
         return x + y if y.shape == x.shape and self.stride == 1 else y
@@ -84,21 +89,27 @@ class EfficientNet(nnx.Module):
     """Image classifier; running statistics change in training passes alone."""
 
     def __init__(self, config: EfficientNetConfig, rngs: nnx.Rngs):
-        self.dropout, self.dtype, dim = config.dropout, DTYPES[config.dtype], config.stem
-        form = {"dtype": self.dtype, "rngs": rngs}
-        project = partial(linear, kernel_init=HE, use_bias=False, **form)
-        self.stem, self.stem_norm, self.blocks = project(9 * config.channels, dim), BatchNorm(dim), nnx.List()
+        self.dropout = config.dropout
+        self.dtype = DTYPES[config.dtype]
+        dim = config.stem
+        project = partial(linear, kernel_init=HE, use_bias=False, dtype=self.dtype, rngs=rngs)
+        self.stem = project(9 * config.channels, dim)
+        self.stem_norm = BatchNorm(dim)
+        self.blocks: nnx.List[MBConv] = nnx.List()
         for kernel, stride, repeats, expansion, dim_out in config.stages:
             for n in range(repeats):
-                self.blocks.append(MBConv(dim, dim_out, kernel, 1 if n else stride, expansion, **form))
+                block = partial(MBConv, dim, dim_out, kernel, 1 if n else stride, expansion)
+                self.blocks.append(block(dtype=self.dtype, rngs=rngs))
                 dim = dim_out
-        self.features, self.features_norm = project(dim, config.features), BatchNorm(config.features)
+        self.features = project(dim, config.features)
+        self.features_norm = BatchNorm(config.features)
         self.head = dense(config.features, config.classes, rngs, precision=HIGHEST)
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] of any size -> float32 logits [batch, classes]. `key`
         makes it a training pass: batch statistics, which enter the running ones, and dropout."""
-        train, x = key is not None, images.transpose(1, 2, 0, 3).astype(self.dtype)
+        train = key is not None
+        x = images.transpose(1, 2, 0, 3).astype(self.dtype)
         x = jax.nn.silu(self.stem_norm(self.stem(unfold(x, 3, 2, 1)), train))
         for block in self.blocks:
             x = block(x, train)

@@ -12,7 +12,7 @@ from flax import nnx
 from plstm.errors import require
 from plstm.limits import OneOf, OnlyWith, Size, check_limits
 from plstm.nn.graph import TRANSITION_NODES, GraphMixer, degree_encoding
-from plstm.nn.layers import MLP, NORM_EPSILON, dense, norm
+from plstm.nn.layers import MLP, NORM_EPSILON, bias_of, dense, norm
 from plstm.ops.dag import METHODS, NORMS, PackedDags
 
 PLSTM = OnlyWith("kind", ("plstm",))
@@ -59,7 +59,8 @@ class GAT(nnx.Module):
         own = jax.nn.leaky_relu(sent + received, SLOPE)
         logits = jax.nn.leaky_relu(sent[edges.sender] + received[edges.receiver], SLOPE)
         largest = jax.lax.stop_gradient(own.at[edges.receiver].max(jnp.where(edges.real, logits, -jnp.inf)))
-        weights, own = jnp.exp(logits - largest[edges.receiver]), jnp.exp(own - largest)
+        weights = jnp.exp(logits - largest[edges.receiver])
+        own = jnp.exp(own - largest)
         mixed = own[:, None] * z + edges.sum(weights[:, None] * z[edges.sender])
         return jax.nn.relu(mixed / (own + edges.sum(weights))[:, None] + self.bias[...])
 
@@ -82,16 +83,18 @@ class GIN(nnx.Module):
     """Graph isomorphism layer, sum with epsilon 0 (Xu et al., 2019): MLP with batch norm, batch norm, ReLU."""
 
     def __init__(self, dim: int, rngs: nnx.Rngs):
-        self.up, self.down = dense(dim, dim, rngs), dense(dim, dim, rngs)
-        norm = dict(momentum=MOMENTUM, epsilon=NORM_EPSILON, rngs=rngs)
-        self.inner_norm, self.norm = nnx.BatchNorm(dim, **norm), nnx.BatchNorm(dim, **norm)
+        self.up = dense(dim, dim, rngs)
+        self.down = dense(dim, dim, rngs)
+        self.inner_norm, self.norm = (
+            nnx.BatchNorm(dim, momentum=MOMENTUM, epsilon=NORM_EPSILON, rngs=rngs) for _ in range(2)
+        )
 
     def __call__(self, h: jax.Array, edges: Neighbours, train: bool) -> jax.Array:
         """[N, dim] -> [N, dim]; batch statistics, in training, are those of the real nodes."""
-        norm = dict(mask=edges.nodes[:, None], use_running_average=not train)
+        mask = edges.nodes[:, None]
         z = self.up(h + edges.sum(h[edges.sender]))
-        z = self.down(jax.nn.relu(self.inner_norm(z, **norm)))
-        return jax.nn.relu(self.norm(z, **norm))
+        z = self.down(jax.nn.relu(self.inner_norm(z, mask=mask, use_running_average=not train)))
+        return jax.nn.relu(self.norm(z, mask=mask, use_running_average=not train))
 
 
 class MPNN(nnx.Module):
@@ -115,7 +118,7 @@ class LSTMCell(nnx.Module):
 
     def __call__(self, h: jax.Array | None, c: jax.Array, edges: Neighbours) -> tuple[jax.Array, jax.Array]:
         """h, c [N, dim] -> the next h, c. h None: zero, as before the first step, without the products."""
-        gates = self.own.bias[...] if h is None else self.own(h) + self.neighbour(edges.mean(h))
+        gates = bias_of(self.own) if h is None else self.own(h) + self.neighbour(edges.mean(h))
         enter, keep, new, read = jnp.split(gates, 4, axis=-1)
         c = jax.nn.sigmoid(keep) * c + jax.nn.sigmoid(enter) * jnp.tanh(new)
         return jax.nn.sigmoid(read) * jnp.tanh(c), c
@@ -173,7 +176,8 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array, edges: list[jax.Array], dags: tuple[PackedDags, ...]) -> jax.Array:
         """Nodes [N, dim] and the edge features of each part -> nodes."""
-        h, mixed = split_nodes(self.mixer_norm(x), dags), []
+        h = split_nodes(self.mixer_norm(x), dags)
+        mixed = []
         for part, e, dag in zip(h, edges, dags, strict=True):
             mixed.append(self.mixer(part, e, dag.reverse() if self.reverse else dag))
         x = x + jnp.concatenate(mixed)
@@ -205,7 +209,8 @@ class GraphPLSTM(ReadoutModel):
 
     def units(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
         """Float32 [graphs, dim]."""
-        x, dags = self.encoder(batch["features"]), batch["dags"]
+        x = self.encoder(batch["features"])
+        dags = batch["dags"]
         x = x + degree_encoding(batch["degree"], x.shape[-1])
         parts = zip(split_nodes(x, dags), dags, strict=True)
         edges = [(part[dag.tail] + part[dag.head]) / 2 for part, dag in parts]
@@ -219,7 +224,8 @@ class GNN(ReadoutModel):
 
     def __init__(self, config: GraphConfig, features: int, classes: int, rngs: nnx.Rngs):
         self.encoder = dense(features, config.dim, rngs)
-        self.depth, self.lstm_pool = config.depth, config.lstm_pool
+        self.depth = config.depth
+        self.lstm_pool = config.lstm_pool
         self.cell = LSTMCell(config.dim, rngs) if config.kind == "lstm" else None
         make = LAYERS.get(config.kind)
         self.layers = nnx.List([make(config.dim, rngs) for _ in range(config.depth)] if make else [])
@@ -227,14 +233,16 @@ class GNN(ReadoutModel):
 
     def units(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
         """Float32 [graphs, dim]."""
-        h, edges = self.encoder(batch["features"]), neighbourhood(batch)
+        h = self.encoder(batch["features"])
+        edges = neighbourhood(batch)
         for layer in self.layers:
             h = layer(h, edges, train=key is not None)
         if self.cell is not None:
-            h, c = None, h
+            state: jax.Array | None = None
+            c = h
             for _ in range(self.depth):
-                h, c = self.cell(h, c, edges)
-            h = jnp.tanh(c) if self.lstm_pool == "tanh_c" else h
+                state, c = self.cell(state, c, edges)
+            h = jnp.tanh(c) if self.lstm_pool == "tanh_c" or state is None else state
         return self.readout(pool(h, batch))
 
 
@@ -248,7 +256,8 @@ class GINModel(nnx.Module):
 
     def __call__(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:
         """As `ReadoutModel.__call__`; a training pass normalises by the batch and updates the running statistics."""
-        h, edges = self.encoder(batch["features"]), neighbourhood(batch)
+        h = self.encoder(batch["features"])
+        edges = neighbourhood(batch)
         logits = self.readouts[0](pool(h, batch))
         for layer, readout in zip(self.layers, self.readouts[1:], strict=True):
             h = layer(h, edges, train=key is not None)
@@ -260,7 +269,8 @@ class Readout(nnx.Module):
     """Linear, ReLU: the hidden units [graphs, dim]; then `out`, linear."""
 
     def __init__(self, dim: int, classes: int, rngs: nnx.Rngs):
-        self.hidden, self.out = dense(dim, dim, rngs), dense(dim, classes, rngs)
+        self.hidden = dense(dim, dim, rngs)
+        self.out = dense(dim, classes, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return jax.nn.relu(self.hidden(x))

@@ -5,7 +5,7 @@ Feature maps are [height, width, images, channels]; see `plstm.nn.maps`.
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from plstm.nn.layers import (
     inverse_softplus_steps,
     norm,
     recomputes,
+    run_block,
     uniform_within,
 )
 from plstm.nn.maps import unfold
@@ -33,7 +34,8 @@ from plstm.ops.mamba2d import mamba2d
 Mixer = Annotated[str, OneOf("m2d", "attention")]
 HEAD_DIM = 32
 MLP_RATIO = 4
-STEM, STEP = (7, 4, 2), (3, 2, 1)  # kernel, stride and padding of the convolutions before the first and other stages
+STEM = (7, 4, 2)  # kernel, stride and padding of the convolutions before the first and other stages
+STEP = (3, 2, 1)
 
 
 @dataclass
@@ -74,25 +76,27 @@ class M2DMixer(nnx.Module):
     """The 2-D state space with input-dependent step sizes between two linear maps."""
 
     def __init__(self, dim: int, states: int, *, dtype, rngs: nnx.Rngs, rank: int | None = None):
-        inner, rank = 2 * dim, rank or -(-dim // 16)
-        self.enter, self.out = dense(dim, inner, rngs, dtype=dtype), dense(inner, dim, rngs, dtype=dtype)
+        inner = 2 * dim
+        rank = rank or -(-dim // 16)
+        self.enter = dense(dim, inner, rngs, dtype=dtype)
+        self.out = dense(inner, dim, rngs, dtype=dtype)
         self.select = dense(inner, 2 * rank + 2 * states, rngs, dtype=dtype)
         self.splits = rank, 2 * rank, 2 * rank + states
         start = inverse_softplus_steps(rngs.params(), inner)
         step = partial(nnx.Linear, rank, inner, kernel_init=uniform_within(rank**-0.5), dtype=DTYPES["float32"])
         self.top, self.left = (step(bias_init=lambda *_: start.copy(), rngs=rngs) for _ in range(2))
-        self.log_top, self.log_left = log_of_states(inner, states), log_of_states(inner, states)
+        self.log_top = log_of_states(inner, states)
+        self.log_left = log_of_states(inner, states)
         self.skip = nnx.Param(jnp.ones(inner))
 
     def __call__(self, x: Array) -> Array:
         """[H, W, B, dim] -> the same."""
-        images_first = lambda x: x.transpose(2, 0, 1, 3)  # noqa: E731
         u = exact_gelu(self.enter(x))
-        t, l, b, c = jnp.split(self.select(u), self.splits, axis=-1)  # noqa: E741 (top and left)
-        steps = jax.nn.softplus(self.top(t)), jax.nn.softplus(self.left(l))
-        a_t, a_l = -jnp.exp(self.log_top[...]), -jnp.exp(self.log_left[...])
-        y = mamba2d(*map(images_first, (u, *steps)), a_t, a_l, *map(images_first, (b, c))).transpose(1, 2, 0, 3)
-        return self.out(exact_gelu(y + self.skip[...].astype(u.dtype) * u))
+        top, left, b, c = jnp.split(self.select(u), self.splits, axis=-1)
+        cells = (u, jax.nn.softplus(self.top(top)), jax.nn.softplus(self.left(left)), b, c)
+        images, delta_t, delta_l, b, c = (x.transpose(2, 0, 1, 3) for x in cells)
+        y = mamba2d(images, delta_t, delta_l, -jnp.exp(self.log_top[...]), -jnp.exp(self.log_left[...]), b, c)
+        return self.out(exact_gelu(y.transpose(1, 2, 0, 3) + self.skip[...].astype(u.dtype) * u))
 
 
 class Attention(nnx.Module):
@@ -135,8 +139,12 @@ class Mamba2D(nnx.Module):
     """Image classifier."""
 
     def __init__(self, config: Mamba2DConfig, rngs: nnx.Rngs):
-        self.dtype, self.remat, dim_in = DTYPES[config.dtype], recomputes(config.remat), config.channels
-        self.down, self.norms, self.stages = (nnx.List() for _ in range(3))
+        self.dtype = DTYPES[config.dtype]
+        self.remat = recomputes(config.remat)
+        dim_in = config.channels
+        self.down: nnx.List[Any] = nnx.List()
+        self.norms: nnx.List[Any] = nnx.List()
+        self.stages: nnx.List[Any] = nnx.List()
         for n, (dim, depth, mixer) in enumerate(zip(config.dims, config.depths, config.mixers, strict=True)):
             self.down.append(dense((STEP if n else STEM)[0] ** 2 * dim_in, dim, rngs, dtype=self.dtype))
             self.norms.append(norm("layernorm", dim_in if n else dim, rngs))
@@ -149,10 +157,11 @@ class Mamba2D(nnx.Module):
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] of any size -> float32 logits [batch, classes]. A training
         pass, which `key` asks for, is no other."""
-        x, stages = images.transpose(1, 2, 0, 3), zip(self.down, self.norms, self.stages, strict=True)
+        x = images.transpose(1, 2, 0, 3)
+        stages = zip(self.down, self.norms, self.stages, strict=True)
         for n, (down, layer_norm, blocks) in enumerate(stages):
             x = down(unfold(layer_norm(x), *STEP)) if n else layer_norm(down(unfold(x, *STEM)))
             x = x.astype(self.dtype)
             for block in blocks:
-                x = (nnx.remat(Block.__call__) if self.remat else Block.__call__)(block, x)
+                x = run_block(block, x, remat=self.remat)
         return self.head(self.norm(x.astype(DTYPES["float32"]).mean((0, 1))))

@@ -20,12 +20,12 @@ from plstm.nn.maps import bicubic
 
 
 class Family(NamedTuple):
-    """What the rest of the code knows of a family of models."""
+    """What the rest of the code needs to know about a family of models."""
 
     config: type  # a dataclass with a default for every field, among them `family`, and a `check` that raises UserError
-    build: Callable[[Any, Mapping[str, int], jax.Array | int], nnx.Module]  # sizes: those that only the data know
+    build: Callable[[Any, Mapping[str, int], jax.Array | int], nnx.Module]  # sizes: those that depend on the data
     inputs: str  # what a batch holds, as in `Task.inputs`
-    resize: Callable[[jax.Array, tuple[int, int]], jax.Array] = resize  # its position embedding, for another grid
+    resize: Callable[[jax.Array, tuple[int, ...]], jax.Array] = resize  # of its position embedding to another grid
 
 
 def _image_family(config: type, model: Callable[[Any, nnx.Rngs], nnx.Module], resize=resize) -> Family:

@@ -5,7 +5,7 @@ Feature maps are [height, width, images, channels]; see `plstm.nn.maps`.
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from plstm.nn.layers import (
     linear,
     norm,
     recomputes,
+    run_block,
     uniform_within,
 )
 from plstm.nn.maps import depthwise, unfold
@@ -87,11 +88,17 @@ class SS2D(nnx.Module):
     the opposite corner."""
 
     def __init__(self, dim: int, states: int, gated: bool, *, dtype, rngs: nnx.Rngs, rank: int | None = None):
-        inner, rank = 2 * dim, rank or -(-dim // 16)
-        self.splits, self.gated = (rank, rank + states), gated
+        inner = 2 * dim
+        rank = rank or -(-dim // 16)
+        self.splits = (rank, rank + states)
+        self.gated = gated
         project = partial(linear, use_bias=False, kernel_init=NORMAL, dtype=dtype, rngs=rngs)
-        draw = lambda bound, *shape: nnx.Param(uniform_within(bound)(rngs.params(), shape))  # noqa: E731
-        self.enter, self.out = project(dim, inner * (1 + gated)), project(inner, dim)
+
+        def draw(bound: float, *shape: int) -> nnx.Param:
+            return nnx.Param(uniform_within(bound)(rngs.params(), shape))
+
+        self.enter = project(dim, inner * (1 + gated))
+        self.out = project(inner, dim)
         self.kernel = draw(1 / 3, 3, 3, 1, inner)
         self.select_kernel = draw(inner**-0.5, MAPS, inner, rank + 2 * states)
         self.step_kernel = draw(rank**-0.5, MAPS, rank, inner)
@@ -108,7 +115,8 @@ class SS2D(nnx.Module):
 
     def scan(self, u: Array) -> Array:
         """The sum of the four scans: [H, W, B, e] -> the same, float32."""
-        y, step_kernel = 0, self.step_kernel[...]
+        y = jnp.zeros((), jnp.float32)
+        step_kernel = self.step_kernel[...]
         for n in range(MAPS):
             lay = partial(_lay, number=n)
             selected = u @ self.select_kernel[n].astype(u.dtype)
@@ -132,7 +140,8 @@ class Block(nnx.Module):
     """A pre-norm residual block: scans, then MLP, both with stochastic depth."""
 
     def __init__(self, dim: int, config: SS2DConfig, rate: float, rngs: nnx.Rngs):
-        dtype, self.rate = DTYPES[config.dtype], rate
+        dtype = DTYPES[config.dtype]
+        self.rate = rate
         self.mixer_norm, self.mlp_norm = (norm("layernorm", dim, rngs) for _ in range(2))
         self.mixer = SS2D(dim, config.states, config.form == "as_run", dtype=dtype, rngs=rngs)
         make = partial(linear, kernel_init=NORMAL)
@@ -149,7 +158,9 @@ class Down(nnx.Module):
     """Convolutions with bias, a LayerNorm after each and a GELU between two."""
 
     def __init__(self, dims: list[int], kernel: int, stride: int, padding: int, *, dtype, rngs: nnx.Rngs):
-        self.window, self.convolutions, self.norms = (kernel, stride, padding), nnx.List(), nnx.List()
+        self.window = (kernel, stride, padding)
+        self.convolutions: nnx.List[Any] = nnx.List()
+        self.norms: nnx.List[Any] = nnx.List()
         for dim_in, dim_out in zip(dims, dims[1:], strict=False):
             self.convolutions.append(dense(kernel**2 * dim_in, dim_out, rngs, dtype=dtype))
             self.norms.append(norm("layernorm", dim_out, rngs))
@@ -165,10 +176,13 @@ class SS2DModel(nnx.Module):
     """Image classifier."""
 
     def __init__(self, config: SS2DConfig, rngs: nnx.Rngs):
-        self.dtype, self.remat = DTYPES[config.dtype], recomputes(config.remat)
-        make, blocks = partial(Down, dtype=self.dtype, rngs=rngs), sum(config.depths)
+        self.dtype = DTYPES[config.dtype]
+        self.remat = recomputes(config.remat)
+        make = partial(Down, dtype=self.dtype, rngs=rngs)
+        blocks = sum(config.depths)
         rates = iter([config.drop_path * n / max(blocks - 1, 1) for n in range(blocks)])
-        self.down, self.stages = nnx.List(), nnx.List()
+        self.down: nnx.List[Any] = nnx.List()
+        self.stages: nnx.List[Any] = nnx.List()
         for n, (dim, depth) in enumerate(zip(config.dims, config.depths, strict=True)):
             channels, window = config.down(n)
             self.down.append(make(channels, *window))
@@ -181,10 +195,12 @@ class SS2DModel(nnx.Module):
         """Normalised images [batch, height, width, channels] -> float32 logits [batch, classes]. `key` turns stochastic
         depth on. What a stride leaves over on the right and below is not seen: up to three pixels in "as_run", then a
         row or column of an odd grid."""
-        x, number = images.transpose(1, 2, 0, 3), 0
+        x = images.transpose(1, 2, 0, 3)
+        number = 0
         for down, blocks in zip(self.down, self.stages, strict=True):
             x = down(x).astype(self.dtype)
             for block in blocks:
-                own = None if key is None else jax.random.fold_in(key, number)
-                x, number = (nnx.remat(Block.__call__) if self.remat else Block.__call__)(block, x, own), number + 1
+                block_key = None if key is None else jax.random.fold_in(key, number)
+                x = run_block(block, x, block_key, remat=self.remat)
+                number += 1
         return self.head(self.norm(x).mean((0, 1)))

@@ -7,7 +7,7 @@ Tokens are [S, B, dim], so that they become a grid, or change their order, witho
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,17 @@ from jax import Array
 
 from plstm.errors import require
 from plstm.limits import OneOf, Size, check_limits
-from plstm.nn.layers import DTYPES, Dtype, PatchEmbedding, head_norm, linear, norm, recomputes, uniform_within
+from plstm.nn.layers import (
+    DTYPES,
+    Dtype,
+    PatchEmbedding,
+    head_norm,
+    linear,
+    norm,
+    recomputes,
+    run_block,
+    uniform_within,
+)
 from plstm.nn.maps import bicubic, depthwise
 from plstm.nn.sequence import BLOCK, BlockDiagonal
 from plstm.ops.common import HIGHEST
@@ -63,15 +73,21 @@ class ViLLayer(nnx.Module):
     2 dim."""
 
     def __init__(self, dim: int, heads: int, *, dtype, rngs: nnx.Rngs):
-        self.heads, inner = heads, 2 * dim
-        draw = lambda *shape: nnx.Param(uniform_within(1 / 3)(rngs.params(), shape))  # noqa: E731
+        self.heads = heads
+        inner = 2 * dim
+
+        def draw(*shape: int) -> nnx.Param:
+            return nnx.Param(uniform_within(1 / 3)(rngs.params(), shape))
+
         self.up = linear(dim, 2 * inner, dtype=dtype, rngs=rngs)
-        self.kernel, self.bias = draw(3, 3, 1, inner), draw(inner)
+        self.kernel = draw(3, 3, 1, inner)
+        self.bias = draw(inner)
         self.q, self.k, self.v = (BlockDiagonal(inner // BLOCK, BLOCK, dim, rngs, use_bias=True) for _ in range(3))
         gate = partial(linear, 3 * inner, heads, kernel_init=nnx.initializers.zeros, dtype=dtype, rngs=rngs)
         self.input_gate = gate(bias_init=nnx.initializers.normal(0.1))
         self.forget_gate = gate(bias_init=lambda *_: jnp.linspace(3.0, 6.0, heads))
-        self.norm_scale, self.norm_bias = nnx.Param(jnp.ones(inner)), nnx.Param(jnp.zeros(inner))
+        self.norm_scale = nnx.Param(jnp.ones(inner))
+        self.norm_bias = nnx.Param(jnp.zeros(inner))
         self.skip = nnx.Param(jnp.ones(inner))
         self.down = linear(inner, dim, kernel_init=nnx.initializers.normal(2 / math.sqrt(dim)), dtype=dtype, rngs=rngs)
 
@@ -94,7 +110,8 @@ class Block(nnx.Module):
     """A pre-norm residual layer that reads from the first token on, or from the last."""
 
     def __init__(self, config: ViLConfig, backwards: bool, rngs: nnx.Rngs):
-        self.backwards, self.norm = backwards, norm("layernorm", config.dim, rngs)
+        self.backwards = backwards
+        self.norm = norm("layernorm", config.dim, rngs)
         self.layer = ViLLayer(config.dim, config.heads, dtype=DTYPES[config.dtype], rngs=rngs)
 
     def __call__(self, x: Array, grid: tuple[int, int]) -> Array:
@@ -113,7 +130,7 @@ class Pair(nnx.Module):
     def __call__(self, x: Array, grid: tuple[int, int]) -> Array:
         """[S, B, dim] -> the same."""
         for block in self.blocks:
-            x = (nnx.remat(Block.__call__, static_argnums=2) if self.remat else Block.__call__)(block, x, grid)
+            x = run_block(block, x, grid, remat=self.remat, static=(2,))
         return x
 
 
@@ -121,25 +138,34 @@ class ViL(nnx.Module):
     """Image classifier. The pairs' parameters are stacked and scanned over, so compile time is flat in depth."""
 
     def __init__(self, config: ViLConfig, rngs: nnx.Rngs):
-        self.pairs_count, self.released = config.depth // 2, config.conv_grid == "released"
-        side, form, normal = config.image_size // config.patch_size, {"rngs": rngs}, nnx.initializers.normal
-        form |= {"dtype": DTYPES[config.dtype], "kernel_init": nnx.initializers.xavier_uniform()}
-        self.embedding = PatchEmbedding(config.patch_size, config.channels, config.dim, **form)
+        self.pairs_count = config.depth // 2
+        self.released = config.conv_grid == "released"
+        side = config.image_size // config.patch_size
+        normal = nnx.initializers.normal
+        xavier = nnx.initializers.xavier_uniform()
+        dtype = DTYPES[config.dtype]
+        self.embedding = PatchEmbedding(
+            config.patch_size, config.channels, config.dim, dtype=dtype, rngs=rngs, kernel_init=xavier
+        )
         self.position = nnx.Param(normal(0.02)(rngs.params(), (side, side, config.dim), jnp.float32))
         make = nnx.vmap(lambda key: Pair(config, nnx.Rngs(key)), in_axes=0, out_axes=0)
         self.pairs = make(jax.random.split(rngs.params(), self.pairs_count))
         self.norm = nnx.LayerNorm(config.dim, epsilon=HEAD_EPSILON, dtype=DTYPES["float32"], rngs=rngs)
-        form = {"kernel_init": normal(2e-5), "dtype": DTYPES["float32"], "precision": HIGHEST, "rngs": rngs}
-        self.head = linear(2 * config.dim, config.classes, **form)
+        exact: dict[str, Any] = {"dtype": DTYPES["float32"], "precision": HIGHEST}
+        self.head = linear(2 * config.dim, config.classes, kernel_init=normal(2e-5), **exact, rngs=rngs)
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] of any size that the patch size divides -> float32 logits
         [batch, classes]. A training pass, which `key` asks for, is no other."""
         x = self.embedding(images)
         x = x + bicubic(self.position[...], x.shape[1:3]).astype(x.dtype)
-        grid, x = self.convolved_grid(*x.shape[1:3]), x.transpose(1, 2, 0, 3).reshape(-1, len(x), x.shape[-1])
+        grid = self.convolved_grid(*x.shape[1:3])
+        x = x.transpose(1, 2, 0, 3).reshape(-1, len(x), x.shape[-1])
         graphdef, stacked = nnx.split(self.pairs)
-        step = lambda x, state: (nnx.merge(graphdef, state)(x, grid), None)  # noqa: E731
+
+        def step(x: Array, state: nnx.State) -> tuple[Array, None]:
+            return nnx.merge(graphdef, state)(x, grid), None
+
         # A shallow stack compiles fast anyway, and runs faster on CPUs without the loop.
         x, _ = jax.lax.scan(step, x, stacked, unroll=self.pairs_count <= MAX_UNROLLED)
         return self.head(jnp.concatenate([self.norm(x[0]), self.norm(x[-1])], axis=-1))

@@ -28,6 +28,7 @@ from plstm.nn.layers import (
     norm,
     recomputes,
     resize,
+    run_block,
 )
 from plstm.ops.common import HIGHEST
 from plstm.ops.grid import METHODS, WIDEST_FUSED, gating_matrix, plstm2d
@@ -96,7 +97,8 @@ class QueryKeyValue(nnx.Module):
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """[..., dim] -> q, k, v, each [..., heads, dim / heads]."""
-        return tuple(layer(x).reshape(*x.shape[:-1], self.heads, -1) for layer in (self.query, self.key, self.value))
+        q, k, v = (layer(x).reshape(*x.shape[:-1], self.heads, -1) for layer in (self.query, self.key, self.value))
+        return q, k, v
 
 
 class PLSTMMixer(nnx.Module):
@@ -108,6 +110,7 @@ class PLSTMMixer(nnx.Module):
         self.method = method
         self.qkv = QueryKeyValue(dim, heads, dtype=dtype, rngs=rngs)
         make = partial(PModeGates, released=released) if mode == "P" else DModeGates
+        self.mode = mode
         self.gates = make(dim, heads, bias_only=bias_only, weight_init=gate_init, rngs=rngs)
         self.direct_bias = nnx.Param(jnp.full((heads,), DIRECT_BIAS, jnp.float32))
         self.norm_scale = nnx.Param(jnp.ones((dim,), jnp.float32))
@@ -123,6 +126,8 @@ class PLSTMMixer(nnx.Module):
 
 class AttentionMixer(nnx.Module):
     """Multi-head softmax attention."""
+
+    mode = "attention"
 
     def __init__(self, dim: int, heads: int, *, dtype, rngs: nnx.Rngs):
         self.qkv = QueryKeyValue(dim, heads, dtype=dtype, rngs=rngs)
@@ -144,9 +149,11 @@ class Block(nnx.Module):
     """A pre-norm residual block: mixer, then MLP."""
 
     def __init__(self, config: VisionConfig, mode: str, rngs: nnx.Rngs):
-        dtype, self.rate, scaled = DTYPES[config.dtype], config.drop_path, config.layer_scale is not None
+        dtype = DTYPES[config.dtype]
+        self.rate = config.drop_path
         normal = nnx.initializers.normal(math.sqrt(0.4 / (4 * config.heads)))
         self.mixer_norm = norm(config.norm, config.dim, rngs)
+        self.mixer: AttentionMixer | PLSTMMixer
         if mode == "attention":
             self.mixer = AttentionMixer(config.dim, config.heads, dtype=dtype, rngs=rngs)
         else:
@@ -163,8 +170,8 @@ class Block(nnx.Module):
             )
         self.mlp_norm = norm(config.norm, config.dim, rngs)
         self.mlp = MLP(config.dim, config.mlp_ratio, dtype=dtype, rngs=rngs)
-        self.mixer_scale = LayerScale(config.dim, config.layer_scale) if scaled else None
-        self.mlp_scale = LayerScale(config.dim, config.layer_scale) if scaled else None
+        start = config.layer_scale
+        self.mixer_scale, self.mlp_scale = (None if start is None else LayerScale(config.dim, start) for _ in range(2))
 
     def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """[batch, ..., dim] -> the same; `key` turns stochastic depth on."""
@@ -179,7 +186,7 @@ class Block(nnx.Module):
         return x
 
 
-Look = Callable[[Block, jax.Array], Any]
+Capture = Callable[[Block, jax.Array], Any]
 
 
 class BlockGroup(nnx.Module):
@@ -189,14 +196,14 @@ class BlockGroup(nnx.Module):
         self.blocks = nnx.List([Block(config, mode, rngs) for mode in config.modes])
         self.remat = recomputes(config.remat)
 
-    def __call__(self, x: jax.Array, key: jax.Array | None, look: Look) -> tuple[jax.Array, list[Any]]:
-        """[batch, ..., dim] -> the same, and what `look(block, its input)` gave for each block."""
-        looked = []
+    def __call__(self, x: jax.Array, key: jax.Array | None, capture: Capture) -> tuple[jax.Array, list[Any]]:
+        """[batch, ..., dim] -> the same, and what `capture(block, its input)` returned for each block."""
+        captured = []
         for n, block in enumerate(self.blocks):
-            looked.append(look(block, x))
+            captured.append(capture(block, x))
             block_key = None if key is None else jax.random.fold_in(key, n)
-            x = (nnx.remat(Block.__call__) if self.remat else Block.__call__)(block, x, block_key)
-        return x, looked
+            x = run_block(block, x, block_key, remat=self.remat)
+        return x, captured
 
 
 class VisionModel(nnx.Module):
@@ -206,12 +213,16 @@ class VisionModel(nnx.Module):
         if config.method == "fused" and (backend := jax.default_backend()) != "gpu":  # not asked before it is needed
             raise UserError(f"model.method=fused: runs on GPUs alone, and this is {backend}; use auto")
         dtype = DTYPES[config.dtype]
-        grid, self.patch_size = config.image_size // config.patch_size, config.patch_size
+        grid = config.image_size // config.patch_size
+        self.patch_size = config.patch_size
         self.groups_count = config.depth // len(config.modes)
         self.embedding = PatchEmbedding(config.patch_size, config.channels, config.dim, dtype=dtype, rngs=rngs)
         of_position = nnx.initializers.truncated_normal(0.02)
         of_token = nnx.initializers.normal(math.sqrt(0.4 / config.dim))  # as released
-        draw = lambda start, *shape: nnx.Param(start(rngs.params(), (*shape, config.dim), jnp.float32))  # noqa: E731
+
+        def draw(start: nnx.Initializer, *shape: int) -> nnx.Param:
+            return nnx.Param(start(rngs.params(), (*shape, config.dim), jnp.float32))
+
         self.position = draw(of_position, grid, grid) if config.position_embedding else None
         self.class_token = draw(of_token) if config.pooling == "class_token" else None
         self.flat = "attention" in config.modes
@@ -230,16 +241,16 @@ class VisionModel(nnx.Module):
         return self.head(self.pool(x, (images.shape[1] // self.patch_size, images.shape[2] // self.patch_size)))
 
     def apply_blocks(
-        self, x: jax.Array, key: jax.Array | None = None, look: Look = lambda block, x: None
+        self, x: jax.Array, key: jax.Array | None = None, capture: Capture = lambda block, x: None
     ) -> tuple[jax.Array, list[Any]]:
-        """All blocks on the tokens of `embed`: the tokens, and what `look(block, its input)` gave, a list of the blocks
-        of a group, with the groups on axis 0."""
+        """All blocks on the tokens of `embed`: the tokens, and what `capture(block, its input)` returned: a list of the
+        blocks of a group, with the groups on axis 0."""
         graphdef, stacked = nnx.split(self.groups)
 
         def apply_group(x, inputs):
             state, n = inputs
             group_key = None if key is None else jax.random.fold_in(key, n)
-            return nnx.merge(graphdef, state)(x, group_key, look)
+            return nnx.merge(graphdef, state)(x, group_key, capture)
 
         # A shallow stack compiles fast anyway, and runs a quarter faster on CPUs without the loop.
         unroll = self.groups_count * len(self.groups.blocks) <= MAX_UNROLLED
@@ -289,30 +300,34 @@ def _gate_means(block: Block, x: jax.Array) -> dict[str, jax.Array]:
 def gate_statistics(model: VisionModel, images: jax.Array) -> dict[str, jax.Array]:
     """Mean of each layer's gates over normalised images [batch, height, width, channels], heads, directions and nodes:
     {"gates/layer00_P/s_r": scalar, ...}; empty without gates."""
-    _, means = model.apply_blocks(model.embed(images), look=_gate_means)
+    _, means = model.apply_blocks(model.embed(images), capture=_gate_means)
+    modes = [block.mixer.mode for block in model.groups.blocks]
     return {
-        f"gates/layer{group * len(means) + n:02d}_{model.groups.blocks[n].mixer.gates.mode}/{name}": values[group]
+        f"gates/layer{group * len(means) + n:02d}_{modes[n]}/{name}": values[group]
         for n, block_means in enumerate(means)
         for name, values in block_means.items()
         for group in range(model.groups_count)
     }
 
 
-def flow_patterns(
+def capture_patterns(
     model: VisionModel, image: jax.Array, source: tuple[int, int], layers: int
 ) -> list[tuple[str, jax.Array]]:
     """What each of the first layers passes from the node at (row, column) to all others, for a normalised image: (mode,
     [heads, Y, X]), of the gating matrix or of the attention weights by which the others attend to the node."""
-    patterns, x, (row, column) = [], model.embed(image[None]), source
+    patterns = []
+    x = model.embed(image[None])
+    row, column = source
     grid = tuple(side // model.patch_size for side in image.shape[:2])
     for block in itertools.islice(model.blocks(), layers):
-        mixer, normed = block.mixer, block.mixer_norm(x)
+        mixer = block.mixer
+        normed = block.mixer_norm(x)
         if isinstance(mixer, PLSTMMixer):
-            mode, matrix = mixer.gates.mode, gating_matrix(mixer.gates(normed), structure=mixer.gates.structure)
+            matrix = gating_matrix(mixer.gates(normed), structure=mixer.gates.structure)
             passed = matrix[0, :, row, column]
         else:
-            mode, nodes = "attention", slice(normed.shape[1] - math.prod(grid), None)  # the class token is first
+            nodes = slice(normed.shape[1] - math.prod(grid), None)  # the class token is first
             passed = mixer.weights(normed)[0, :, nodes, nodes][..., row * grid[1] + column].reshape(-1, *grid)
-        patterns.append((mode, passed))
+        patterns.append((mixer.mode, passed))
         x = block(x)
     return patterns

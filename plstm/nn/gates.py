@@ -11,8 +11,12 @@ from flax import nnx
 from plstm.ops.common import HIGHEST, matmul
 from plstm.ops.grid import GridGates, cpu
 
-SOURCE_BIAS, MARK_BIAS, DIRECT_BIAS, TRANSITION_BIAS = -4.0, -4.0, -6.0, 1.0  # Table 2
-TRANSITION_SCALE, ORIENTATION_BIASES = 5.0, (-2.0, 2.0)
+SOURCE_BIAS = -4.0  # Table 2
+MARK_BIAS = -4.0
+DIRECT_BIAS = -6.0
+TRANSITION_BIAS = 1.0
+TRANSITION_SCALE = 5.0
+ORIENTATION_BIASES = (-2.0, 2.0)
 DIRECTIONS = 4
 
 
@@ -57,10 +61,11 @@ class PModeGates(nnx.Module):
     t_r* = gamma alpha, t_d* = gamma (1 - alpha), s_r = alpha source, s_d = (1 - alpha) source; no path weighs above 1.
     """
 
-    mode, structure = "P", "shared_incoming"
+    structure = "shared_incoming"
 
     def __init__(self, dim: int, heads: int, *, released: bool, bias_only: bool, weight_init, rngs: nnx.Rngs):
-        self.released, biases = released, [SOURCE_BIAS, TRANSITION_BIAS, MARK_BIAS]
+        self.released = released
+        biases = [SOURCE_BIAS, TRANSITION_BIAS, MARK_BIAS]
         self.gates = GroupedGates(dim, heads, biases, bias_only=bias_only, weight_init=weight_init, rngs=rngs)
         self.orientation = Orientation(dim, heads, weight_init=weight_init, rngs=rngs)
 
@@ -68,19 +73,26 @@ class PModeGates(nnx.Module):
         """x [..., Y, X, dim] -> gates, each float32 [..., heads, 4, Y, X]."""
         channels = _channels_first(x)
         source, transition, mark = self.gates(channels)
-        source, mark, gamma = jax.nn.sigmoid(source), jax.nn.sigmoid(mark), jnp.tanh(TRANSITION_SCALE * transition)
+        source = jax.nn.sigmoid(source)
+        mark = jax.nn.sigmoid(mark)
+        gamma = jnp.tanh(TRANSITION_SCALE * transition)
         alpha = self.orientation(channels)
-        s_r, right = alpha * source, gamma * alpha
-        s_d, down = (1 - alpha) * source, gamma * (1 - alpha)
+        s_r = alpha * source
+        right = gamma * alpha
+        s_d = (1 - alpha) * source
+        down = gamma * (1 - alpha)
         if self.released:
-            s_r, s_d, right, down = 1 - s_r, s_r, 1 - right, right
+            down = right
+            right = 1 - right
+            s_d = s_r
+            s_r = 1 - s_r
         return _batch_first(GridGates(s_r, s_d, right, right, down, down, mark, mark))
 
 
 class DModeGates(nnx.Module):
     """Diffusive distribution: t_ru is zero everywhere, so that any two edges are joined by at most one path."""
 
-    mode, structure = "D", "d_mode"
+    structure = "d_mode"
 
     def __init__(self, dim: int, heads: int, *, bias_only: bool, weight_init, rngs: nnx.Rngs):
         biases = [SOURCE_BIAS] * 2 + [TRANSITION_BIAS] * 3 + [MARK_BIAS] * 2
@@ -97,7 +109,7 @@ class DModeGates(nnx.Module):
 def _channels_first(x: jax.Array) -> jax.Array:
     """[..., Y, X, dim] -> float32 [dim, ..., Y, X], on one CPU [dim, Y, X, ...]."""
     x = jnp.moveaxis(x.astype(jnp.float32), -1, 0)
-    return cpu.in_place(jnp.moveaxis(x, (-2, -1), (1, 2))) if cpu.keeps_batch_last() else x
+    return cpu.fix_layout(jnp.moveaxis(x, (-2, -1), (1, 2))) if cpu.keeps_batch_last() else x
 
 
 def _by_direction(gates: jax.Array, channels: jax.Array) -> jax.Array:

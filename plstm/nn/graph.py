@@ -23,8 +23,12 @@ class GraphMixer(nnx.Module):
     def __init__(
         self, dim: int, heads: int, mode: str, *, p_norm: str, pruned: bool, transition_node: str, method: str, rngs
     ):
-        self.heads, self.mode, self.p_norm, self.pruned = heads, mode, p_norm, pruned or mode == "D"
-        self.transition_node, self.method = transition_node, method
+        self.heads = heads
+        self.mode = mode
+        self.p_norm = p_norm
+        self.pruned = pruned or mode == "D"
+        self.transition_node = transition_node
+        self.method = method
         start = uniform_within(1 / math.sqrt(dim))
         project = functools.partial(linear, dim, dtype=jnp.float32, bias_init=start, rngs=rngs)
         self.qkv = project(3 * dim)
@@ -46,7 +50,10 @@ class GraphMixer(nnx.Module):
     def gates(self, h: jax.Array, e: jax.Array, dag: PackedDags) -> tuple[DagGates, jax.Array]:
         """Source and mark [heads, E], transition [heads, L]; direct [heads, N]: linear maps of the features they read.
         P-mode: t with its sign, over a sum of |t| (Equation 4); D-mode: tanh(t), on the multitree."""
-        project = lambda x, weight: jnp.split(jnp.matmul(x, weight[...], precision=HIGHEST).T, 4)  # noqa: E731
+
+        def project(x, weight):
+            return jnp.split(jnp.matmul(x, weight[...], precision=HIGHEST).T, 4)
+
         of_source, of_mark, of_transition, of_direct = project(h, self.node_weight)
         to_source, to_mark, to_first, to_second = project(e, self.edge_weight)
         source_bias, mark_bias, direct_bias = self.bias[..., None]

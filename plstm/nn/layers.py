@@ -1,7 +1,7 @@
 """Small layers that models share: initialisers, norms, patch embedding, MLP, LayerScale, stochastic depth."""
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,8 @@ class PatchEmbedding(nnx.Module):
     def __call__(self, images: jax.Array) -> jax.Array:
         """[batch, height, width, channels] -> tokens [batch, height / patch, width / patch, dim]; ValueError where a
         side is no multiple of the patch size."""
-        (batch, height, width, channels), p = images.shape, self.patch_size
+        batch, height, width, channels = images.shape
+        p = self.patch_size
         if height % p or width % p:
             raise ValueError(f"images of {height} x {width} pixels do not divide into patches of {p} x {p}")
         patches = images.reshape(batch, height // p, p, width // p, p, channels).swapaxes(2, 3)
@@ -86,7 +87,8 @@ def exact_gelu(x: jax.Array) -> jax.Array:
 
 
 def _gelu_and_slope(x):
-    x, dtype = x.astype(accumulation_dtype(x)), x.dtype  # 1 + erf cancels, in bfloat16 to nothing
+    dtype = x.dtype  # 1 + erf cancels, in bfloat16 to nothing
+    x = x.astype(accumulation_dtype(x))
     phi = 0.5 * (1 + jax.lax.erf(x * math.sqrt(0.5)))
     return (x * phi).astype(dtype), (phi + x * jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)).astype(dtype)
 
@@ -116,7 +118,7 @@ class LayerScale(nnx.Module):
         return x * self.scale[...].astype(x.dtype)
 
 
-def resize(cells: jax.Array, grid: tuple[int, int]) -> jax.Array:
+def resize(cells: jax.Array, grid: tuple[int, ...]) -> jax.Array:
     """[Y, X, dim] -> [*grid, dim], bicubic, as JAX resizes."""
     return jax.image.resize(cells, (*grid, cells.shape[-1]), "bicubic")
 
@@ -126,12 +128,25 @@ def recomputes(remat: bool | None) -> bool:
     return jax.default_backend() == "gpu" if remat is None else remat
 
 
+def run_block(block: Any, *arguments: Any, remat: bool, static: tuple[int, ...] = ()) -> Any:
+    """block(*arguments). remat: keep only the arguments for the backward pass and compute the rest again.
+    static: the numbers of arguments, from 1, that are no arrays."""
+    call = type(block).__call__
+    return (nnx.remat(call, static_argnums=static) if remat else call)(block, *arguments)
+
+
+def bias_of(layer: nnx.Linear) -> jax.Array:
+    """The bias of a layer that has one."""
+    assert layer.bias is not None
+    return layer.bias[...]
+
+
 def drop_path(branch: jax.Array, rate: float, key: jax.Array | None, axis: int = 0) -> jax.Array:
-    """Stochastic depth: each sample, a place on `axis`, keeps its branch, divided by 1 - rate, with probability
-    1 - rate; all do without a key (evaluation)."""
+    """Drops each sample's branch with probability `rate` and rescales the rest; no-op without a key. `axis` is the
+    batch axis."""
     return drop(branch, rate, key, tuple(n for n in range(branch.ndim) if n != axis))
 
 
 def drop(x: jax.Array, rate: float, key: jax.Array | None, alike: tuple[int, ...] = ()) -> jax.Array:
-    """Dropout in a training pass, which has a key; entries along the axes `alike` are dropped together."""
+    """Dropout; no-op without a key. Entries along the axes `alike` are dropped together."""
     return x if key is None else nnx.Dropout(rate, broadcast_dims=alike, deterministic=False)(x, rngs=key)

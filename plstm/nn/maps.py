@@ -13,15 +13,19 @@ import numpy as np
 from flax import nnx
 from jax import Array, lax
 
-from plstm.ops.common import accumulation_dtype
+from plstm.ops.common import accumulation_dtype, add_up
 
-MOMENTUM, BATCH_EPSILON = 0.99, 1e-3  # of EfficientNet's running statistics and batch norms
+MOMENTUM = 0.99  # of EfficientNet's running statistics and batch norms
+BATCH_EPSILON = 1e-3
 
 
 def windows(x: Array, kernel: int, stride: int) -> list[Array]:
     """The cells under each of the kernel's entries, row by row, as the kernel moves over a padded map."""
     height, width = ((side - kernel) // stride + 1 for side in x.shape[:2])
-    every = lambda first, count: slice(first, first + (count - 1) * stride + 1, stride)  # noqa: E731
+
+    def every(first: int, count: int) -> slice:
+        return slice(first, first + (count - 1) * stride + 1, stride)
+
     return [x[every(row, height), every(column, width)] for row in range(kernel) for column in range(kernel)]
 
 
@@ -35,7 +39,7 @@ def pad(x: Array, cells: int) -> Array:
     return lax.optimization_barrier(jnp.pad(x, ((cells, cells), (cells, cells), (0, 0), (0, 0))))
 
 
-def bicubic(cells: Array, grid: tuple[int, int]) -> Array:
+def bicubic(cells: Array, grid: tuple[int, ...]) -> Array:
     """[Y, X, C] -> [*grid, C] as PyTorch resizes: a = -0.75 and border cells repeated; `jax.image.resize` differs."""
     for axis, count in enumerate(grid):
         if cells.shape[axis] != count:
@@ -49,7 +53,8 @@ def _bicubic_weights(cells: int, count: int, a: float = -0.75) -> np.ndarray:
     places = (np.arange(count) + 0.5) * cells / count - 0.5
     near = np.floor(places).astype(int)[:, None] + np.arange(-1, 3)
     t = np.abs(places[:, None] - near)
-    inner, outer = (a + 2) * t**3 - (a + 3) * t**2 + 1, a * (t**3 - 5 * t**2 + 8 * t - 4)
+    inner = (a + 2) * t**3 - (a + 3) * t**2 + 1
+    outer = a * (t**3 - 5 * t**2 + 8 * t - 4)
     weights = np.zeros((count, cells))
     np.add.at(weights, (np.arange(count)[:, None], near.clip(0, cells - 1)), np.where(t <= 1, inner, outer))
     return weights
@@ -64,9 +69,10 @@ def depthwise(x: Array, kernel: Array, stride: int = 1) -> Array:
 
 
 def _filter(x: Array, kernel: Array, stride: int) -> Array:
-    side, channels = kernel.shape[0], kernel.shape[-1]
+    side = kernel.shape[0]
+    channels = kernel.shape[-1]
     taps = kernel.reshape(side * side, channels).astype(accumulation_dtype(x))
-    return sum(cells * tap for cells, tap in zip(windows(x, side, stride), taps, strict=True)).astype(x.dtype)
+    return add_up(cells * tap for cells, tap in zip(windows(x, side, stride), taps, strict=True)).astype(x.dtype)
 
 
 def _depthwise_forward(x: Array, kernel: Array, stride: int) -> tuple[Array, tuple[Array, Array]]:
@@ -78,13 +84,15 @@ def _depthwise_backward(stride: int, saved: tuple[Array, Array], cotangent: Arra
     cells under it times the cotangent, row by row, so that they stay in the cache."""
     x, kernel = saved
     dtype = accumulation_dtype(x)
-    side, margin = kernel.shape[0], kernel.shape[0] // 2
-    spread = [
+    side = kernel.shape[0]
+    margin = kernel.shape[0] // 2
+    edges = [
         (margin, have + margin - stride * (count - 1) - 1, stride - 1)
         for have, count in zip(x.shape[:2], cotangent.shape[:2], strict=True)
     ]
-    spread = lax.pad(cotangent, jnp.zeros((), cotangent.dtype), [*spread, (0, 0, 0), (0, 0, 0)])
-    to_x, padded = _filter(lax.optimization_barrier(spread), kernel[::-1, ::-1], 1), pad(x, margin)
+    spread = lax.pad(cotangent, jnp.zeros((), cotangent.dtype), [*edges, (0, 0, 0), (0, 0, 0)])
+    to_x = _filter(lax.optimization_barrier(spread), kernel[::-1, ::-1], 1)
+    padded = pad(x, margin)
 
     def add_row(total, inputs):
         number, row = inputs
@@ -104,12 +112,16 @@ class BatchNorm(nnx.Module):
     """Batch norm with PyTorch's running statistics: their variance is the unbiased one."""
 
     def __init__(self, channels: int):
-        self.scale, self.bias = nnx.Param(jnp.ones(channels)), nnx.Param(jnp.zeros(channels))
-        self.mean, self.var = nnx.BatchStat(jnp.zeros(channels)), nnx.BatchStat(jnp.ones(channels))
+        self.scale = nnx.Param(jnp.ones(channels))
+        self.bias = nnx.Param(jnp.zeros(channels))
+        self.mean = nnx.BatchStat(jnp.zeros(channels))
+        self.var = nnx.BatchStat(jnp.ones(channels))
 
     def __call__(self, x: Array, train: bool) -> Array:
         """[H, W, B, C] -> the same, by the batch's statistics in training, which enter the running ones."""
-        (mean, var), dtype, x = (self.mean[...], self.var[...]), x.dtype, x.astype(self.scale.dtype)
+        mean, var = (self.mean[...], self.var[...])
+        dtype = x.dtype
+        x = x.astype(self.scale.dtype)
         if train:
             count = x.size // x.shape[-1]
             mean = x.mean((0, 1, 2))

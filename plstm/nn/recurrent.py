@@ -7,14 +7,14 @@ weights N(0, 1 / in) cut at two deviations, biases and states 0.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from plstm.nn.layers import NORM_EPSILON, drop
+from plstm.nn.layers import NORM_EPSILON, bias_of, drop
 from plstm.ops.common import chunked_map
 from plstm.ops.recursive import prefix_state, prefix_states
 
@@ -45,10 +45,16 @@ def take_answers(states: Array, rows: Rows, answers: int) -> Array:
 
 # ---------------------------------------------------------------------- parallel recursion
 class Recursion(nnx.Module):
-    """A state of leaves composed along a binary tree, see `plstm.ops.recursive`; subclasses have leaf and compose."""
+    """A state of leaves composed along a binary tree, see `plstm.ops.recursive`."""
+
+    tokens: int
+    leaf: Callable[[Array], Any]  # one-hot tokens -> states
+    compose: Callable[[Any, Any], Any]  # states of the left and of the right part -> states
+    output: Callable[[Any], Array]
 
     def __call__(self, rows: Rows, answers: int, key: Array | None = None) -> Array:
-        index, leaves = rows.tokens.T, self.leaf(jnp.eye(self.tokens))
+        index = rows.tokens.T
+        leaves = self.leaf(jnp.eye(self.tokens))
         if answers == 1:
             return self.output(prefix_state(leaves, rows.steps, self.compose, index))[:, None]
         states = prefix_states(jax.tree.map(lambda x: x[index], leaves), self.compose)
@@ -60,7 +66,8 @@ class PRLSTM(Recursion):
 
     def __init__(self, tokens: int, dim: int, refinements: int, rngs: nnx.Rngs):
         self.tokens = tokens
-        self.leaves, self.composition = dense(tokens, 3 * dim, rngs), dense(2 * dim, 5 * dim, rngs)
+        self.leaves = dense(tokens, 3 * dim, rngs)
+        self.composition = dense(2 * dim, 5 * dim, rngs)
         self.refinements = nnx.List([dense(dim, 4 * dim, rngs) for _ in range(refinements)])
 
     def output(self, state: tuple[Array, Array]) -> Array:
@@ -88,7 +95,8 @@ class PRRNN(Recursion):
 
     def __init__(self, tokens: int, dim: int, refinements: int, rngs: nnx.Rngs):
         self.tokens = tokens
-        self.leaf, self.composition = dense(tokens, dim, rngs), dense(2 * dim, dim, rngs)
+        self.leaf = dense(tokens, dim, rngs)
+        self.composition = dense(2 * dim, dim, rngs)
         self.refinements = nnx.List([dense(dim, dim, rngs) for _ in range(refinements)])
 
     def output(self, state: Array) -> Array:
@@ -109,11 +117,13 @@ class RNN(nnx.Module):
 
     def __init__(self, tokens: int, dim: int, rngs: nnx.Rngs):
         self.tokens = tokens
-        self.input, self.recurrent = dense(tokens + self.memory_width, dim, rngs), dense(dim, dim, rngs)
+        self.input = dense(tokens + self.memory_width, dim, rngs)
+        self.recurrent = dense(dim, dim, rngs)
 
     def __call__(self, rows: Rows, answers: int, key: Array | None = None) -> Array:
-        from_tokens, from_memory = self.input.kernel[: self.tokens], self.input.kernel[self.tokens :]
-        inputs = jax.nn.one_hot(rows.tokens.T, self.tokens) @ from_tokens + self.input.bias
+        from_tokens = self.input.kernel[: self.tokens]
+        from_memory = self.input.kernel[self.tokens :]
+        inputs = jax.nn.one_hot(rows.tokens.T, self.tokens) @ from_tokens + bias_of(self.input)
         memory, change = self.memory(rows, inputs.dtype)
 
         def step(carry, x):
@@ -133,9 +143,11 @@ class StackRNN(RNN):
     """An RNN with a differentiable stack (after Joulin and Mikolov, 2015): a mixture of pushed, popped and kept."""
 
     def __init__(self, tokens: int, dim: int, memory_width: int, memory_cells: int, rngs: nnx.Rngs):
-        self.memory_width, self.memory_cells = memory_width, memory_cells
+        self.memory_width = memory_width
+        self.memory_cells = memory_cells
         super().__init__(tokens, dim, rngs)
-        self.push, self.action = dense(dim, memory_width, rngs), dense(dim, 3, rngs)
+        self.push = dense(dim, memory_width, rngs)
+        self.action = dense(dim, 3, rngs)
 
     def memory(self, rows: Rows, dtype: jnp.dtype) -> tuple[Memory, Callable[..., Memory]]:
         count, steps = rows.tokens.shape
@@ -161,7 +173,8 @@ class TapeRNN(RNN):
     """
 
     def __init__(self, tokens: int, dim: int, memory_width: int, memory_cells: int, hidden: int, rngs: nnx.Rngs):
-        self.memory_width, self.memory_cells = memory_width, memory_cells
+        self.memory_width = memory_width
+        self.memory_cells = memory_cells
         super().__init__(tokens, dim, rngs)
         sizes = [dim, hidden, hidden, memory_width]
         self.write = nnx.List([dense(*pair, rngs) for pair in zip(sizes, sizes[1:], strict=False)])
@@ -172,7 +185,8 @@ class TapeRNN(RNN):
         numbers = jnp.arange(cells // 2 + 1)  # of the frequencies; those above are the conjugates of these
         turns = numbers, numbers * rows.length[:, None] % cells  # of a move by one cell, and by T, in 1 / cells
         one, jump = ((2 * math.pi / cells) * turn.astype(dtype) for turn in turns)
-        cosines, sines = (jnp.cos(one), jnp.cos(jump)), (jnp.sin(one), jnp.sin(jump))
+        cosines = (jnp.cos(one), jnp.cos(jump))
+        sines = (jnp.sin(one), jnp.sin(jump))
         weight = (jnp.where((numbers == 0) | (2 * numbers == cells), 1, 2) / cells).astype(dtype)
 
         def change(h: Array, cell: Array, real: Array, imaginary: Array) -> Memory:
@@ -182,7 +196,9 @@ class TapeRNN(RNN):
             stay, back, forth, jump_back, jump_forth = jnp.moveaxis(jax.nn.softmax(self.action(h)), -1, 0)[..., None]
             c = stay + (back + forth) * cosines[0] + (jump_back + jump_forth) * cosines[1]
             s = (back - forth) * sines[0] + (jump_back - jump_forth) * sines[1]
-            real, c, s = real + (value - cell)[..., None], c[:, None], s[:, None]
+            real = real + (value - cell)[..., None]
+            c = c[:, None]
+            s = s[:, None]
             real, imaginary = c * real - s * imaginary, c * imaginary + s * real
             return jnp.sum(weight * real, axis=-1), real, imaginary
 
@@ -194,11 +210,14 @@ class LSTM(nnx.Module):
     """(i, g, f, o) = [x; h] W + b, c = sigmoid(f + 1) c + sigmoid(i) tanh(g), h = sigmoid(o) tanh(c)."""
 
     def __init__(self, tokens: int, dim: int, rngs: nnx.Rngs):
-        self.tokens, self.dim, self.gates = tokens, dim, dense(tokens + dim, 4 * dim, rngs)
+        self.tokens = tokens
+        self.dim = dim
+        self.gates = dense(tokens + dim, 4 * dim, rngs)
 
     def __call__(self, rows: Rows, answers: int, key: Array | None = None) -> Array:
-        from_tokens, recurrent = self.gates.kernel[: self.tokens], self.gates.kernel[self.tokens :]
-        inputs = jax.nn.one_hot(rows.tokens.T, self.tokens) @ from_tokens + self.gates.bias
+        from_tokens = self.gates.kernel[: self.tokens]
+        recurrent = self.gates.kernel[self.tokens :]
+        inputs = jax.nn.one_hot(rows.tokens.T, self.tokens) @ from_tokens + bias_of(self.gates)
 
         def step(carry, x):
             h, c = carry
@@ -216,7 +235,8 @@ class Transformer(nnx.Module):
     """An encoder that is not causal; positions are counted from the last step, which has number 1."""
 
     def __init__(self, tokens: int, dim: int, depth: int, heads: int, mlp_ratio: int, dropout: float, rngs: nnx.Rngs):
-        self.tokens, self.dim = tokens, dim
+        self.tokens = tokens
+        self.dim = dim
         start = nnx.initializers.truncated_normal(EMBEDDING_STD)
         self.embedding = nnx.Linear(tokens, dim, use_bias=False, kernel_init=start, rngs=rngs)
         self.layers = nnx.List([EncoderLayer(dim, heads, mlp_ratio, dropout, rngs) for _ in range(depth)])
@@ -239,12 +259,16 @@ class EncoderLayer(nnx.Module):
         start = nnx.initializers.truncated_normal(1 / math.sqrt(dim))
         self.attention = nnx.MultiHeadAttention(heads, dim, use_bias=False, kernel_init=start, decode=False, rngs=rngs)
         self.attention_norm, self.mlp_norm = (nnx.LayerNorm(dim, epsilon=NORM_EPSILON, rngs=rngs) for _ in range(2))
-        self.up, self.down = dense(dim, mlp_ratio * dim, rngs), dense(mlp_ratio * dim, dim, rngs)
+        self.up = dense(dim, mlp_ratio * dim, rngs)
+        self.down = dense(mlp_ratio * dim, dim, rngs)
         self.dropout = dropout
 
     def __call__(self, x: Array, is_step: Array, key: Array | None) -> Array:
         """x [rows, N, dim], is_step bool [rows, N]: False at padding, which nothing attends to."""
-        attend = lambda x, is_step: self.attention(x, mask=is_step[:, None, None])  # noqa: E731
+
+        def attend(x: Array, is_step: Array) -> Array:
+            return self.attention(x, mask=is_step[:, None, None])
+
         chunks = -(-4 * x.shape[0] * self.attention.num_heads * x.shape[1] ** 2 // ATTENTION_BYTES)
         keys = (None, None) if key is None else jax.random.split(key)
         x = self.attention_norm(x + drop(chunked_map(attend, (x, is_step), chunks), self.dropout, keys[0]))

@@ -1,7 +1,7 @@
 """Causal layers on sequences, [..., T, dim] -> [..., T, dim]: mLSTM, sLSTM, Mamba-2, Gated DeltaNet, pLSTM with state
 tracking, attention. Gates, states and norms are float32.
 
-Starts of parameters are those of the layers' released codes; where these say nothing, uniform within 1 / sqrt(inputs).
+Parameters start as in the layers' released code; where that does not say, uniform within 1 / sqrt(inputs).
 """
 
 import functools
@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from plstm.nn.layers import dense, head_norm, inverse_softplus_steps, linear, uniform_within
-from plstm.ops.common import product, small_product
+from plstm.ops.common import add_up, product, small_product
 from plstm.ops.delta_rule import gated_delta_rule
 from plstm.ops.mlstm import mlstm
 from plstm.ops.sequence import plstm1d_tracking
@@ -46,7 +46,7 @@ def causal_conv(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def _sum_of_shifts(x: jax.Array, weight: jax.Array, padding: tuple[int, int]) -> jax.Array:
-    return sum(w * shifted for w, shifted in zip(weight, _shifts(x, padding), strict=True))
+    return add_up(w * shifted for w, shifted in zip(weight, _shifts(x, padding), strict=True))
 
 
 def _shifts(x: jax.Array, padding: tuple[int, int]) -> list[jax.Array]:
@@ -101,14 +101,16 @@ class MLSTM(nnx.Module):
     inner width 2 dim, `depth` the number of layers of the model."""
 
     def __init__(self, dim: int, heads: int, depth: int, rngs: nnx.Rngs):
-        self.heads, inner = heads, 2 * dim
+        self.heads = heads
+        inner = 2 * dim
         self.up = linear(dim, 2 * inner, use_bias=False, rngs=rngs)
         self.conv = CausalConv(inner, rngs)
         self.q, self.k, self.v = (BlockDiagonal(inner // BLOCK, BLOCK, dim, rngs) for _ in range(3))
         gate = functools.partial(linear, 3 * inner, heads, kernel_init=nnx.initializers.zeros, rngs=rngs)
         self.input_gate = gate(bias_init=nnx.initializers.normal(0.1))
         self.forget_gate = gate(bias_init=lambda *_: jnp.linspace(3.0, 6.0, heads))
-        self.norm_scale, self.skip = nnx.Param(jnp.ones(inner)), nnx.Param(jnp.ones(inner))
+        self.norm_scale = nnx.Param(jnp.ones(inner))
+        self.skip = nnx.Param(jnp.ones(inner))
         start = nnx.initializers.normal(2 / depth / math.sqrt(dim))
         self.down = linear(inner, dim, use_bias=False, kernel_init=start, rngs=rngs)
 
@@ -138,10 +140,11 @@ class SLSTM(nnx.Module):
         self.norm_scale = nnx.Param(jnp.ones(dim))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        c, heads = self.conv(x), self.bias.shape[0]
+        c = self.conv(x)
+        heads = self.bias.shape[0]
         maps = zip(self.gates, (c, c, x, x), strict=True)
-        gates = (gate(part).reshape(*x.shape[:-1], heads, -1) + self.bias[:, n] for n, (gate, part) in enumerate(maps))
-        return head_norm(slstm(*gates, self.weight[...]), centred=True) * self.norm_scale[...]
+        i, f, z, o = (gate(h).reshape(*x.shape[:-1], heads, -1) + self.bias[:, n] for n, (gate, h) in enumerate(maps))
+        return head_norm(slstm(i, f, z, o, self.weight[...]), centred=True) * self.norm_scale[...]
 
 
 class Mamba2(nnx.Module):
@@ -150,19 +153,22 @@ class Mamba2(nnx.Module):
 
     def __init__(self, dim: int, head_dim: int, state_dim: int, rngs: nnx.Rngs):
         inner = 2 * dim
-        heads, convolved = inner // head_dim, inner + 2 * state_dim
+        heads = inner // head_dim
+        convolved = inner + 2 * state_dim
         self.parts = inner, inner + convolved  # where z ends, and where x, B and C do
         self.state_dim = state_dim
         self.project = dense(dim, inner + convolved + heads, rngs, use_bias=False)
         self.conv = CausalConv(convolved, rngs)
         self.step_bias = nnx.Param(inverse_softplus_steps(rngs.params(), heads))
         self.a_log = nnx.Param(jnp.log(jax.random.uniform(rngs.params(), (heads,), minval=1.0, maxval=16.0)))
-        self.skip, self.norm_scale = nnx.Param(jnp.ones(heads)), nnx.Param(jnp.ones(inner))
+        self.skip = nnx.Param(jnp.ones(heads))
+        self.norm_scale = nnx.Param(jnp.ones(inner))
         self.out = dense(inner, dim, rngs, use_bias=False)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         z, convolved, step = jnp.split(self.project(x), self.parts, axis=-1)
-        convolved, inner = self.conv(convolved), z.shape[-1]
+        convolved = self.conv(convolved)
+        inner = z.shape[-1]
         x, b, c = jnp.split(convolved, (inner, inner + self.state_dim), axis=-1)
         x = x.reshape(*x.shape[:-1], self.skip.shape[0], -1)
         y = ssd(x, jax.nn.softplus(step + self.step_bias[...]), jnp.exp(self.a_log[...]), b, c)
@@ -175,10 +181,14 @@ class GatedDeltaNet(nnx.Module):
     dim / heads, d_v = 2 d_k. negative: beta is up to 2, so the eigenvalue along a key is in [-1, 1], not in [0, 1]."""
 
     def __init__(self, dim: int, heads: int, negative: bool, rngs: nnx.Rngs):
-        self.heads, self.scale = heads, 2.0 if negative else 1.0
+        self.heads = heads
+        self.scale = 2.0 if negative else 1.0
         make = functools.partial(dense, rngs=rngs, use_bias=False)
-        self.q, self.k, self.v = make(dim, dim), make(dim, dim), make(dim, 2 * dim)
-        self.decay, self.beta = make(dim, heads), make(dim, heads)
+        self.q = make(dim, dim)
+        self.k = make(dim, dim)
+        self.v = make(dim, 2 * dim)
+        self.decay = make(dim, heads)
+        self.beta = make(dim, heads)
         self.a_log = nnx.Param(jnp.log(jax.random.uniform(rngs.params(), (heads,), minval=1e-3, maxval=16.0)))
         self.step_bias = nnx.Param(inverse_softplus_steps(rngs.params(), heads))
         self.convs = nnx.List([CausalConv(size, rngs, use_bias=False) for size in (dim, dim, 2 * dim)])
@@ -204,10 +214,13 @@ class TrackingPLSTM(nnx.Module):
     identity: with equal entries a state is written and read along one direction, and a small rotation does not show."""
 
     def __init__(self, dim: int, track: int, rngs: nnx.Rngs):
-        self.track, start = track, nnx.initializers.normal(1 / math.sqrt(dim))
+        self.track = track
+        start = nnx.initializers.normal(1 / math.sqrt(dim))
         make = functools.partial(linear, dim, use_bias=False, kernel_init=start, rngs=rngs)
         self.conv = CausalConv(dim, rngs)
-        self.q, self.k, self.v = make(dim), make(dim), make(dim)
+        self.q = make(dim)
+        self.k = make(dim)
+        self.v = make(dim)
         self.before, self.after = (make(track**2, use_bias=True) for _ in range(2))
         # At the start the first eigenvalue's sign differs from token to token, so that some transitions reflect and
         # some rotate; the others are memory.
@@ -218,11 +231,15 @@ class TrackingPLSTM(nnx.Module):
         self.source, self.mark = (make(track**2, use_bias=True, bias_init=near_identity) for _ in range(2))
         self.direct = nnx.Param(jnp.zeros(track**2))
         self.norm_scale = nnx.Param(jnp.ones(dim))
-        self.gate, self.out = make(dim), make(dim)
+        self.gate = make(dim)
+        self.out = make(dim)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        c, square = self.conv(x), (self.track, self.track)
-        as_squares = lambda gate: gate.reshape(*gate.shape[:-1], *square)  # noqa: E731
+        c = self.conv(x)
+
+        def as_squares(gate):
+            return gate.reshape(*gate.shape[:-1], self.track, self.track)
+
         v = self.v(x).reshape(*x.shape[:-1], -1, self.track)
         source, mark = (as_squares(jax.nn.sigmoid(gate(c))) for gate in (self.source, self.mark))
         direct = jnp.broadcast_to(as_squares(jax.nn.sigmoid(self.direct[...])), source.shape)
@@ -244,7 +261,9 @@ def rotation(a: jax.Array, size: int) -> jax.Array:
 
     A rotation of four dimensions is x -> l x r with unit quaternions l and r; one of fewer leaves the first ones alone.
     """
-    a, sides, last = a.reshape(size, size, *a.shape[1:]), [], slice(4 - size, None)
+    a = a.reshape(size, size, *a.shape[1:])
+    sides = []
+    last = slice(4 - size, None)
     for units in (LEFT_UNITS, RIGHT_UNITS):
         imaginary = product("kij,ij...->k...", units[1:, last, last] / 2, a)
         angle = jnp.sqrt(jnp.maximum(jnp.square(imaginary).sum(0), 1e-12))  # at 0 a root has no slope
@@ -270,5 +289,7 @@ def rotate(x: jax.Array) -> jax.Array:
     """Rotary positions: [..., T, heads, d] turned, in d / 2 planes, by angles proportional to the position."""
     half = x.shape[-1] // 2
     angle = jnp.arange(x.shape[-3])[:, None] * ROPE_BASE ** (-jnp.arange(half) / half)
-    cos, sin, (left, right) = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None], jnp.split(x, 2, axis=-1)
+    cos = jnp.cos(angle)[:, None]
+    sin = jnp.sin(angle)[:, None]
+    left, right = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)

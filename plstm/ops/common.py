@@ -15,10 +15,10 @@ product = partial(jnp.einsum, precision=HIGHEST)  # of gates
 
 
 def split_over_devices(function: Callable[..., Array], batch: int) -> Callable[..., Array]:
-    """`function` of trees of arrays [batch, ...], run by each device on its part of the batch.
+    """Runs a function of trees of arrays [batch, ...] on each device's part of the batch.
 
     The devices are those of the mesh that a training step is traced under (`jax.sharding.use_abstract_mesh`). Without
-    one, or where the devices do not divide the batch, `function` as it is: XLA may then gather arrays.
+    a mesh, or if the batch does not divide by the devices, returns `function` itself: XLA may then gather arrays.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or batch % mesh.size:
@@ -36,8 +36,8 @@ def accumulation_dtype(*arrays: Array) -> jnp.dtype:
 def matmul(a: Array, b: Array, precision=None) -> Array:
     """`jnp.matmul` of a [..., n, i] and b [..., i, o], with reverse-mode derivatives only.
 
-    JAX's own gradient of b costs XLA's CPU backend copies and a slow product. As here, with the wider side last and a
-    barrier that keeps XLA from swapping them, it is up to three times as fast."""
+    On CPUs JAX's own gradient of b takes copies and a slow product. This one puts the wider side last, with a barrier
+    that keeps XLA from swapping the sides: up to three times as fast."""
     return jnp.matmul(a, b, precision=precision)
 
 
@@ -45,29 +45,29 @@ def _matmul_backward(precision, saved, cotangent):
     a, b = saved
     multiply = partial(jnp.matmul, precision=precision)
     if a.shape[-1] <= cotangent.shape[-1]:
-        d_b = multiply(_turn(a), cotangent)
+        d_b = multiply(_transpose(a), cotangent)
     else:
-        d_b = _turn(lax.optimization_barrier(multiply(_turn(cotangent), a)))
-    return multiply(cotangent, _turn(b)), d_b
+        d_b = _transpose(lax.optimization_barrier(multiply(_transpose(cotangent), a)))
+    return multiply(cotangent, _transpose(b)), d_b
 
 
 matmul.defvjp(lambda a, b, precision: (matmul(a, b, precision), (a, b)), _matmul_backward)
-_turn = partial(jnp.swapaxes, axis1=-2, axis2=-1)
+_transpose = partial(jnp.swapaxes, axis1=-2, axis2=-1)
 
 
 def attend(q: Array, k: Array, v: Array, gating: Array, scale: float) -> Array:
     """Sums values over source nodes, weighted by gating and scaled similarity (Equation 3):
     q [..., T, d_k], k [..., S, d_k], v [..., S, d_v], gating [..., T, S] -> [..., T, d_v] in the gating's dtype."""
     similarity = accumulate("...tk,...sk->...ts", q, k, gating.dtype)
-    # Nothing but this product: XLA's CPU backend fuses it with a transposition of the gating in tiles, not more.
+    # Keep this product alone: XLA's CPU backend fuses it with a transposition of the gating, but nothing larger.
     weights = (gating * similarity).astype(v.dtype)
     return scale * accumulate("...ts,...sv->...tv", weights, v, gating.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 3))
 def accumulate(subscripts: str, a: Array, b: Array, dtype) -> Array:
-    """`jnp.einsum` with sums in `dtype`. Its gradients are products in the arguments' dtype, as it is: JAX's own would
-    be products of float32 cotangents even where the arguments are bfloat16."""
+    """`jnp.einsum` with sums in `dtype`. Its gradients multiply in the arguments' dtype; JAX's own would multiply
+    float32 cotangents even if the arguments are bfloat16."""
     return jnp.einsum(subscripts, a, b, preferred_element_type=dtype)
 
 
@@ -106,15 +106,16 @@ small_product.defvjp(lambda left, right: (small_product(left, right), (left, rig
 
 
 def chunked_map(function: Callable, arguments: tuple, chunks: int, leading: int = 1) -> Array:
-    """function(*arguments) for a function of independent entries, in at most `chunks` calls of it in sequence.
+    """Applies a function of independent entries chunk by chunk, in at most `chunks` calls.
 
-    function: of trees of arrays [entries, ...], also of padding with zeros, to an array [entries, ...]; arguments: the
-    trees, with `leading` axes for that of entries. A chunk takes entries from all over the axis, as many for each
-    device, so that an axis that is sharded stays so.
+    function: maps trees of arrays [entries, ...] to an array [entries, ...], also for padding with zeros. arguments:
+    the trees, whose first `leading` axes together are the axis of entries. A chunk takes entries from all over that
+    axis, as many for each device, so that a sharded axis stays sharded.
     """
     lead = jax.tree.leaves(arguments)[0].shape[:leading]
     is_split = bool(jax.sharding.get_abstract_mesh().manual_axes)  # the entries are those of one device
-    entries, devices = math.prod(lead), 1 if is_split else jax.device_count()
+    entries = math.prod(lead)
+    devices = 1 if is_split else jax.device_count()
     arguments = jax.tree.map(lambda x: x.reshape(entries, *x.shape[leading:]), arguments)
     if chunks == 1:
         return (out := function(*arguments)).reshape(*lead, *out.shape[1:])

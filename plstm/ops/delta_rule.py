@@ -23,8 +23,10 @@ def gated_delta_rule(
     check_choice("method", method, METHODS)
     check_inputs("T", q, k, v, log_alpha=log_alpha, beta=beta)
     *lead, length, d_k = q.shape
-    chunk, dtype = check_chunk(chunk, length, power_of_two=True), accumulation_dtype(q, k, v, log_alpha, beta)
-    q, log_alpha = q.astype(dtype) * d_k**-0.5, jnp.maximum(log_alpha, FORGOTTEN)
+    chunk = check_chunk(chunk, length, power_of_two=True)
+    dtype = accumulation_dtype(q, k, v, log_alpha, beta)
+    q = q.astype(dtype) * d_k**-0.5
+    log_alpha = jnp.maximum(log_alpha, FORGOTTEN)
     inputs = join_axes(cast((q, k, v, log_alpha, beta), dtype), len(lead))
     state = jnp.zeros((len(inputs[0]), d_k, v.shape[-1]), dtype)
     recurrent = method == "recurrent"
@@ -47,7 +49,8 @@ def _chunk(state, inputs):
     q, k, v, log_alpha, beta = inputs
     b = jnp.cumsum(log_alpha, axis=-1)
     decay = jnp.exp(jnp.where(causal(b.shape[-1]), b[..., :, None] - b[..., None, :], -jnp.inf))
-    since_start, until_end = jnp.exp(b)[..., None], decay[..., -1, :, None]
+    since_start = jnp.exp(b)[..., None]
+    until_end = decay[..., -1, :, None]
     # Only the part below the diagonal is read.
     system = beta[..., None] * decay * product("...tk,...sk->...ts", k, k)
     target = beta[..., None] * (v - since_start * product("...tk,...kv->...tv", k, state))
@@ -69,11 +72,13 @@ def solve_unit_lower(lower: Array, right: Array) -> Array:
 def _solve(lower, right):
     """The solution, and what its gradient needs: the inverse and the solution."""
     row, column = jnp.indices(lower.shape[-2:])
-    inverse, size = jnp.broadcast_to(jnp.eye(lower.shape[-1], dtype=lower.dtype), lower.shape), 1
+    inverse = jnp.broadcast_to(jnp.eye(lower.shape[-1], dtype=lower.dtype), lower.shape)
+    size = 1
     while size < lower.shape[-1]:
         crossing = (row // size == column // size + 1) & (row // size % 2 == 1)  # from a block to its right neighbour
         crossing = product("...ij,...jk->...ik", inverse, jnp.where(crossing, lower, 0))
-        inverse, size = inverse - product("...ij,...jk->...ik", crossing, inverse), 2 * size
+        inverse = inverse - product("...ij,...jk->...ik", crossing, inverse)
+        size = 2 * size
     solution = product("...ij,...jd->...id", inverse, right)
     return solution, (inverse, solution)
 

@@ -1,12 +1,13 @@
 """The 2-D state space of Mamba2D (Baty et al., 2024), first release: one scan from the top left to the bottom right."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import HIGHEST, accumulation_dtype, check_choice, check_shapes
+from plstm.ops.common import HIGHEST, accumulation_dtype, add_up, check_choice, check_shapes
 
 METHODS = ("auto", "rows", "diagonals", "recurrent")
 
@@ -32,10 +33,12 @@ def mamba2d(
     check_shapes("[..., H, W, N]", (*u.shape[:-1], b.shape[-1]), b=b, c=c)
     dtype = accumulation_dtype(u, delta_t, delta_l, a_t, a_l, b, c)
     cells = [x.astype(dtype).reshape(-1, *x.shape[-3:]) for x in (u, delta_t, delta_l, b, c)]
-    a_t, a_l = a_t.astype(dtype), a_l.astype(dtype)
+    a_t = a_t.astype(dtype)
+    a_l = a_l.astype(dtype)
     if method == "auto":
         method = "rows" if jax.default_backend() == "cpu" else "diagonals"
-    y = {"rows": _rows, "diagonals": _diagonals, "recurrent": _recurrent}[method](*cells, a_t, a_l)
+    methods: dict[str, Callable[..., Array]] = {"rows": _rows, "diagonals": _diagonals, "recurrent": _recurrent}
+    y = methods[method](*cells, a_t, a_l)
     return y.reshape(u.shape).astype(u.dtype)
 
 
@@ -49,13 +52,15 @@ def _recurrent(u: Array, delta_t: Array, delta_l: Array, b: Array, c: Array, a_t
 
 def states_of(a_t: Array, a_l: Array, x_t: Array, x_l: Array) -> Array:
     """h of decays and inputs from the top and from the left, all [B, H, W, ...]: from_t = a_t h[i-1, j] + x_t."""
-    (height, width), arrays = a_t.shape[1:3], [jnp.moveaxis(x, 0, 2) for x in (a_t, a_l, x_t, x_l)]
+    height, width = a_t.shape[1:3]
+    arrays = [jnp.moveaxis(x, 0, 2) for x in (a_t, a_l, x_t, x_l)]
     first_row = jnp.broadcast_to((jnp.arange(height) == 0)[:, None], (height, width))
     first_column = jnp.broadcast_to(jnp.arange(width) == 0, (height, width))
 
     def cell(left: Array, inputs) -> tuple[Array, Array]:
         above, a_t, a_l, x_t, x_l, first_row, first_column = inputs
-        from_t, from_l = a_t * above + x_t, a_l * left + x_l
+        from_t = a_t * above + x_t
+        from_l = a_l * left + x_l
         h = jnp.where(first_row, from_l, jnp.where(first_column, from_t, (from_t + from_l) / 2))
         return h, h
 
@@ -78,7 +83,7 @@ def _by_cells(u: Array, delta_t: Array, delta_l: Array, b: Array, c: Array) -> t
 
 def _over_states(weights: Array, values: Array) -> Array:
     """Sum over N of weights [N, B, 1] or [N, 1, e] times values [N, B, e] -> [B, e]."""
-    return sum(weights[n] * values[n] for n in range(len(values)))
+    return add_up(weights[n] * values[n] for n in range(len(values)))
 
 
 def _cell(a_t, a_l, left, above, u, delta_t, delta_l, b, c, weight_t, weight_l) -> tuple[Array, Array]:
@@ -92,7 +97,8 @@ def _diagonals(u: Array, delta_t: Array, delta_l: Array, b: Array, c: Array, a_t
     """As `_rows`. A cell's neighbours are on the anti-diagonal before: in its row the left one, in the row above the
     upper one. A diagonal has a place in every row; those outside the grid have no weight and no input, so state 0."""
     u, delta_t, delta_l, b, c, weight_t, weight_l = _by_cells(u, delta_t, delta_l, b, c)
-    top, left = (delta_t, weight_t, a_t.T[:, None]), (delta_l, weight_l, a_l.T[:, None])
+    top = (delta_t, weight_t, a_t.T[:, None])
+    left = (delta_l, weight_l, a_l.T[:, None])
     tall = u.shape[0] > u.shape[1]  # then columns are the rows, so that fewer places lie outside the grid
     turn = (lambda x: x.swapaxes(0, 1)) if tall else (lambda x: x)
     (delta_t, weight_t, a_t), (delta_l, weight_l, a_l) = (left, top) if tall else (top, left)
@@ -129,7 +135,8 @@ def _rows(u: Array, delta_t: Array, delta_l: Array, b: Array, c: Array, a_t: Arr
 
 def _run(u, delta_t, delta_l, b, c, a_t, a_l, keep: bool) -> tuple[Array, Array | None]:
     """The output and, if kept, the states [H, W, N, B, e]."""
-    a_t, a_l = a_t.T[:, None], a_l.T[:, None]
+    a_t = a_t.T[:, None]
+    a_l = a_l.T[:, None]
 
     def cell(left, inputs):
         h, y = _cell(a_t, a_l, left, *inputs)
@@ -151,23 +158,29 @@ def _forward(*arguments):
 
 def _backward(saved, cotangent):
     *cells, a_t, a_l, states = saved
-    (height, width), zeros = states.shape[:2], jnp.zeros_like(states[0, 0])
-    a_t, a_l = a_t.T[:, None], a_l.T[:, None]
+    height, width = states.shape[:2]
+    zeros = jnp.zeros_like(states[0, 0])
+    a_t = a_t.T[:, None]
+    a_l = a_l.T[:, None]
 
     # A product with ones is faster than a sum over the fastest axis.
     ones = jnp.ones(zeros.shape[-1], zeros.dtype)
-    over_channels = lambda x: jnp.matmul(x, ones, precision=HIGHEST)  # noqa: E731
+    over_channels = partial(jnp.matmul, b=ones, precision=HIGHEST)
 
     def cell(carry, inputs):
         """Backwards: `to_left` is what flows to the cell on the left, `below` what comes from the one below."""
         to_left, grad_a_t, grad_a_l = carry
         below, i, j, u, delta_t, delta_l, b, c, weight_t, weight_l, out = inputs
         # In the first row and column, where there is no such cell, zeros: the first by its weight.
-        above, left = states[jnp.maximum(i - 1, 0), j], jnp.where(j > 0, states[i, jnp.maximum(j - 1, 0)], 0)
+        above = states[jnp.maximum(i - 1, 0), j]
+        left = jnp.where(j > 0, states[i, jnp.maximum(j - 1, 0)], 0)
         g = c[..., None] * out + below + to_left
-        to_above, to_left = weight_t * jnp.exp(delta_t * a_t) * g, weight_l * jnp.exp(delta_l * a_l) * g
-        log_t, log_l = to_above * above, to_left * left  # gradients of the decays' logarithms
-        mixed, source = weight_t * delta_t + weight_l * delta_l, _over_states(b[..., None], g)
+        to_above = weight_t * jnp.exp(delta_t * a_t) * g
+        to_left = weight_l * jnp.exp(delta_l * a_l) * g
+        log_t = to_above * above  # gradients of the decays' logarithms
+        log_l = to_left * left
+        mixed = weight_t * delta_t + weight_l * delta_l
+        source = _over_states(b[..., None], g)
         grads = (
             mixed * source,
             _over_states(a_t, log_t) + weight_t * u * source,

@@ -23,14 +23,16 @@ def mlstm(q: Array, k: Array, v: Array, i: Array, f: Array, *, method: str = "au
     """
     check_choice("method", method, METHODS)
     check_inputs("T", q, k, v, i=i, f=f)
-    chunk, dtype, (*lead, _, d_k) = check_chunk(chunk, q.shape[-2]), accumulation_dtype(q, k, v, i, f), q.shape
+    chunk = check_chunk(chunk, q.shape[-2])
+    dtype = accumulation_dtype(q, k, v, i, f)
+    *lead, _, d_k = q.shape
     # The normaliser n is one more column of C, that of a value of 1.
     values = jnp.concatenate([v.astype(dtype), jnp.ones((*v.shape[:-1], 1), dtype)], axis=-1)
     q, k, i, f = cast((q, k, i, f), dtype)
     log_f = jnp.maximum(jax.nn.log_sigmoid(f), FORGOTTEN)
     inputs = join_axes((q, k * d_k**-0.5, values, i, log_f), len(lead))
-    rows = len(inputs[0])
-    state = jnp.zeros((rows, d_k, v.shape[-1] + 1), dtype), jnp.zeros(rows, dtype)
+    batch_heads = len(inputs[0])
+    state = jnp.zeros((batch_heads, d_k, v.shape[-1] + 1), dtype), jnp.zeros(batch_heads, dtype)
     recurrent = method == "recurrent"
     h = scan_steps(_step, state, inputs, 1) if recurrent else scan_chunks(_chunk, state, inputs, 1, chunk)
     return h.reshape(v.shape).astype(v.dtype)
@@ -44,26 +46,29 @@ def _normalise(summed: Array, m: Array) -> Array:
 
 def _step(state, inputs):
     """One token: q, k [..., d_k], v [..., d_v + 1], i, log_f [...]."""
-    (cell, m), (q, k, v, i, log_f) = state, inputs
+    cell, m = state
+    q, k, v, i, log_f = inputs
     decayed = log_f + m
     m = jnp.maximum(decayed, i)
-    keep, write = jnp.exp(decayed - m), jnp.exp(i - m)
+    keep = jnp.exp(decayed - m)
+    write = jnp.exp(i - m)
     cell = keep[..., None, None] * cell + (write[..., None] * k)[..., None] * v[..., None, :]
     return (cell, m), _normalise(product("...k,...kv->...v", q, cell), m)
 
 
 def _chunk(state, inputs):
     """L tokens: q, k [..., L, d_k], v [..., L, d_v + 1], i, log_f [..., L]; weights of all pairs, and of the state."""
-    (cell, m), (q, k, v, i, log_f) = state, inputs
+    cell, m = state
+    q, k, v, i, log_f = inputs
     b = jnp.cumsum(log_f, axis=-1)
     pairs = jnp.where(causal(b.shape[-1]), b[..., :, None] - b[..., None, :] + i[..., None, :], -jnp.inf)
     decayed = b + m[..., None]
-    rows = jnp.maximum(pairs.max(-1), decayed)
-    weights = product("...tk,...sk->...ts", q, k) * jnp.exp(pairs - rows[..., None])
-    read = product("...tk,...kv->...tv", q * jnp.exp(decayed - rows)[..., None], cell)
-    out = _normalise(product("...ts,...sv->...tv", weights, v) + read, rows)
+    largest = jnp.maximum(pairs.max(-1), decayed)
+    weights = product("...tk,...sk->...ts", q, k) * jnp.exp(pairs - largest[..., None])
+    read = product("...tk,...kv->...tv", q * jnp.exp(decayed - largest)[..., None], cell)
+    out = _normalise(product("...ts,...sv->...tv", weights, v) + read, largest)
     # The last row weighs what the chunk leaves to the state.
-    m = rows[..., -1]
+    m = largest[..., -1]
     write = jnp.exp(pairs[..., -1, :] - m[..., None])
     cell = jnp.exp(decayed[..., -1] - m)[..., None, None] * cell
     return (cell + product("...sk,...sv->...kv", k * write[..., None], v), m), out

@@ -41,9 +41,11 @@ def fold(leaves: State, compose: Compose) -> State:
             return jax.tree.map(lambda x: x[start], leaves)
         return compose(tree(start, size // 2), tree(start + size // 2, size // 2))
 
-    state, start = None, 0
+    state = None
+    start = 0
     for size in (1 << n for n in reversed(range(length.bit_length())) if length >> n & 1):
-        state, start = tree(start, size) if state is None else compose(state, tree(start, size)), start + size
+        state = tree(start, size) if state is None else compose(state, tree(start, size))
+        start = start + size
     return state
 
 
@@ -74,7 +76,8 @@ def prefix_state(leaves: State, counts: Array, compose: Compose, index: Array | 
 
 def _next_level(blocks: State, index: Array | None, rows: int, compose: Compose) -> tuple[State, Array | None]:
     """Blocks twice as large, from neighbours; an odd last one is left out."""
-    known, length = len(jax.tree.leaves(blocks)[0]), len(jax.tree.leaves(blocks if index is None else index)[0])
+    known = len(jax.tree.leaves(blocks)[0])
+    length = len(jax.tree.leaves(blocks if index is None else index)[0])
     end = length // 2 * 2
     if index is not None and known**2 < end // 2 * rows:
         left, right = (jax.tree.map(lambda x, p=p: x[p], blocks) for p in jnp.indices((known, known)).reshape(2, -1))
@@ -93,5 +96,8 @@ def _take(blocks: State, index: Array | None, place: Array) -> State:
 
 def _where(condition: Array, new: State, old: State) -> State:
     """Row by row."""
-    choose = lambda x, y: jnp.where(condition.reshape(-1, *(1,) * (x.ndim - 1)), x, y)  # noqa: E731
+
+    def choose(x, y):
+        return jnp.where(condition.reshape(-1, *(1,) * (x.ndim - 1)), x, y)
+
     return jax.tree.map(choose, new, old)

@@ -47,7 +47,9 @@ def plstm1d(q: Array, k: Array, v: Array, gates: SequenceGates, direct: Array, *
     """
     check_choice("method", method, ("auto", "parallel", "recurrent"))
     check_inputs("T", q, k, v, direct=direct, **gates._asdict())
-    dtype, scale, small = accumulation_dtype(*gates), q.shape[-1] ** -0.5, q.shape[-2] <= q.shape[-1] * v.shape[-1]
+    dtype = accumulation_dtype(*gates)
+    scale = q.shape[-1] ** -0.5
+    small = q.shape[-2] <= q.shape[-1] * v.shape[-1]
     gates, direct = jax.tree.map(lambda gate: gate.astype(dtype), (gates, direct))
     if method == "parallel" or (method == "auto" and small):
         gating = gating_matrix_1d(gates).swapaxes(-1, -2) + direct[..., None] * jnp.eye(q.shape[-2], dtype=dtype)
@@ -91,13 +93,15 @@ def plstm1d_tracking(
     check_choice("method", method, METHODS)
     arrays = dict(q=q, k=k, v=v, source=source, transition=transition, mark=mark, direct=direct)
     _check_tracking(arrays)
-    chunk, dtype, axis = check_chunk(chunk, q.shape[-3]), accumulation_dtype(*arrays.values()), q.ndim - 3
+    chunk = check_chunk(chunk, q.shape[-3])
+    dtype = accumulation_dtype(*arrays.values())
+    axis = q.ndim - 3
     q, *others = cast(tuple(arrays.values()), dtype)
     inputs = (q * q.shape[-2] ** -0.5, *others)
     state = jnp.zeros((*q.shape[:-3], transition.shape[-1], q.shape[-2], v.shape[-2]), dtype)
     by_steps = transition.shape[-1] > 3 and q.shape[-3] < 256  # faster there; longer rows keep too many states
     if method == "recurrent" or (method == "auto" and by_steps):
-        return _track_by_steps(state, *inputs, axis).astype(v.dtype)
+        return _track_by_steps(state, *inputs, axis=axis).astype(v.dtype)
     gatings = _chunk_gatings(inputs[3:], axis, chunk)
     return scan_chunks(_tracking_chunk, state, inputs[:3], axis, chunk, gatings).astype(v.dtype)
 
@@ -108,7 +112,10 @@ def _check_tracking(arrays: dict[str, Array]) -> None:
         raise ValueError(
             f"q must be [..., T, d_k, J_Q], transition [..., T, J_T, J_T]; got {q.shape}, {transition.shape}"
         )
-    (*lead, width, j_q), j_k, j_v, j_t = q.shape, k.shape[-1], v.shape[-1], transition.shape[-1]
+    *lead, width, j_q = q.shape
+    j_k = k.shape[-1]
+    j_v = v.shape[-1]
+    j_t = transition.shape[-1]
     j_o = arrays["mark"].shape[-3]
     expected = {
         "k": ("d_k, J_K", (width, j_k)),
@@ -122,7 +129,7 @@ def _check_tracking(arrays: dict[str, Array]) -> None:
         check_shapes(f"[..., T, {axes}]", (*lead, *shape), **{name: arrays[name]})
 
 
-def _track_by_steps(state, q, k, v, source, transition, mark, direct, axis):
+def _track_by_steps(state, q, k, v, source, transition, mark, direct, *, axis: int) -> Array:
     """Token by token; the state [..., J_T, d_k, d_v]. Steps compute only what needs the state."""
     step = jax.checkpoint(_tracking_step, prevent_cse=False)  # or the backward pass would keep each state twice
     read = scan_steps(step, state, (q, k, product("...skl,...vl->...skv", source, v), transition), axis)
@@ -157,22 +164,28 @@ def _chunk_gatings(gates: tuple[Array, ...], axis: int, chunk: int) -> tuple[Arr
     the state after it; transition [chunks, ..., J_T, J_T] from one to the other.
     """
     source, transition, mark, direct = gates
-    (j_t, j_k, j_v), (j_o, j_q, _) = source.shape[-3:], mark.shape[-3:]
+    j_t, j_k, j_v = source.shape[-3:]
+    j_o, j_q, _ = mark.shape[-3:]
 
     def split(gate, rows, columns):
         """[..., T, rows * columns] -> [L, rows, columns, chunks, ...]"""
         gate = split_chunks(gate.reshape(*gate.shape[: axis + 1], rows, columns), axis, chunk)
         return jnp.moveaxis(gate, (axis + 1, -2, -1), (0, 1, 2))
 
-    inputs = split(source, j_t, j_k * j_v), split(transition, j_t, j_t), split(mark, j_o * j_q, j_t)
-    inputs = jnp.arange(chunk), *inputs, split(direct, j_o * j_q, j_k * j_v)
-    lead, here = inputs[1].shape[3:], jnp.arange(chunk)
+    here = jnp.arange(chunk)
+    source = split(source, j_t, j_k * j_v)
+    transition = split(transition, j_t, j_t)
+    inputs = here, source, transition, split(mark, j_o * j_q, j_t), split(direct, j_o * j_q, j_k * j_v)
+    lead = source.shape[3:]
+
+    def to_all_tokens(gate):
+        return jnp.broadcast_to(gate[..., None], (*gate.shape, chunk))
 
     def step(state, inputs):
-        (left, entering), (t, source, transition, mark, direct) = state, inputs
-        to_all = lambda gate: jnp.broadcast_to(gate[..., None], (*gate.shape, chunk))  # noqa: E731
-        row = jnp.where(here == t, direct[..., None], small_product(to_all(mark), left))
-        left = jnp.where(here == t, source[..., None], small_product(to_all(transition), left))
+        left, entering = state
+        t, source, transition, mark, direct = inputs
+        row = jnp.where(here == t, direct[..., None], small_product(to_all_tokens(mark), left))
+        left = jnp.where(here == t, source[..., None], small_product(to_all_tokens(transition), left))
         return (left, small_product(transition, entering)), (row, small_product(mark, entering))
 
     left = jnp.zeros((j_t, j_k * j_v, *lead, chunk), source.dtype)

@@ -32,8 +32,10 @@ def slstm(i: Array, f: Array, z: Array, o: Array, recurrent: Array) -> Array:
         i, f, z, o = jnp.moveaxis(inputs, -2, 0)
         decayed = jax.nn.log_sigmoid(f) + m
         m = jax.lax.stop_gradient(jnp.maximum(decayed, i))  # c / n does not depend on it
-        keep, write = jnp.exp(decayed - m), jnp.exp(i - m)
-        c, n = keep * c + write * jnp.tanh(z), keep * n + write
+        keep = jnp.exp(decayed - m)
+        write = jnp.exp(i - m)
+        c = keep * c + write * jnp.tanh(z)
+        n = keep * n + write
         h = jax.nn.sigmoid(o) * c / n
         return (h, c, n, m), h
 

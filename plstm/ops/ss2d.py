@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import accumulation_dtype, check_choice, check_shapes
+from plstm.ops.common import accumulation_dtype, add_up, check_choice, check_shapes
 
 METHODS = ("scans", "recurrent")
 
@@ -24,8 +24,12 @@ def ss2d(u: Array, delta: Array, a: Array, b: Array, c: Array, *, method: str = 
     check_shapes("[e, N]", (u.shape[-1], b.shape[-1]), a=a)
     check_shapes("[..., H, W, N]", (*u.shape[:-1], b.shape[-1]), b=b, c=c)
     dtype = accumulation_dtype(u, delta, a, b, c)
-    cells = [x.astype(dtype).reshape(-1, *x.shape[-3:]).transpose(1, 2, 0, 3) for x in (u, delta, b, c)]
-    y = (_scans if method == "scans" else _recurrent)(*cells, a.astype(dtype))
+
+    def by_cells(x: Array) -> Array:
+        return x.astype(dtype).reshape(-1, *x.shape[-3:]).transpose(1, 2, 0, 3)
+
+    run = _scans if method == "scans" else _recurrent
+    y = run(by_cells(u), by_cells(delta), by_cells(b), by_cells(c), a.astype(dtype))
     return y.transpose(2, 0, 1, 3).reshape(u.shape).astype(u.dtype)
 
 
@@ -47,12 +51,14 @@ def _recurrent(u: Array, delta: Array, b: Array, c: Array, a: Array) -> Array:
 
 def _scans(u: Array, delta: Array, b: Array, c: Array, a: Array) -> Array:
     """As `_recurrent`. Each state by itself: the few there are share nothing, and so the arrays stay [H, W, B, e]."""
-    y = 0
-    for n in range(a.shape[1]):
-        decay, new = jnp.exp(delta * a[:, n]), delta * u * b[..., n, None]
+
+    def of_state(n: int) -> Array:
+        decay = jnp.exp(delta * a[:, n])
+        new = delta * u * b[..., n, None]
         g = _recurrence(decay.swapaxes(0, 1), new.swapaxes(0, 1)).swapaxes(0, 1)
-        y = y + c[..., n, None] * _recurrence(decay, g)
-    return y
+        return c[..., n, None] * _recurrence(decay, g)
+
+    return add_up(of_state(n) for n in range(a.shape[1]))
 
 
 @jax.custom_vjp

@@ -23,7 +23,9 @@ def ssd(x: Array, dt: Array, a: Array, b: Array, c: Array, *, method: str = "aut
     check_shapes("[..., T, H]", x.shape[:-1], dt=dt)
     check_shapes("[H]", (heads,), a=a)
     check_shapes("[..., T, N]", (*lead, length, b.shape[-1]), b=b, c=c)
-    chunk, dtype, out_dtype = check_chunk(chunk, length), accumulation_dtype(x, dt, a, b, c), x.dtype
+    chunk = check_chunk(chunk, length)
+    dtype = accumulation_dtype(x, dt, a, b, c)
+    out_dtype = x.dtype
     x, dt, b, c = cast((x.swapaxes(-2, -3), dt.swapaxes(-1, -2), b[..., None, :, :], c[..., None, :, :]), dtype)
     log_decay = jnp.maximum(-dt * a.astype(dtype)[:, None], FORGOTTEN)
     inputs = x * dt[..., None], log_decay, b, c  # the heads before the time axis
@@ -45,7 +47,9 @@ def _step(state, inputs):
 def _chunk(state, inputs):
     """L tokens: dt x [..., H, L, P], log decays [..., H, L], b, c [..., 1, L, N]."""
     x, log_decay, b, c = inputs
-    b, c, total = b[..., 0, :, :], c[..., 0, :, :], jnp.cumsum(log_decay, axis=-1)
+    b = b[..., 0, :, :]
+    c = c[..., 0, :, :]
+    total = jnp.cumsum(log_decay, axis=-1)
     pairs = jnp.exp(jnp.where(causal(x.shape[-2]), total[..., :, None] - total[..., None, :], -jnp.inf))
     weights = pairs * product("...tn,...sn->...ts", c, b)[..., None, :, :]
     read = product("...tn,...hpn->...htp", c, state) * jnp.exp(total)[..., None]

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from plstm.drawing import new_figure, save, style
-from plstm.models.vision import VisionModel, flow_patterns
+from plstm.models.vision import VisionModel, capture_patterns
 from plstm.tasks import Task
 from plstm.tasks.vision import VisionTask, as_pixels, normalise
 from plstm.training.steps import Batch, Split
@@ -91,11 +91,11 @@ def draw_gating(model: nnx.Module, image: jax.Array, path: Path) -> list[Path]:
 def capture_flow(
     model: nnx.Module, image: jax.Array, source: tuple[int, int], layers: int
 ) -> list[tuple[str, np.ndarray]]:
-    """`flow_patterns`, compiled."""
+    """`capture_patterns`, compiled."""
     modes = []  # strings, which no compiled function returns
 
     def patterns(weights: nnx.State, image: jax.Array) -> list[jax.Array]:
-        found = flow_patterns(nnx.merge(graphdef, weights), image, source, layers)
+        found = capture_patterns(nnx.merge(graphdef, weights), image, source, layers)
         modes.extend(mode for mode, _ in found)
         return [pattern for _, pattern in found]
 

@@ -27,8 +27,11 @@ def by_levels(gates: DagGates, dag: PackedDags) -> Array:
 def by_doubling(gates: DagGates, dag: PackedDags) -> Array:
     """G as [blocks, H, target, source]: the transitions T of a block are a nilpotent matrix, so
     G = S (I + T + T^2 + ...) M takes log2(depth) steps Z <- Z + Z T, T <- T T from Z = S."""
-    blocks, nodes, edges = dag.blocks, dag.block_nodes, dag.block_edges
-    heads, dtype = gates.source.shape[1], gates.source.dtype
+    blocks = dag.blocks
+    nodes = dag.block_nodes
+    edges = dag.block_edges
+    heads = gates.source.shape[1]
+    dtype = gates.source.dtype
     line_from, line_to = (jnp.asarray(line) % max(edges, 1) for line in (dag.line_from, dag.line_to))
     step = jnp.zeros((blocks, edges, edges, heads), dtype)
     step = step.at[dag.line_to // max(edges, 1), line_from, line_to].add(gates.transition)
@@ -49,7 +52,8 @@ def by_doubling(gates: DagGates, dag: PackedDags) -> Array:
 def recurrent(q, k, v, gates: DagGates, dag: PackedDags, scale: float) -> Array:
     """Equations 1 and 2 with d_k x d_v states on the edges, level by level: [N, H, d_v]."""
     q, k, v = (tensor.astype(gates.source.dtype) for tensor in (q, k, v))
-    tail, head = jnp.asarray(dag.tail), jnp.asarray(dag.head)
+    tail = jnp.asarray(dag.tail)
+    head = jnp.asarray(dag.head)
     outer = (gates.source[..., None] * k[tail])[..., :, None] * v[tail][..., None, :]
     states = _propagate(gates.transition, outer, dag)
     read = product("ehk,ehkv->ehv", scale * q[head], states)

@@ -9,7 +9,7 @@ import functools
 import graphlib
 import heapq
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -21,16 +21,12 @@ BACKWARD |= {name: f"reverse_{name}" for name in ("multitree", "schedule")}
 BACKWARD |= {backward: forward for forward, backward in BACKWARD.items()}
 
 
-class _Reversible:
-    def reverse(self) -> Self:
-        """The graph with the direction of every edge reversed; edges and line edges keep their numbers."""
-        fields = {name: getattr(self, BACKWARD[name]) for name in vars(self) if name in BACKWARD}
-        rank = {"rank": self.num_nodes - 1 - self.rank} if isinstance(self, Dag) else {}
-        return dataclasses.replace(self, **fields, **rank)
+def _reversed_fields(graph: "Dag | PackedDags") -> dict[str, Any]:
+    return {name: getattr(graph, BACKWARD[name]) for name in vars(graph) if name in BACKWARD}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Dag(_Reversible):
+class Dag:
     """A directed acyclic graph of N nodes, E edges and L line edges; build one with `Dag.from_edges`."""
 
     num_nodes: int
@@ -59,12 +55,17 @@ class Dag(_Reversible):
         tail, head = np.ascontiguousarray(edges.T, np.int32)
         rank = _topological_rank(num_nodes, tail, head)
         into = np.bincount(head, minlength=num_nodes)
-        counts, first = into[tail], np.cumsum(into) - into
+        counts = into[tail]
+        first = np.cumsum(into) - into
         line_to = np.repeat(np.arange(len(tail), dtype=np.int32), counts)
         line_from = np.argsort(head, kind="stable").astype(np.int32)[np.repeat(first[tail], counts) + _ranges(counts)]
         forward = _levels_and_multitree(tail, head, rank, line_from, line_to)
         backward = _levels_and_multitree(head, tail, num_nodes - 1 - rank, line_to, line_from)
         return cls(num_nodes, rank, tail, head, line_from, line_to, *forward, *backward)
+
+    def reverse(self) -> Self:
+        """The graph with the direction of every edge reversed; edges and line edges keep their numbers."""
+        return dataclasses.replace(self, rank=self.num_nodes - 1 - self.rank, **_reversed_fields(self))
 
     num_edges = property(lambda self: len(self.tail))
     depth = property(lambda self: int(self.level.max(initial=0)))  # the number of edges on the longest path
@@ -77,7 +78,7 @@ class Dag(_Reversible):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class PackedDags(_Reversible):
+class PackedDags:
     """One or more DAGs side by side, padded: a pytree of arrays whose shapes do not depend on the single graphs.
 
     Nodes and edges are in equal blocks, which may hold several graphs; no edge leaves its block. N, E and L include
@@ -104,14 +105,19 @@ class PackedDags(_Reversible):
     num_edges = property(lambda self: self.blocks * self.block_edges)
     num_line_edges = property(lambda self: self.line_from.shape[-1])
 
+    def reverse(self) -> Self:
+        """The graphs with the direction of every edge reversed; edges and line edges keep their numbers."""
+        return dataclasses.replace(self, **_reversed_fields(self))
+
     def pad(self, blocks: int, line_edges: int, steps: int, depth: int) -> Self:
         """Padded to these sizes, so that batches of many sizes share one compiled program; positions stay. Raises
         ValueError where a size is smaller than now."""
-        lines, most = self.num_line_edges, max(len(self.schedule), len(self.reverse_schedule))
+        lines = self.num_line_edges
+        most = max(len(self.schedule), len(self.reverse_schedule))
         if blocks < self.blocks or line_edges < lines or steps < most or depth < self.depth:
             raise ValueError(f"cannot pad to {blocks} blocks, {line_edges} line edges, {steps} steps, depth {depth}")
         first = _first_nodes(self.blocks, blocks, self.block_nodes, self.block_edges)
-        padded = {name: np.append(getattr(self, name), first) for name in ("tail", "head")}
+        padded: dict[str, Any] = {name: np.append(getattr(self, name), first) for name in ("tail", "head")}
         padded["edge_mask"] = np.pad(self.edge_mask, (0, len(first)))
         for name in ("line_from", "line_to", "line_mask", "multitree", "reverse_multitree"):
             padded[name] = np.pad(getattr(self, name), (0, line_edges - lines))
@@ -137,12 +143,13 @@ def pack(
         largest = f"a graph of {nodes.max()} nodes or {edges.max()} edges"
         raise ValueError(f"{largest} does not fit a block of {block_nodes} nodes and {block_edges} edges")
     placement = first_node, first_edge = _first_fit(nodes, edges, block_nodes, block_edges)
-    blocks, depth = int(first_node.max()) // block_nodes + 1, max(dag.depth for dag in dags)
+    blocks = int(first_node.max()) // block_nodes + 1
+    depth = max(dag.depth for dag in dags)
     if width is None:
         mean = -(-int(lines.sum()) // max(depth - 1, 1))
         width = min(MAX_STEP_WIDTH, 1 << max(mean - 1, 0).bit_length())
     real = np.repeat(first_edge, edges) + _ranges(edges)
-    arrays = {name: np.concatenate([getattr(dag, name) for dag in dags]) for name in PACKED}
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(dag, name) for dag in dags]) for name in PACKED}
     for name in ("line_from", "line_to"):
         arrays[name] += np.repeat(first_edge, lines)
     for name in ("tail", "head"):
@@ -171,7 +178,8 @@ def _first_fit(nodes, edges, block_nodes: int, block_edges: int) -> np.ndarray:
     used: list[tuple[int, int]] = []  # nodes and edges of each block
     placement = np.zeros((2, len(nodes)), np.int32)
     for g in np.argsort(-nodes, kind="stable").tolist():
-        n, e = int(nodes[g]), int(edges[g])
+        n = int(nodes[g])
+        e = int(edges[g])
         fits = (block for block, (a, b) in enumerate(used) if a + n <= block_nodes and b + e <= block_edges)
         block = next(fits, len(used))
         a, b = used[block] if block < len(used) else (0, 0)
@@ -197,7 +205,8 @@ def _topological_rank(num_nodes: int, tail: np.ndarray, head: np.ndarray) -> np.
         sorter.prepare()
     except graphlib.CycleError as error:
         raise ValueError(f"the edges form a cycle: {' -> '.join(map(str, error.args[1]))}") from None
-    free, rank = [], np.empty(num_nodes, np.int32)
+    free: list[int] = []
+    rank = np.empty(num_nodes, np.int32)
     for place in range(num_nodes):
         for node in sorter.get_ready():
             heapq.heappush(free, node)
@@ -211,10 +220,12 @@ def _levels_and_multitree(tail, head, rank, line_from, line_to) -> tuple[np.ndar
     in topological order, predecessors earliest first, unless the predecessor or one of its own already leads there."""
     place = np.empty(len(tail), np.int32)
     place[np.lexsort((rank[head], rank[tail]))] = np.arange(len(tail))
-    level, keep = np.ones(len(tail), np.int32), np.zeros(len(line_to), bool)
+    level = np.ones(len(tail), np.int32)
+    keep = np.zeros(len(line_to), bool)
     ancestors = [0] * len(tail)  # of each edge, as bits of one integer
     for line in np.lexsort((place[line_from], place[line_to])).tolist():
-        parent, child = line_from[line], line_to[line]
+        parent = line_from[line]
+        child = line_to[line]
         level[child] = max(level[child], level[parent] + 1)
         reaching = ancestors[parent] | (1 << int(parent))
         if not ancestors[child] & reaching:

@@ -16,7 +16,8 @@ def plstm_dag_oracle(
     [..., N, d_v] in the widest dtype among the arguments."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     nodes = np.argsort(dag.rank)
-    into, out_of = dag.head == nodes[:, None], dag.tail == nodes[:, None]  # [N, E]
+    into = dag.head == nodes[:, None]  # [N, E]
+    out_of = dag.tail == nodes[:, None]
     transition = jnp.zeros((*gates.source.shape, dag.num_edges), gates.transition.dtype)  # from, then to
     transition = transition.at[..., dag.line_from, dag.line_to].set(gates.transition)
     source, mark = (gate[..., None, None] for gate in (gates.source, gates.mark))

@@ -17,6 +17,7 @@ The backward pass keeps the states between rows of blocks, of one chunk of batch
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -36,11 +37,14 @@ def chunkwise(
     """Equations 1 and 2 on a grid; arguments as for `plstm.ops.grid.plstm2d`. Reverse-mode derivatives only. chunks: of
     batch x heads; None: single entries on CPUs, whose caches hold the states of few, elsewhere all at once. Returns
     [..., Y, X, d_v] in the dtype of direct, which the gates must have too."""
-    scale, dtype, leading = q.shape[-1] ** -0.5, direct.dtype, q.ndim - 3
+    scale = q.shape[-1] ** -0.5
+    dtype = direct.dtype
+    leading = q.ndim - 3
     if chunks is None:
         chunks = max(math.prod(q.shape[:leading]), 1) if jax.default_backend() == "cpu" else 1
-    one_chunk = functools.partial(_one_chunk, structure=structure, block=block)
-    one_chunk = jax.checkpoint(one_chunk) if chunks == 1 else one_chunk  # several are checkpointed by `chunked_map`
+    one_chunk: Callable[..., Array] = functools.partial(_one_chunk, structure=structure, block=block)
+    if chunks == 1:  # several are checkpointed by `chunked_map`
+        one_chunk = jax.checkpoint(one_chunk)
     inputs = (scale * q.astype(dtype), k.astype(dtype), v.astype(dtype), gates)
     return chunked_map(one_chunk, inputs, chunks, leading) + direct_term(q, k, v, direct, scale)
 
@@ -50,8 +54,8 @@ def _one_chunk(q, k, v, gates: GridGates, structure: str, block: int) -> Array:
     batch, height, width, _ = q.shape
     q, k, v = (jnp.stack(mirror(jnp.stack([x] * 4), rows=(1,), columns=(2,)), axis=1) for x in (q, k, v))
     q, k, v = (_cut(x.reshape(4 * batch, *x.shape[2:]), block) for x in (q, k, v))  # [I, J, lanes, nodes, d]
-    gates = (gate.reshape(4 * batch, height, width, 1) for gate in mirror_gates(gates))
-    gates = GridGates(*(_cut(gate, block)[..., 0] for gate in gates))
+    lanes = (gate.reshape(4 * batch, height, width, 1) for gate in mirror_gates(gates))
+    gates = GridGates(*(_cut(gate, block)[..., 0] for gate in lanes))
     transfer, source, mark, within = _block_gatings(gates, block, structure)
 
     @jax.checkpoint
@@ -85,7 +89,8 @@ def _visit_block(left, up, q, k, v, transfer, source, mark):
 def _block_gatings(gates: GridGates, block: int, structure: str) -> tuple[Array, ...]:
     """T, S, M and G of blocks; gates [I, J, lanes, nodes]: the recurrence itself, on states that hold the weight of
     each entering edge and each node. The blocks are the last axis meanwhile, along which CPUs compute in vectors."""
-    ports, nodes = 2 * block, block * block
+    ports = 2 * block
+    nodes = block * block
     blocks = gates.s_r.shape[:-1]
     gates = GridGates(*(gate.reshape(-1, block, block).transpose(1, 2, 0) for gate in gates))  # [y, x, blocks]
     unit = jnp.eye(ports + nodes, dtype=gates.s_r.dtype)[..., None]
@@ -93,18 +98,21 @@ def _block_gatings(gates: GridGates, block: int, structure: str) -> tuple[Array,
 
     def visit_row(upper, row):
         gates, left, sources = row
-        lower, marked = [], []
+        lower = []
+        marked = []
         for x in range(block):
             g = GridGates(*(gate[x] for gate in gates))
             mark, right, down = pass_node(g, left, upper[x], structure)
-            left, down = right + g.s_r * sources[x], down + g.s_d * sources[x]
+            left = right + g.s_r * sources[x]
+            down = down + g.s_d * sources[x]
             lower.append(down)
             marked.append(mark)
         return jnp.stack(lower), (left, jnp.stack(marked))
 
     sources = unit[ports:].reshape(block, block, ports + nodes, 1)
     lower, (right, marked) = lax.scan(visit_row, starts[block:], (gates, starts[:block], sources))
-    leaving, marked = jnp.concatenate([right, lower]), marked.reshape(nodes, *marked.shape[2:])
+    leaving = jnp.concatenate([right, lower])
+    marked = marked.reshape(nodes, *marked.shape[2:])
     leaving, marked = (jnp.moveaxis(x, -1, 0).reshape(*blocks, -1, ports + nodes) for x in (leaving, marked))
     return leaving[..., :ports], leaving[..., ports:], marked[..., :ports], marked[..., ports:]
 

@@ -38,7 +38,7 @@ def max_matrix_bytes() -> int:
 
 
 def num_chunks(batch_heads: int, matrix_bytes: int) -> int:
-    """Number of chunks for so many entries whose gating matrices have `matrix_bytes` each; 1 except on CPUs."""
+    """Number of chunks for `batch_heads` gating matrices of `matrix_bytes` each; 1 except on CPUs."""
     if jax.default_backend() != "cpu":
         return 1
     chunks = batch_heads * matrix_bytes // (BYTES_PER_CORE * core_count())
@@ -50,9 +50,9 @@ def keeps_batch_last() -> bool:
     return jax.default_backend() == "cpu" and jax.device_count() == 1
 
 
-def in_place(tensor: Array) -> Array:
-    """Fixes the layout in memory to the order of the axes. XLA would turn a transposition beside a loop or a product
-    into another layout of what these read or write."""
+def fix_layout(tensor: Array) -> Array:
+    """Keeps the array in memory in the order of its axes. Otherwise XLA would turn a transposition beside a loop or a
+    product into another layout of what these read or write."""
     return with_layout_constraint(tensor, Layout(major_to_minor=tuple(range(tensor.ndim))))
 
 
@@ -77,7 +77,7 @@ def d_mode(gates: GridGates, direct: Array) -> Array:
     turned = jnp.stack(mirror(turned, rows=(0,), columns=(1, 2))).transpose(0, 3, 1, 2, 4)  # [4, x', y, x, B]
     within_row = add_up(mirror(within_row, rows=(0,), columns=(1, 2))).transpose(2, 0, 1, 3)  # [x', y, x, B]
     down = jnp.stack(mirror(down, rows=(1, 2), columns=(0,))).transpose(0, 3, 1, 2, 4)  # [4, y', x', y, B]
-    matrix = in_place(_turn_once(in_place(down), in_place(turned), in_place(within_row)))
+    matrix = fix_layout(_turn_once(fix_layout(down), fix_layout(turned), fix_layout(within_row)))
     return _batch_first(matrix.reshape(height * width, height * width, -1), direct)
 
 
@@ -106,7 +106,7 @@ def _turn_once(down: Array, turned: Array, within_row: Array) -> Array:
 
 def _turn_once_backward(saved, cotangent):
     down, turned = saved
-    cotangent = in_place(cotangent)
+    cotangent = fix_layout(cotangent)
     rows = range(cotangent.shape[0])
     columns = range(cotangent.shape[3])
     d_down = [add_up(cotangent[..., x, :] * turned[n, ..., x, :] for x in columns) for n in range(4)]
@@ -140,12 +140,12 @@ def _shared_incoming_forward(grid: tuple[int, int], s_r, s_d, t_r, t_d, m):
     empty = jnp.zeros((nodes + width, 4, nodes, m.shape[-1]), m.dtype)
     h = lax.fori_loop(0, nodes, visit, empty)[width:]
     marked = _mirror_nodes([m[n][:, None] * h[:, n] for n in range(4)], grid)
-    return in_place(add_up(marked)), (h, t_r, t_d, m)
+    return fix_layout(add_up(marked)), (h, t_r, t_d, m)
 
 
 def _shared_incoming_backward(grid, saved, cotangent):
     h, t_r, t_d, m = saved
-    cotangent = in_place(cotangent)
+    cotangent = fix_layout(cotangent)
     height, width = grid
     nodes = height * width
     targets = _image_numbers(grid)
@@ -192,22 +192,22 @@ def _mirror_nodes(directions: list[Array], grid: tuple[int, int]) -> list[Array]
 
 def _batch_last(gates: GridGates) -> GridGates:
     """[B, 4, Y, X] -> [4, Y, X, B], mirrored."""
-    return GridGates(*(in_place(jnp.moveaxis(gate, 0, -1)) for gate in mirror_gates(gates)))
+    return GridGates(*(fix_layout(jnp.moveaxis(gate, 0, -1)) for gate in mirror_gates(gates)))
 
 
 @jax.custom_vjp
 def _batch_first(matrix: Array, direct: Array) -> Array:
     """[N, N, B] -> [B, N, N], with `direct` [B, Y, X] added to the diagonal. The barriers keep XLA from fusing the slow
     walk across the batch with other work."""
-    own = direct.reshape(-1, len(matrix)).T
-    matrix = in_place(matrix + jnp.eye(len(matrix), dtype=own.dtype)[..., None] * own)
+    diagonal = direct.reshape(-1, len(matrix)).T
+    matrix = fix_layout(matrix + jnp.eye(len(matrix), dtype=diagonal.dtype)[..., None] * diagonal)
     return lax.optimization_barrier(jnp.moveaxis(matrix, -1, 0))
 
 
 def _batch_first_backward(grid, cotangent):
-    cotangent = in_place(lax.optimization_barrier(jnp.moveaxis(cotangent, 0, -1)))
-    own = cotangent.reshape(-1, cotangent.shape[-1])[:: len(cotangent) + 1]  # the diagonal
-    return cotangent, own.T.reshape(-1, *grid)
+    cotangent = fix_layout(lax.optimization_barrier(jnp.moveaxis(cotangent, 0, -1)))
+    diagonal = cotangent.reshape(-1, cotangent.shape[-1])[:: len(cotangent) + 1]
+    return cotangent, diagonal.T.reshape(-1, *grid)
 
 
 _batch_first.defvjp(lambda matrix, direct: (_batch_first(matrix, direct), direct.shape[1:]), _batch_first_backward)

@@ -33,7 +33,7 @@ try:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 except ImportError:  # not in every build of JAX; only this method needs them
-    pl = triton = None
+    pl = triton = None  # type: ignore[assignment]
 
 SMALLEST = 16  # side of a product, for Triton
 LARGEST_TILE = 2048  # targets by columns, so that the carried state fits the registers
@@ -59,7 +59,8 @@ class Plan(NamedTuple):
 
     def rows(self, block):
         """The first and the last row with targets of a block."""
-        first, end = block * self.block, (block + 1) * self.block
+        first = block * self.block
+        end = (block + 1) * self.block
         return self.row_of(first), jnp.minimum(self.row_of(end - 1), self.height - 1)
 
 
@@ -74,7 +75,9 @@ def fused(
     interpret: run the kernels as plain JAX on any backend: slow, for tests.
     """
     *_, height, width, key_size = q.shape
-    nodes, columns, dtype = height * width, _padded(width), accumulation_dtype(*gates)
+    nodes = height * width
+    columns = _padded(width)
+    dtype = accumulation_dtype(*gates)
     stacked = jnp.stack(fill_unread(gates, structure), axis=-4).astype(dtype).reshape(-1, len(gates), 4, height, width)
     block = min(block or min(64, max(SMALLEST, LARGEST_TILE // columns)), _padded(nodes))
     plan = Plan(height, width, nodes, columns, key_size**-0.5, structure == "d_mode", block, interpret)
@@ -106,7 +109,9 @@ _operator.defvjp(lambda plan, *inputs: (_operator(plan, *inputs), inputs), _oper
 def _attend(plan: Plan, gates, direct, triples, keep: bool = False) -> list[Array]:
     """(G * q k^T + diagonal) v for each (q, k, v) of the triples, and with `keep` what `_gate_gradients` needs. Gates
     as for `_operator`; outputs [heads, N, d] in v's dtype, kept [heads, blocks, visits, 2, block (, columns)]."""
-    heads, blocks, dtype = gates.shape[0], pl.cdiv(plan.nodes, plan.block), gates.dtype
+    heads = gates.shape[0]
+    blocks = pl.cdiv(plan.nodes, plan.block)
+    dtype = gates.dtype
     gates, reach = _row_arrays(plan, gates)
     inputs = [(x, _tiles((None, *x.shape[1:]), {0: HEAD})) for x in (gates, reach)]
     inputs.append((direct, _tiles((None, plan.block), {0: HEAD, 1: BLOCK})))
@@ -124,9 +129,11 @@ def _attend(plan: Plan, gates, direct, triples, keep: bool = False) -> list[Arra
 
 
 def _attend_kernel(gates, reach, direct, *refs, plan: Plan, count: int, dtype) -> None:
-    triples, outputs = [refs[5 * n : 5 * n + 5] for n in range(count)], refs[5 * count :]
+    triples = [refs[5 * n : 5 * n + 5] for n in range(count)]
+    outputs = refs[5 * count :]
     own_column, own_in, present, first, last = _targets(plan, dtype)
-    queries, sums = [], []
+    queries = []
+    sums = []
     for q, k, v, _, _ in triples:
         q, k, v = (_load(x, present) for x in (q, k, v))
         similarity = (q.astype(dtype) * k.astype(dtype)).sum(1) * plan.scale
@@ -138,7 +145,9 @@ def _attend_kernel(gates, reach, direct, *refs, plan: Plan, count: int, dtype) -
         lead_up = step > last  # now the directions that lead up, from empty edges
         row = jnp.where(lead_up, first + step - last - 1, last - step)
         lower = [jnp.where(step == last + 1, 0, x) for x in lower]
-        own, weights, passed = own_in(row), 0, []
+        own = own_in(row)
+        weights = 0
+        passed = []
         for n in range(2):
             direction = jnp.where(lead_up, 2 + n, n)
             if len(outputs) > count:
@@ -161,7 +170,8 @@ def _attend_kernel(gates, reach, direct, *refs, plan: Plan, count: int, dtype) -
 
 def _gate_gradients(plan: Plan, gates, kept, q, k, v, d_hidden) -> Array:
     """The gates' gradients [heads, 8, 4, Y, X]; a program sums over the targets of its block, XLA over the blocks."""
-    heads, blocks, dtype = *kept.shape[:2], gates.dtype
+    heads, blocks = kept.shape[:2]
+    dtype = gates.dtype
     gates, reach = _row_arrays(plan, gates)
     rows = (plan.height, plan.columns)
     inputs = [
@@ -171,8 +181,8 @@ def _gate_gradients(plan: Plan, gates, kept, q, k, v, d_hidden) -> Array:
         *(_targets_of(plan, x) for x in (q, d_hidden)),
         *(_rows_of(plan, x) for x in (k, v)),
     ]
-    output = jax.ShapeDtypeStruct((heads, blocks, 8, 4, *rows), dtype)
-    output = output, _tiles((None, None, 8, 2, *rows), {0: HEAD, 1: BLOCK, 3: SIDE})
+    tiles = _tiles((None, None, 8, 2, *rows), {0: HEAD, 1: BLOCK, 3: SIDE})
+    output = jax.ShapeDtypeStruct((heads, blocks, 8, 4, *rows), dtype), tiles
     kernel = functools.partial(_gate_kernel, plan=plan, dtype=dtype)
     (found,) = _call(plan, "plstm2d_gates", kernel, (blocks, heads, 2), inputs, [output])
     first, last = (row[:, None] for row in plan.rows(jnp.arange(blocks, dtype=jnp.int32)))
@@ -183,9 +193,12 @@ def _gate_gradients(plan: Plan, gates, kept, q, k, v, d_hidden) -> Array:
 
 def _gate_kernel(gates, reach, kept, q, d_hidden, keys, values, output, *, plan: Plan, dtype) -> None:
     own_column, own_in, present, first, last = _targets(plan, dtype)
-    upwards, shape = pl.program_id(SIDE) == 1, (plan.block, plan.columns)
-    q, d_hidden = _load(q, present), _load(d_hidden, present)
-    column, own_columns = lax.broadcasted_iota(jnp.int32, shape, 1), own_column[:, None]
+    upwards = pl.program_id(SIDE) == 1
+    shape = (plan.block, plan.columns)
+    q = _load(q, present)
+    d_hidden = _load(d_hidden, present)
+    column = lax.broadcasted_iota(jnp.int32, shape, 1)
+    own_columns = own_column[:, None]
     # Weights beyond the target's column are zero. Their factors are set to zero too, since they could overflow.
     inside = column <= own_columns, column >= own_columns
 
@@ -194,12 +207,14 @@ def _gate_kernel(gates, reach, kept, q, d_hidden, keys, values, output, *, plan:
         number = jnp.where(upwards, last + 1 + row - first, last - row)  # the step in `_attend_kernel`
         d_matrix = plan.scale * _scores(q, _load(keys.at[row], plan.width), dtype)
         d_matrix *= _scores(d_hidden, _load(values.at[row], plan.width), dtype)
-        own, passed = own_in(row), []
+        own = own_in(row)
+        passed = []
         for n in range(2):
             lower = kept[number, n]
             lower = jnp.where(column == own_columns, lower[:, None], 0) if plan.single_path else lower
             g, between, right = _along_row(plan, gates, reach, n, row, lower, own, own_column)
-            d_g, d_out = jnp.where(inside[n], d_matrix, 0), d_lower[n]
+            d_g = jnp.where(inside[n], d_matrix, 0)
+            d_out = d_lower[n]
             d_right = d_g * g.s_r + d_out * g.t_ru
             d_left = jnp.where(inside[n], _scores(d_right, between, dtype, lax.Precision.HIGHEST), 0)
             transitions = d_left * right, d_out * right, d_left * lower, d_out * lower
@@ -214,7 +229,8 @@ def _gate_kernel(gates, reach, kept, q, d_hidden, keys, values, output, *, plan:
 
 def _along_row(plan: Plan, gates, reach, direction, row, lower, own, own_column):
     """The gates of a row, its L^T, and the weights on its right edges, from those on its lower edges."""
-    g, between = GridGates(*(gates[n, direction, row][None] for n in range(8))), reach[direction, row]
+    g = GridGates(*(gates[n, direction, row][None] for n in range(8)))
+    between = reach[direction, row]
     left = lower * g.t_dl + own * g.m_l
     if plan.single_path:  # only the target's own column: the product's sum has one term
         return g, between, left.sum(1)[:, None] * reach[direction, row, own_column, :]
@@ -276,9 +292,17 @@ def _call(plan: Plan, name: str, kernel, programs: tuple[int, ...], inputs, outp
     """inputs, outputs: pairs of an array, or its shape and dtype, and its tiles."""
     operands, in_specs = zip(*inputs, strict=True)
     out_shape, out_specs = map(list, zip(*outputs, strict=True))
-    specs = dict(grid=programs, in_specs=in_specs, out_specs=out_specs, name=name, interpret=plan.interpret)
-    specs["compiler_params"] = triton.CompilerParams(num_warps=4, num_stages=2)
-    return pl.pallas_call(kernel, out_shape, **specs)(*operands)
+    run = pl.pallas_call(
+        kernel,
+        out_shape,
+        grid=programs,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        name=name,
+        interpret=plan.interpret,
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+    )
+    return run(*operands)
 
 
 def _padded(size: int) -> int:

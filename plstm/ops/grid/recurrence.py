@@ -19,10 +19,10 @@ def pass_node(g: GridGates, left: Array, up: Array, structure: str) -> tuple[Arr
     if structure == "shared_incoming":
         both = left + up
         return g.m_l * both, g.t_rl * both, g.t_dl * both
+    marked = g.m_l * left + g.m_u * up
     right = g.t_rl * left
-    if structure != "d_mode":
-        right = right + g.t_ru * up
-    return g.m_l * left + g.m_u * up, right, g.t_dl * left + g.t_du * up
+    down = g.t_dl * left + g.t_du * up
+    return marked, right if structure == "d_mode" else right + g.t_ru * up, down
 
 
 def plstm2d_oracle(q: Array, k: Array, v: Array, gates: GridGates, direct: Array, structure: str = "general") -> Array:
