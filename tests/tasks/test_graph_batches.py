@@ -1,15 +1,13 @@
 """Batches of graphs: every node, edge and line edge in its place, in few shapes."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from data.graphs.tudataset import read_tudataset
+from data.graphs import tudataset
 from plstm.tasks import graphs as graph_batches
 from plstm.tasks.graphs import GraphBatches
 
-TOY = read_tudataset("TOY", Path(__file__).parents[1] / "data" / "tudataset" / "TOY")
+TOY = tudataset.read_tudataset("TOY", tudataset.TOY)
 
 
 def graphs_of(batch, graphs):
