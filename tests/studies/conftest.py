@@ -1,7 +1,6 @@
 """Example records: finished runs of the tables here with made-up accuracies."""
 
 import csv
-import hashlib
 import importlib
 import io
 import json
@@ -11,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 from matplotlib.text import Text
-from omegaconf import OmegaConf
 
+from plstm.runs.identity import OF_MACHINE, drop, plain_id
 from plstm.studies.definitions import load_table
+from plstm.studies.plans import planned_config
 from plstm.studies.records import Record, read_records, write_record
 from plstm.studies.sweeps import planned_runs
 from plstm.studies.tables import render_table
@@ -31,28 +31,38 @@ RECORD = dict(
 
 
 def example_record(
-    experiment="arrow/plstm", seed=43, lr=1e-4, table="arrow", best=None, init_from=None, values=None, **changes
+    experiment="arrow/plstm",
+    seed=43,
+    lr=1e-4,
+    table="arrow",
+    best=None,
+    init_from=None,
+    values=None,
+    row=None,
+    **changes,
 ):
-    """A record as its table asks for it; `val`, `test`, `test_ext` are last accuracies, others replace whole fields."""
+    """A record of a row's run as its table plans it: of the experiment's first row or the one named `row`, with other
+    `values` or `init_from`; `val`, `test`, `test_ext` are last accuracies, others replace whole fields."""
     definition = load_table(TABLES / f"{table}.yaml")
+    planned = next((r for r in definition.rows if row in (r.name, None) and r.experiment == experiment), None)
     swept = {"seed": seed} | ({"optim.peak_lr": lr} if "optim.peak_lr" in definition.sweep else {}) | (values or {})
-    config = OmegaConf.create({"experiment": experiment, "init_from": init_from})
-    own = next((row.require for row in definition.rows if row.experiment == experiment), {})
-    for key, value in (definition.require | own | swept).items():
-        OmegaConf.update(config, key, value)
-    overrides = [f"experiment={experiment}", *(f"{key}={value}" for key, value in swept.items())]
+    settings = (planned.set if planned else {}) | swept | ({"init_from": init_from} if init_from else {})
+    config = planned_config(experiment, planned.variants if planned else (), settings)
+    variant = ",".join(planned.variants) or None if planned else None
+    config |= {"experiment": experiment, "variant": variant}
+    for key in OF_MACHINE:
+        drop(config, key)
+    words = planned.overrides if planned else [f"experiment={experiment}"]
+    overrides = [*words, *(f"{key}={value}" for key, value in swept.items())]
     last = {"val": 0.97, "val_ext": 0.77, "test": 0.97, "test_ext": 0.78}
     last |= {split: changes.pop(split) for split in ("val", "test", "test_ext") if split in changes}
     metrics = {
         "last": {split: {"loss": 0.1, "accuracy": value, "count": 5120} for split, value in last.items()},
         "best": {"step": 38_000, **{split: {"accuracy": value} for split, value in (best or last).items()}},
     }
-    own = dict(experiment=experiment, overrides=overrides, seed=seed, metrics=metrics)
-    own |= dict(config=OmegaConf.to_container(config), command=" ".join(["python train.py", *overrides]))
-    own |= dict(
-        id=hashlib.sha256(f"{experiment} {swept}".encode()).hexdigest()[:12],
-        name=f"{experiment.replace('/', '-')}-s{seed}",
-    )
+    own = dict(experiment=experiment, variant=variant, overrides=overrides, seed=seed, metrics=metrics, config=config)
+    own |= dict(id=plain_id(config), command=" ".join(["python train.py", *overrides]))
+    own |= dict(name=f"{experiment.replace('/', '-')}-s{seed}")
     return Record(**RECORD | own | changes)
 
 
@@ -121,9 +131,9 @@ def lines_of(text, row):
 
 
 def folds_of(table, experiment, name="MUTAG", depth=4, seed=43):
-    """The planned runs of one seed of a cell of the graph table."""
+    """The planned runs of one seed of a cell of the graph table, of the row without a variant."""
     wanted = {"data.name": name, "model.depth": depth, "seed": seed}
-    runs = [run for run in planned_runs(table) if run.row.experiment == experiment]
+    runs = [run for run in planned_runs(table) if run.row.overrides == [f"experiment={experiment}"]]
     return [run for run in runs if all(run.values[key] == value for key, value in wanted.items())]
 
 

@@ -21,21 +21,22 @@ def table():
 
 @pytest.fixture
 def add(tmp_path):
-    """Function of model, task, seed and accuracies at three lengths."""
+    """Function of row, task, seed and accuracies at three lengths."""
 
-    def write(model, task, seed, *accuracies):
+    def write(row, task, seed, *accuracies):
         of_lengths = {f"accuracy@{length}": value for length, value in zip((41, 251, 500), accuracies, strict=True)}
         values = {"accuracy": float(np.mean(accuracies)), "count": 384} | of_lengths
         metrics = {"last": {"test": values, "val": {"accuracy": 1.0, "count": 1024}}, "best": None}
-        own = dict(table=NAME, seed=seed, values={"data.name": task}, metrics=metrics, task="languages")
-        write_record(example_record(f"languages_reduced/{model}", **own), [], tmp_path)
+        experiment = next(other.experiment for other in load_table(TABLES / f"{NAME}.yaml").rows if other.name == row)
+        own = dict(table=NAME, row=row, seed=seed, values={"data.name": task}, metrics=metrics, task="languages")
+        write_record(example_record(experiment, **own), [], tmp_path)
 
     return write
 
 
 def test_stages_are_run_one_after_the_other(table):
     runs = planned_runs(table)
-    assert len(runs) == len({run.key for run in runs}) == 3 * 6 * 3 + 4 * 6 + 7 * 3 + 4 * 5
+    assert len(runs) == len({run.id for run in runs}) == 3 * 6 * 3 + 4 * 6 + 7 * 3 + 4 * 5
     claim = ["parity_check", "even_pairs", "missing_duplicate"]
     assert [run.values["data.name"] for run in runs[:54]] == [task for task in claim for _ in range(18)]
     assert [run.values["seed"] for run in runs[:18]] == [43] * 6 + [44] * 6 + [45] * 6
@@ -60,8 +61,8 @@ def test_a_stage_that_names_nothing_of_the_table_is_refused(tmp_path):
 
 def test_the_table_shows_the_highest_seed_beside_the_papers_number(table, add, tmp_path):
     for seed, accuracy in ((43, 0.5), (44, 1.0), (45, 0.53)):
-        add("pr_lstm", "missing_duplicate", seed, accuracy, accuracy, accuracy)
-    add("lstm", "even_pairs", 43, 1.0, 1.0, 0.97)
+        add("PR-LSTM 1R", "missing_duplicate", seed, accuracy, accuracy, accuracy)
+    add("LSTM", "even_pairs", 43, 1.0, 1.0, 0.97)
     files = rendered(table, tmp_path)
     (cells,) = lines_of(files["table.md"], "PR-LSTM 1R")  # of the one section with runs of it
     assert [title for title, _ in cells] == ["Model", "n", "Score", "Highest", "Paper", "Difference", cells[-1][0]]
@@ -79,7 +80,7 @@ def test_the_table_shows_the_highest_seed_beside_the_papers_number(table, add, t
 
 
 def test_baselines_stand_beside_their_task_and_split_alone(table, add, tmp_path):
-    add("lstm", "bucket_sort", 43, 1.0, 1.0, 0.97)
+    add("LSTM", "bucket_sort", 43, 1.0, 1.0, 0.97)
     (tmp_path / "baselines").mkdir()
     (tmp_path / "baselines/languages.json").write_text('{"baselines": [{"name": "chance", "bucket_sort": 0.2}]}')
     found = long_values(rendered(table, tmp_path)["table.csv"])
@@ -89,12 +90,12 @@ def test_baselines_stand_beside_their_task_and_split_alone(table, add, tmp_path)
 
 
 def test_the_figure_has_a_panel_a_task_and_a_line_a_model(table, add, tmp_path):
-    add("pr_lstm", "missing_duplicate", 43, 1.0, 1.0, 1.0)
-    add("lstm", "missing_duplicate", 43, 1.0, 0.6, 0.5)
-    add("lstm", "missing_duplicate", 44, 0.9, 0.5, 0.5)
-    add("pr_lstm_2r", "missing_duplicate", 43, 1.0, 1.0, 1.0)  # of no panel
-    add("rnn", "even_pairs", 43, 1.0, 1.0, 1.0)
-    groups = find_groups(table, read_records(tmp_path))[0]
+    add("PR-LSTM 1R", "missing_duplicate", 43, 1.0, 1.0, 1.0)
+    add("LSTM", "missing_duplicate", 43, 1.0, 0.6, 0.5)
+    add("LSTM", "missing_duplicate", 44, 0.9, 0.5, 0.5)
+    add("PR-LSTM 2R", "missing_duplicate", 43, 1.0, 1.0, 1.0)  # of no panel
+    add("RNN", "even_pairs", 43, 1.0, 1.0, 1.0)
+    groups = find_groups(table, read_records(tmp_path))
     figure = draw_lengths(table, [group.chosen for group in groups if group.chosen.runs], tmp_path)
     first, second = figure.axes
     assert [axis.get_title() for axis in figure.axes] == ["even_pairs", "missing_duplicate"]

@@ -18,8 +18,15 @@ def test_round_trip(tmp_path):
     assert read_curve(records[0], tmp_path) == [CurvePoint(*row) for row in example_curve(0.9)]
     files = {path.name: len(path.read_text().splitlines()) for path in tmp_path.rglob("*.jsonl")}
     assert files == {"arrow-plstm.jsonl": 2, "arrow-vit.jsonl": 1}
-    assert find_record(records[1].id, "arrow/plstm", tmp_path) == records[1]
-    assert find_record(records[1].id, "arrow/vit", tmp_path) is None is find_record("0" * 12, "arrow/none", tmp_path)
+    assert [find_record(record.id, tmp_path) for record in records] == records
+    assert find_record("0" * 12, tmp_path) is None is find_record(records[0].id, tmp_path / "none")
+
+
+def test_of_two_records_of_a_run_by_other_names_the_first_to_finish_counts(tmp_path):
+    first = example_record()
+    write_record(first.model_copy(update={"experiment": "mine", "finished": "2025-06-02T11:00:00+00:00"}), [], tmp_path)
+    write_record(first, [], tmp_path)
+    assert read_records(tmp_path) == [first]
 
 
 def test_a_rerun_takes_the_place_of_its_line(tmp_path):
@@ -72,7 +79,7 @@ def test_a_run_outside_git_without_a_best_step_and_one_resumed(tmp_path):
     [
         (lambda f: f.update(acuracy=1), "acuracy: Extra inputs are not permitted"),
         (lambda f: f.update(seed="43"), "seed: Input should be a valid integer"),
-        (lambda f: f.update(format=1), "format: Input should be 2"),
+        (lambda f: f.update(format=2), "format: Input should be 3"),
         (lambda f: f.update(wall_seconds=float("nan")), "wall_seconds: Input should be a finite number"),
         (lambda f: f["overrides"].append(43), r"overrides\[3\]: Input should be a valid string"),
         (lambda f: f["hardware"].update(host="gpu7"), "hardware.host: Extra inputs"),

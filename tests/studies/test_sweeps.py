@@ -7,9 +7,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 from plstm.errors import UserError
+from plstm.runs.compose import to_config
+from plstm.runs.experiments import compose_node
+from plstm.runs.identity import run_id
 from plstm.studies import sweeps
 from plstm.studies.definitions import load_table
 from plstm.studies.records import write_record
@@ -28,14 +30,14 @@ PLANNED = 7 * 15 + 5 * (4 + 3 + 1 + 2 + 1)  # runs of the arrow table
         ("arrow", "chance: 0.5", "chanse: 0.5", "key chanse: Extra inputs are not permitted"),
         ("arrow", "title: Arrow-pointing extrapolation\n", "", "key title: Field required"),
         ("arrow", "    experiment: arrow/vit", "    experimnt: arrow/vit", "key rows[5].experiment: Field required"),
-        ("arrow", "    experiment: arrow/vit", "    experiment: arrow/plstm", "two of the same experiment"),
+        ("arrow", "name: ViT", "name: pLSTM", "key rows must not have two of the same name"),
         ("arrow", "over: optim.peak_lr,", "over: optim.lr,", "key sweep must list 'optim.lr'"),
         ("arrow", "test: [0.972, 0.003]", "tset: [0.972, 0.003]", "key paper.tset of pLSTM must be"),
         ("arrow", "test: [0.972, 0.003]", "test: [0.972]", "paper.test of pLSTM must be a number or [mean, +-]"),
         ("arrow", "split: test}", "split: test_ext}", "key columns must not have two of the same name"),
         ("arrow", "select: {over: optim.peak_lr, split: val}\n", "", "key took_off is for a table with select"),
         ("arrow", "columns:", "columns: [", "not a YAML file"),
-        ("imagenet", "from: imagenet/plstm_t\n", "from: imagenet/vit_t\n", "rows[1].init_from: no earlier row"),
+        ("imagenet", "from: pLSTM-Vis-T pre", "from: pLSTM-Vis-U pre", "rows[1].init_from: no earlier row"),
         ("imagenet", "flops: 1.4G", "flop: 1.4G", "paper.flop of pLSTM-Vis-T"),
         ("graphs", "{PTC_FM: PTC-FM}", "{PTC: PTC-FM}", "key section_titles must name some of"),
         ("graphs", "sweep: {model.depth: [4]}\n", "sweep: {model.deepth: [4]}\n", "does not sweep model.deepth"),
@@ -56,19 +58,43 @@ def test_order_fills_every_row_at_the_papers_best_value_first(arrow):
     runs = planned_runs(arrow)
     rows = len(arrow.rows)
     rates = sum(len(row.sweep.get("optim.peak_lr", arrow.sweep["optim.peak_lr"])) for row in arrow.rows)
-    assert len(runs) == len({run.key for run in runs}) == 5 * rates == PLANNED
-    best = {row.experiment: row.paper.get("peak_lr", 1e-4) for row in arrow.rows}
+    assert len(runs) == len({run.id for run in runs}) == 5 * rates == PLANNED
+    best = {row.name: row.paper.get("peak_lr", 1e-4) for row in arrow.rows}
     for seed, start in zip(range(43, 48), range(0, 5 * rows, rows), strict=True):
-        assert {run.key for run in runs[start : start + rows]} == {(name, seed, lr) for name, lr in best.items()}
+        first = runs[start : start + rows]
+        assert {run.row.name: run.values["optim.peak_lr"] for run in first} == best
+        assert {run.values["seed"] for run in first} == {seed}
     assert [run.values["seed"] for run in runs[5 * rows :]][: rates - rows] == [43] * (rates - rows)
     assert sweeps.Job(runs[:1]).overrides == ["experiment=arrow/plstm", "seed=43", "optim.peak_lr=0.0001"]
+
+
+QUICK = ("arrow-48-balanced", "tokens-small")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(path.stem, marks=[pytest.mark.slow] * (path.stem not in QUICK)) for path in TABLES.glob("*.yaml")],
+)
+def test_a_planned_run_is_what_its_command_trains(name):
+    """Of each row, one run."""
+    for run in {run.row.name: run for run in planned_runs(load_table(TABLES / f"{name}.yaml"))}.values():
+        assert run.id == run_id(to_config(compose_node(run.overrides))), run.row.name
+
+
+def test_a_setting_that_the_experiment_does_not_have_is_named(arrow):
+    row = arrow.rows[0].model_copy(update={"set": {"model.experts": 3}})
+    with pytest.raises(UserError, match=r"experiment=arrow/plstm model.experts=3: there is no such key"):
+        planned_runs(arrow.model_copy(update={"rows": [row]}))
+    row = arrow.rows[0].model_copy(update={"variant": "d_mod"})
+    with pytest.raises(UserError, match=r"variant=d_mod: there is no such choice; there are 0r, 2r, balanced"):
+        planned_runs(arrow.model_copy(update={"rows": [row]}))
 
 
 def test_whole_cells_are_planned_section_by_section_and_seed_by_seed(graphs):
     runs = planned_runs(graphs)
     jobs = sweeps.jobs(graphs, runs)
     assert {len(job.runs) for job in jobs} == {10} and sum(len(job.runs) for job in jobs) == len(runs)
-    assert len({run.key for run in runs}) == len(runs)
+    assert len({run.id for run in runs}) == len(runs)
     first = [job.overrides for job in jobs[:11]]
     swept = ["data.name=MUTAG", "seed=43", "model.depth=4", "data.fold=0,1,2,3,4,5,6,7,8,9"]
     assert first[0] == ["experiment=graphs/gat", *swept]
@@ -81,7 +107,7 @@ def test_whole_cells_are_planned_section_by_section_and_seed_by_seed(graphs):
 
 
 def expected(table, run, records):
-    return sweeps.expected_seconds(table, run, sweeps.match_records(table, records)[0], HARDWARE)
+    return sweeps.expected_seconds(table, run, sweeps.match_records(table, records), HARDWARE)
 
 
 def test_cost_comes_from_the_same_experiment_hardware_section_and_depth(arrow, graphs):
@@ -103,12 +129,9 @@ def test_cost_comes_from_the_same_experiment_hardware_section_and_depth(arrow, g
 
 def test_dry_run_lists_every_run(add, tmp_path):
     add(wall_seconds=7200.0)
-    for number, rate in enumerate((0.0003, [1])):
-        folder = tmp_path / f"runs-open/{number}"
-        for name in (".hydra", "checkpoints/2000"):
-            (folder / name).mkdir(parents=True)
-        config = {"experiment": "arrow/vit", "seed": 43, "optim": {"peak_lr": rate}}
-        (folder / ".hydra/config.yaml").write_text(yaml.safe_dump(config))
+    begun = example_record("arrow/vit", lr=0.0003).id
+    for folder in (f"{begun}/checkpoints/2000", f"{example_record('arrow/vit', lr=0.001).id}/checkpoints"):
+        (tmp_path / "runs-open" / folder).mkdir(parents=True)
     options = ["--results", tmp_path, "--runs", tmp_path / "runs-open", "loop.log_every=7"]
     done = run_script("run_table", "arrow", "--dry-run", *options)
     assert done.returncode == 0, done.stderr
@@ -129,7 +152,7 @@ def test_dry_run_lists_every_run(add, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [("arrow", "--sections", "val"), ("graphs", "--sections", "MUTAG,PTC"), ("arrow", "--seeds", "43,7")]
-    + [("arrow", override) for override in ("seed=1", "data.size=48", "fast", "model.dtype=float32")],
+    + [("arrow", override) for override in ("seed=1", "variant=d_mode", "fast", "model.dtype=float32")],
 )
 def test_options_and_overrides_that_are_not_for_the_table_are_refused(tmp_path, options):
     done = run_script("run_table", *options, "--dry-run", "--results", tmp_path)
@@ -154,58 +177,60 @@ def project(tmp_path):
 
 TRAIN = """
 import os, shutil, sys
-name = next(a.partition("=")[2] for a in sys.argv if a.startswith("experiment="))
+own = [a for a in sys.argv[1:] if not a.startswith("paths.")]
 print(" ".join(["training", *sys.argv[1:]]))  # in one piece: another may print at the same time
-if name in open("fails").read():
+if " ".join(own) in open("fails").read().splitlines():
     sys.exit(3)
 os.makedirs("results/runs", exist_ok=True)
-shutil.copy("ready/runs/" + name.replace("/", "-") + ".jsonl", "results/runs")
+name = next(a.partition("=")[2] for a in own if a.startswith("experiment=")).replace("/", "-") + ".jsonl"
+lines = open("ready/" + " ".join(own).replace("/", "-")).read()
+open("results/runs/" + name, "a").write(lines)
 """
 
 
-def prepare(folder, table, experiment, init_from=None):
-    """Writes the record that TRAIN leaves of an experiment, which costs it less than making one; returns its id."""
-    record = example_record(experiment, table=table, init_from=init_from)
-    write_record(record, example_curve(0.9), folder / "ready")
-    return record.id
+def prepare(folder, table):
+    """Writes the records that TRAIN leaves of a table's runs, which costs it less than making them."""
+    (folder / "ready").mkdir()
+    for run in planned_runs(load_table(TABLES / f"{table}.yaml")):
+        own = {"row": run.row.name, "table": table, "init_from": run.init_from, "values": run.values}
+        record = example_record(run.row.experiment, seed=run.values["seed"], **own)
+        assert record.id == run.id
+        path = write_record(record, example_curve(0.9), folder / "one")
+        path.rename(folder / "ready" / " ".join(run.overrides).replace("/", "-"))
 
 
 def test_runs_what_is_missing_and_goes_on_after_a_failure(project, tmp_path):
     command = project("arrow-demo", TRAIN, "--seeds", "43")
-    for name in ("demo/plstm", "demo/vit"):
-        prepare(tmp_path, "arrow-demo", name)
-    (tmp_path / "fails").write_text("demo/plstm")
+    prepare(tmp_path, "arrow-demo")
+    first = "experiment=arrow_48/plstm variant=demo seed=43"
+    second = "experiment=arrow_48/vit variant=demo optim.peak_lr=0.004 seed=43"
+    (tmp_path / "fails").write_text(first)
     done = subprocess.run(**command)
     assert done.returncode == 1
-    assert "training experiment=demo/plstm seed=43" in done.stdout and "training experiment=demo/vit" in done.stdout
-    assert done.stdout.splitlines()[-2:] == ["1 runs failed:", "experiment=demo/plstm seed=43: exit status 3"]
+    assert f"training {first}" in done.stdout and f"training {second}" in done.stdout
+    assert done.stdout.splitlines()[-2:] == ["1 runs failed:", f"{first}: exit status 3"]
     assert "ViT" in (tmp_path / "results/arrow-demo/table.md").read_text()
     assert (tmp_path / "results/arrow-demo/curves.png").is_file()
     (tmp_path / "fails").write_text("")
     done = subprocess.run(**command)
     assert done.returncode == 0
-    assert "training experiment=demo/plstm" in done.stdout and "training experiment=demo/vit" not in done.stdout
+    assert f"training {first}" in done.stdout and f"training {second}" not in done.stdout
 
 
 @pytest.mark.slow
 def test_fine_tuning_starts_from_the_table_s_pretraining(project, tmp_path):
-    first, second = "reduced/imagenet_plstm", "reduced/imagenet_plstm_finetune"
-    start = prepare(tmp_path, "imagenet-small", first)
-    prepare(tmp_path, "imagenet-small", second, init_from=start)
+    prepare(tmp_path, "imagenet-small")
+    commands = [" ".join(run.overrides) for run in planned_runs(load_table(TABLES / "imagenet-small.yaml"))]
     command = project("imagenet-small", TRAIN, "--processes", "1")
-    (tmp_path / "fails").write_text("reduced/imagenet_vit")
+    (tmp_path / "fails").write_text(commands[2])
     done = subprocess.run(**command)
     lines = done.stdout.splitlines()
-    assert lines[1].endswith(f"python train.py experiment={second} seed=43 init_from=ID")
-    assert [line.partition(" paths.")[0] for line in lines if line.startswith("training")] == [
-        f"training experiment={first} seed=43",
-        f'training experiment={second} seed=43 init_from="{start}"',
-        "training experiment=reduced/imagenet_vit seed=43",
-    ]
-    assert lines[-2:] == [
-        "experiment=reduced/imagenet_vit seed=43: exit status 3",
-        "experiment=reduced/imagenet_vit_finetune seed=43: fine-tunes reduced/imagenet_vit, which has not finished",
-    ]
+    assert commands[0] == "experiment=imagenet_small/plstm seed=43"
+    assert re.fullmatch(r'\S+/plstm variant=finetune_small init_from="[0-9a-f]{12}" seed=43', commands[1])
+    trained = [line.partition(" paths.")[0] for line in lines if line.startswith("training")]
+    assert trained == [f"training {each}" for each in commands[:3]]
+    failures = (f"{commands[2]}: exit status 3", f"{commands[3]}: fine-tunes ViT pre-training, which has not finished")
+    assert lines[-2:] == list(failures)
 
 
 def test_a_run_without_a_record_is_a_failure(project):
@@ -213,7 +238,7 @@ def test_a_run_without_a_record_is_a_failure(project):
     command["args"] += ["--max-runs", "1"]
     done = subprocess.run(**command)
     assert done.returncode == 1 and done.stdout.count("run 1/1") == 1
-    assert "finished without a record that fits table arrow-demo" in done.stdout.splitlines()[-1]
+    assert "finished without a record in " in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -280,7 +305,7 @@ def test_a_run_a_device_is_compared_with_one_on_all_by_finished_runs(arrow):
     records += [example_record(seed=44, hardware=eight, examples_per_second=2 * 944.0)]
     records += [example_record("arrow/vit", hardware=eight, examples_per_second=1.0)]  # nothing to compare it with
     records += [example_record(seed=46, hardware=eight | {"device_kind": "A100"}, examples_per_second=1.0)]
-    found = {number: record for number, record in enumerate(records)}
+    found = {record.id: record for record in records}
     gain = sweeps.one_each_gain(arrow, found, eight)
     assert gain == 4 and sweeps.one_each_gain(arrow, found, eight | {"device_count": 4}) is None
     assert "--processes 8 " in run_table.compare_throughput(8, gain)

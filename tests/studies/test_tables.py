@@ -6,7 +6,7 @@ import pytest
 from plstm.errors import UserError
 from plstm.studies.definitions import load_table
 from plstm.studies.records import read_records, record_path
-from plstm.studies.sweeps import t_interval
+from plstm.studies.sweeps import planned_runs, t_interval
 from plstm.studies.tables import DASH, text_table
 
 from .conftest import ROOT, TABLES, edit_line, example_record, lines_of, long_values, rendered, run_script
@@ -100,22 +100,16 @@ def test_the_table_for_a_terminal_fits_in_80_columns(add, tmp_path):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"values": {"data.size": 48}},  # not what the table requires
+        {"values": {"data.size": 48}},
         {"values": {"optim.epochs": 5.0}},
         {"seed": 99},  # not in the sweep
-        {"overrides": ["experiment=arrow/plstm", "model.mlp_ratio=2"], "seed": 44},  # not the experiment as it is
-        {"id": "0123456789ab", "finished": "2025-07-01T10:00:00+00:00"},  # after one with the same values
+        {"experiment": "arrow_48/plstm"},  # of no row
     ],
 )
-def test_a_record_that_does_not_fit_is_left_out_and_noted(arrow, add, tmp_path, fields):
-    add(overrides=["experiment=arrow/plstm", "loop.log_every=7", "model.method=recurrent"])
-    wrong = add(**{"test": 0.1} | fields)
-    add(experiment="reduced/plstm", test=0.2)  # of no row
-    text = rendered(arrow, tmp_path)["table.md"]
-    assert f"- Not counted: 1 finished runs that do not fit the table: {wrong.id}." in text
-    assert dict(cells_of(text, "pLSTM"))["Test acc."] == "0.970" and text.count("Not counted") == 1
-    of_another_table = [row.model_copy(update={"own": False}) for row in arrow.rows]
-    assert "Not counted" not in rendered(arrow.model_copy(update={"rows": of_another_table}), tmp_path)["table.md"]
+def test_a_run_of_another_config_is_not_of_the_table(arrow, add, tmp_path, fields):
+    add(values={"loop.log_every": 7, "model.method": "recurrent"})  # which change nothing
+    add(**{"test": 0.1} | fields)
+    assert dict(cells_of(rendered(arrow, tmp_path)["table.md"], "pLSTM"))["Test acc."] == "0.970"
 
 
 @pytest.mark.parametrize("dirty", [True, None])
@@ -129,34 +123,36 @@ def test_dirty_records_are_noted(arrow, add, tmp_path, dirty):
     )
 
 
-def test_a_run_fine_tuned_from_another_run_than_the_table_s_is_left_out(add, tmp_path):
+def test_a_run_fine_tuned_from_another_run_than_the_table_s_is_left_out(add):
     small = load_table(TABLES / "imagenet-small.yaml")
-    pretraining, finetuning = small.rows[:2]
-    add(experiment=pretraining.experiment, table=small.name)
-    wrong = add(experiment=finetuning.experiment, table=small.name, init_from="0123456789ab")
-    assert f"do not fit the table: {wrong.id}." in rendered(small, tmp_path)["table.md"]
+    start, tuned = planned_runs(small)[:2]
+    experiment = tuned.row.experiment
+    assert tuned.init_from == start.id == add(experiment=experiment, table=small.name).id
+    for init_from, is_planned in ((start.id, True), ("0123456789ab", False)):
+        record = add(experiment=experiment, row=tuned.row.name, table=small.name, init_from=init_from)
+        assert (record.id == tuned.id) == is_planned
 
 
 def test_costs_stand_in_the_table_that_asks_for_them(add, tmp_path):
     small = load_table(TABLES / "imagenet-small.yaml")
-    start = add(experiment="reduced/imagenet_plstm", table=small.name, epochs=40.0, flops_per_example=3e6)
-    add(experiment="reduced/imagenet_plstm_finetune", table=small.name, init_from=start.id, epochs=5.0)
+    own = {"experiment": "imagenet_small/plstm", "table": small.name}
+    start = add(**own, epochs=40.0, flops_per_example=3e6)
+    add(**own, row="pLSTM", init_from=start.id, epochs=5.0)
     text = rendered(small, tmp_path)["table.md"]
     assert [cell for _, cell in cells_of(text, "pLSTM pre-training")][2:4] == ["5,500,000", "1,500,000"]
     assert [cell for _, cell in cells_of(text, "pLSTM")][2:4] == ["5,500,000", DASH]
     full = load_table(TABLES / "imagenet.yaml")
-    add(experiment="imagenet/plstm_t", table=full.name)
+    add(experiment="imagenet/plstm", table=full.name)
     cells = [cell for _, cell in cells_of(rendered(full, tmp_path)["table.md"], "DeiT-T (Touvron et al., 2021)")]
     assert cells[1:] == [DASH, "6M", "1.3G", DASH, "72.2", DASH]
 
 
-def test_a_row_s_own_requirements_and_sweep_are_asked_of_its_records(arrow, add, tmp_path):
+def test_a_row_s_own_settings_and_sweep_are_asked_of_its_records(arrow, add, tmp_path):
     first, second = (add(seed=seed) for seed in (43, 44))
     row = arrow.rows[0].model_copy(update={"sweep": {"seed": [44]}})
     files = rendered(arrow.model_copy(update={"rows": [row]}), tmp_path)
-    assert f"do not fit the table: {first.id}." in files["table.md"]
     assert second.id in files["table.csv"] and first.id not in files["table.csv"]
-    row = arrow.rows[0].model_copy(update={"require": {"optim.b1": 0.5}})
+    row = arrow.rows[0].model_copy(update={"set": {"optim.b1": 0.5}})
     assert rendered(arrow.model_copy(update={"rows": [row]}), tmp_path) == {}
 
 

@@ -5,17 +5,18 @@ import pytest
 from plstm.errors import UserError
 from plstm.studies.definitions import load_table
 from plstm.studies.records import read_records, write_record
-from plstm.studies.sweeps import superfluous_runs
+from plstm.studies.sweeps import planned_runs, superfluous_runs
 
 from .conftest import TABLES, example_record, lines_of, long_values, rendered
 
 
 @pytest.fixture
 def add(tmp_path):
-    """Function of table, model, task, seed, the test's accuracy, and what else differs from an example record."""
+    """Function of table, row, task, seed, the test's accuracy, and what else differs from an example record."""
 
-    def write(table, model, task, seed, accuracy, loss=0.1, **fields):
-        longest = load_table(TABLES / f"{table}.yaml").require["data.length"] * 16
+    def write(table, row, task, seed, accuracy, loss=0.1, **fields):
+        definition = load_table(TABLES / f"{table}.yaml")
+        longest = int(definition.columns[2].metric.partition("@")[2])
         names = [
             f"{name}@{n}"
             for name in ("accuracy", "accuracy_all", "rescaled")
@@ -23,16 +24,18 @@ def add(tmp_path):
         ]
         test = dict.fromkeys(["accuracy", *names], accuracy)
         metrics = {"last": {"test": test, "val": {"accuracy": 1.0, "loss": loss}}, "best": None}
-        folder = {"tokens": "tokens", "tokens-small": "tokens_reduced"}[table]
-        own = dict(table=table, seed=seed, values={"data.name": task}, metrics=metrics, task="tokens")
-        write_record(example_record(f"{folder}/{model}", **own | fields), [], tmp_path)
+        experiment = next(other.experiment for other in definition.rows if other.name == row)
+        own = dict(table=table, row=row, seed=seed, values={"data.name": task}, metrics=metrics, task="tokens")
+        record = example_record(experiment, **own | fields)
+        write_record(record, [], tmp_path)
+        return record
 
     return write
 
 
 def test_the_rate_of_the_lowest_loss_is_chosen(add, tmp_path):
     for rate, loss, accuracy in ((3e-3, 0.2, 1.0), (1e-3, 0.01, 0.5), (1e-2, 0.1, 1.0)):
-        add("tokens-small", "gdn", "anbn", 43, accuracy, loss, lr=rate)
+        add("tokens-small", "GDN", "anbn", 43, accuracy, loss, lr=rate)
     table = load_table(TABLES / "tokens-small.yaml")
     found = long_values(rendered(table, tmp_path)["table.csv"])
     own = {
@@ -41,12 +44,16 @@ def test_the_rate_of_the_lowest_loss_is_chosen(add, tmp_path):
         if key[:2] == ("anbn", "GDN") and key[3:] == ("1", "mean", "test_accuracy@32")
     }
     assert own == {"0.001": 0.5}
-    assert ("tokens_reduced/gdn", "anbn", 44, 3e-3) in superfluous_runs(table, read_records(tmp_path))
+    left = [run for run in planned_runs(table) if run.id in superfluous_runs(table, read_records(tmp_path))]
+    assert {run.row.name for run in left} == {"GDN"} and {run.values["data.name"] for run in left} == {"anbn"}
+    assert {(run.values["seed"], run.values["optim.peak_lr"]) for run in left if run.values["seed"] > 43} == {
+        (seed, rate) for seed in (44, 45) for rate in (3e-3, 1e-2)
+    }
 
 
 def test_the_paper_s_numbers_stand_beside_the_highest_of_the_seeds(add, tmp_path):
     for seed, accuracy in ((43, 0.5), (44, 0.9)):
-        add("tokens", "gdn_negative", "parity", seed, accuracy)
+        add("tokens", "GDN[-1,1]", "parity", seed, accuracy)
     files = rendered(load_table(TABLES / "tokens.yaml"), tmp_path)
     place = ("parity", "GDN[-1,1]", "", "1", "difference", "test_rescaled@2048")
     assert long_values(files["table.csv"])[place] == pytest.approx(0.9 - 0.472)
@@ -55,7 +62,7 @@ def test_the_paper_s_numbers_stand_beside_the_highest_of_the_seeds(add, tmp_path
 
 
 def test_the_overview_shows_the_column_that_the_table_names(add, tmp_path):
-    add("tokens", "xlstm_1_1", "z5", 43, 0.8)
+    add("tokens", "xLSTM[1:1]", "z5", 43, 0.8)
     overview, _ = lines_of(rendered(load_table(TABLES / "tokens.yaml"), tmp_path)["table.md"], "xLSTM[1:1]")
     assert ("Sum mod 5 (Z5)", "0.800 (1.000)") in overview
     text = (TABLES / "tokens.yaml").read_text().replace("overview: test_rescaled@512", "overview: test_loss")
