@@ -153,7 +153,7 @@ def finish(session: Session, overrides: list[str]) -> Record | None:
     curve = [point for point in curve if session.task.keeps_curve(point.split, point.metric)]
     with write_errors(Path(config.paths.results), "correct that, or choose another paths.results; then rerun"):
         path = write_record(record, curve, config.paths.results)
-    print(f"{session.name}: finished; record in {path}", flush=True)
+    print(f"{session.name}: finished, see {path}", flush=True)
     return record
 
 

@@ -71,7 +71,7 @@ def alone(tmp_path_factory) -> Path:
 )
 def test_two_processes_train_to_the_numbers_of_one(alone, tmp_path, variables, overrides):
     first, second = (end(each)[0] for each in start_two(tmp_path, *overrides, variables=variables))
-    assert "2 processes" in first and "finished; record in" in first
+    assert "2 processes" in first and "finished, see" in first
     assert "step " not in second and "finished" not in second
     assert run_folder(tmp_path).name == run_folder(alone).name
     assert_close(tmp_path, alone)

@@ -96,7 +96,8 @@ class Session:
         self.check_finite()
         values = self.averager.close(self.plan.examples_per_step)
         self._write("train", values)
-        shown = {name: value for name, value in values.items() if name not in metrics.latest}
+        shown = {name: values[name] for name in ("loss", self.task.primary_metric) if name in values}
+        shown |= {name: value for name, value in values.items() if name not in metrics.latest}
         self.progress.show(self.run.step, shown | {"epoch": self.run.step / self.plan.steps_per_epoch})
         if share := self.averager.waited():
             workers = "" if "workers" in self.task.unused_keys else "data.workers, and "
@@ -198,7 +199,7 @@ def describe_run(
         ("folder", str(folder)),
         ("devices", f"{devices} x {jax.devices()[0].device_kind} ({platform}){shared}"),
         ("data", task.describe_data()),
-        ("batch", f"{batch} = {devices} devices x {batch // devices}"),
+        ("batch", f"{batch} = {devices} device{'s' * (devices > 1)} x {batch // devices}"),
         ("schedule", f"{plan.steps:,} steps = {config.optim.epochs:g} epochs x {plan.steps_per_epoch:,}"),
         ("optimizer", f"{config.optim.name}, peak {config.optim.peak_lr:g} after {plan.warmup_steps:,} steps"),
         ("parameters", f"{sum(leaf.size for leaf in jax.tree.leaves(state.params)):,}"),

@@ -158,6 +158,6 @@ def _start_client(mode: str, **arguments):
     run = wandb.init(settings=settings, mode=mode, resume="allow", **arguments)
     run.define_metric("*", step_metric="step")
     if mode == "offline":
-        files = f"{shlex.quote(f'{folder}/offline-run-')}*-{arguments['id']}"
-        print(f"W&B: offline; upload with: wandb sync {files}", file=sys.stderr, flush=True)
+        files = f"{shlex.quote(f'{folder}/offline-run-')}*"
+        print(f"W&B: offline; to upload:\n  wandb sync {files}", file=sys.stderr, flush=True)
     return run
