@@ -21,7 +21,7 @@ from plstm.runs.identity import run_name
 from plstm.runs.pictures import draw_run
 from plstm.runs.weights import config_of, from_checkpoint
 from plstm.tasks import TASKS, Task
-from plstm.training.environment import memory_errors
+from plstm.training.environment import check_devices, memory_errors
 from plstm.training.steps import Split, describe, evaluate, make_predict, make_ready
 
 ROOT = Path(__file__).resolve().parent
@@ -32,12 +32,13 @@ RUN_KEYS = ("root", "generate", "download", "workers", "max_corrupt")  # of `dat
 @hydra.main(config_path=str(ROOT / "configs"), config_name="eval", version_base="1.3")
 def main(node: DictConfig) -> None:
     """Prints the metrics of each split."""
-    with one_line_errors(EvalConfig):
+    with one_line_errors():
         print_metrics(to_eval_config(node))
 
 
 def print_metrics(options: EvalConfig) -> None:
     """A line of metrics a split; with figures=true also the pictures' paths. Raises UserError naming the wrong key."""
+    check_devices()
     source = choose_source(options)
     config = config_of(source, options.paths.runs)
     typed = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
@@ -73,8 +74,6 @@ def print_metrics(options: EvalConfig) -> None:
 
 def choose_source(options: EvalConfig) -> str:
     """The run's folder or id, or the weights' file. Raises UserError for keys that do not go together."""
-    if options.checkpoint not in ("last", "best"):
-        raise UserError(f"checkpoint={options.checkpoint}: choose one of last, best")
     if (options.run is None) == (options.weights is None):
         raise UserError("run: give a value, run=<folder or id>, or weights=<.safetensors file>, and not both")
     if options.weights is None:
@@ -113,8 +112,6 @@ def choose_splits(task: Task, options: EvalConfig) -> dict[str, Split]:
     """The splits to evaluate, by name: the folder's pictures, the split asked for, or those at a run's end."""
     data = options.data
     if data.folder:
-        if data.max_corrupt is not None and not 0 <= data.max_corrupt <= 1:
-            raise UserError(f"data.max_corrupt={data.max_corrupt}: must be in [0, 1]")
         return {"folder": task.folder(data.folder, data.max_corrupt)}
     names = [data.split] if data.split else task.config.loop.final_splits
     splits = {name: task.split(name) for name in names}

@@ -17,16 +17,17 @@ from omegaconf import DictConfig
 from plstm.config import Config
 from plstm.errors import ReadError
 from plstm.files import write_errors
-from plstm.runs.cli import check_machine_keys, one_line_errors, run_entry
+from plstm.runs.cli import one_line_errors, run_entry
 from plstm.runs.compose import to_config
 from plstm.runs.finetuning import initial_id, initial_run
 from plstm.runs.folders import check_places, lock_folder
 from plstm.runs.identity import named, portable_overrides, run_id, run_name
+from plstm.runs.overrides import check_machine_keys
 from plstm.runs.pictures import draw_run
 from plstm.runs.session import Session, Stopped
 from plstm.studies.finished import finished_record
 from plstm.studies.records import Record, curve_points, find_record, record_path, write_record
-from plstm.training.environment import memory_errors, share_programs
+from plstm.training.environment import check_devices, memory_errors, share_programs
 from plstm.training.processes import Interrupt, check_agreement, from_main, is_main, log_main, start_processes
 
 ROOT = Path(__file__).resolve().parent
@@ -40,7 +41,7 @@ LESS_MEMORY = (
 def main(node: DictConfig) -> Record | None:
     """Trains one run to its end, or until a signal stops it; returns its record (in process 0)."""
     try:
-        with one_line_errors(Config):
+        with one_line_errors():
             overrides = list(HydraConfig.get().overrides.task)
             config = named(to_config(node), overrides)
             check_machine_keys(overrides, config)
@@ -56,6 +57,7 @@ def main(node: DictConfig) -> Record | None:
 def start(config: Config, overrides: list[str], interrupt: Interrupt) -> Record | None:
     """Trains the run of a config unless it has finished before."""
     start_processes(config.mesh.timeout)
+    check_devices()
     share_programs(config.paths.runs)
     init_from = config.init_from
     if init_from is not None:

@@ -24,9 +24,9 @@ from plstm.config import Config
 from plstm.errors import UserError, first_line, run_script
 from plstm.files import write_errors, write_file
 from plstm.models import VisionConfig
-from plstm.runs.cli import check_overrides
 from plstm.runs.experiments import compose_experiment
 from plstm.runs.identity import run_name
+from plstm.runs.overrides import parse_overrides
 from plstm.runs.released import from_released, infer_config, to_released
 from plstm.runs.weights import Info, from_checkpoint, save_safetensors
 from plstm.tasks import TASKS
@@ -58,7 +58,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 def choose_config(tree: dict[str, np.ndarray], overrides: list[str]) -> Config:
     """The experiment's config with what the parameters tell, then the user's overrides."""
-    check_overrides(overrides)
+    parse_overrides(overrides)
     experiments = [word.removeprefix("experiment=") for word in overrides if word.startswith("experiment=")]
     if len(experiments) != 1:
         raise UserError("experiment: name the one that the model was trained as, experiment=imagenet/plstm")

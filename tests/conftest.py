@@ -10,7 +10,7 @@ import jax
 import pytest
 from hydra import compose, initialize_config_dir
 
-from plstm.runs.cli import register
+from plstm.runs.compose import register
 from tests.commands import ROOT, SMALLEST, paths
 from tests.fork_server import ForkServer
 

@@ -23,8 +23,8 @@ from data.decoding import MOST_PIXELS, CorruptImage, decode
 from data.imagenet.source import folder_source, load_source, prepare
 from plstm.config import Config
 from plstm.errors import UserError
-from plstm.runs.cli import register, run_entry
-from plstm.runs.compose import schema, to_config
+from plstm.runs.cli import run_entry
+from plstm.runs.compose import register, schema, to_config
 from plstm.runs.folders import load_config
 from plstm.runs.identity import plain_config
 from plstm.runs.weights import config_of, from_checkpoint

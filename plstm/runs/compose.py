@@ -1,18 +1,28 @@
 """A run's config: its checks, and its way from Hydra and from files."""
 
+import contextlib
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any
 
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from plstm.config import Config, EvalConfig
+from plstm.config import Config, EvalConfig, PathsConfig
 from plstm.errors import UserError, require
 from plstm.limits import check_limits
 from plstm.models import MODELS
+from plstm.runs import small
 from plstm.runs.identity import OUTSIDE_ID, drop
+from plstm.runs.overrides import CONFIGS
 from plstm.tasks import TASKS
 
 
@@ -22,6 +32,7 @@ def check(config: Config) -> None:
     for key in ("model", "data"):
         if not is_dataclass(getattr(config, key)):
             raise UserError(f"{key}: choose one, {key}=...; see configs/{key}")
+    check_limits(config.data, "data.")  # first, as keys of the model follow some of them
     check_limits(config)
     _check_joined_keys(config)
     _check_splits(config)
@@ -71,6 +82,66 @@ def _check_splits(config: Config) -> None:
 
 
 # ---------------------------------------------------------------------- from Hydra and from files
+def register() -> None:
+    """Makes the schemas known to Hydra; needed before a config is composed."""
+    store = ConfigStore.instance()
+    store.store(name="train_schema", node=Config)
+    store.store(name="eval_schema", node=EvalConfig)
+    for name, task in TASKS.items():  # the defaults lists of configs/data and configs/model begin with these
+        store.store(group="schema/data", name=name, node=task.data_schema)
+    for name, family in MODELS.items():
+        store.store(group="schema/model", name=name, node=family.config)
+    for name, node in small.DATA.items():  # what configs/train.yaml adds to debug=smoke
+        store.store(group="schema/small/data", name=f"smoke_{name}", node=node, package="_global_")
+    for name, node in small.MODELS.items():
+        store.store(group="schema/small/model", name=f"smoke_{name}", node={"model": node}, package="_global_")
+    # A relative folder lies in the clone, wherever the command was typed.
+    OmegaConf.register_new_resolver("in_clone", in_clone, replace=True)
+
+
+def in_clone(folder: str) -> str:
+    return folder if Path.cwd() == CONFIGS.parent else str(CONFIGS.parent / folder)
+
+
+def compose_config(name: str, overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
+    """What Hydra makes of configs/<name>.yaml and overrides, its own node included if asked for. Raises UserError."""
+    register()
+    try:
+        with contextlib.ExitStack() as stack:
+            if not GlobalHydra.instance().is_initialized():
+                stack.enter_context(initialize_config_dir(str(CONFIGS), version_base="1.3"))
+            return compose(name, list(overrides), return_hydra_config=with_hydra)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise UserError(explain(error)) from error
+    except (AssertionError, AttributeError, TypeError, ValueError) as error:  # Hydra did not foresee this input
+        shown = " ".join(overrides)[:200]
+        null = next((word for word in overrides if word.startswith("augment.") and "NoneType" in str(error)), None)
+        if null:
+            raise UserError(f"{null[:200]}: there is no augmentation to change; choose one, augment=...") from error
+        raise UserError(f"{shown}: cannot be composed ({_one_line(error)})") from error
+
+
+def explain(error: Exception) -> str:
+    """One line on what Hydra or OmegaConf found wrong with a config."""
+    causes = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    for cause in reversed(causes):
+        key = getattr(cause, "full_key", None)
+        if key and isinstance(cause, ConfigAttributeError | ConfigKeyError):
+            return f"{key[:200]}: not a key of this run's data or model; choose other data=... or model=..."
+        if key:
+            problem = str(cause).splitlines()[0][:200]
+            return f"{key}: {'must have a value, and not null' if problem.endswith('is not Optional') else problem}"
+    if "submitit" in str(error):
+        return "hydra/launcher: this one needs the Slurm plugin; install it: make setup EXTRA=slurm"
+    return _one_line(error)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]  # it may quote all that was typed
+
+
 def schema(task: Any = "arrow", family: Any = "vision") -> DictConfig:
     """The typed defaults of a task's runs with a family of models. Raises UserError where there is none of the name."""
     for key, name, known in (("task", task, TASKS), ("model.family", family, MODELS)):
@@ -91,8 +162,12 @@ def to_config(node: DictConfig) -> Config:
     task, family = (OmegaConf.select(node, key) for key in ("task", "model.family"))
     if task in TASKS and family in MODELS:
         _check_inputs(task, family)  # first, as the other model's keys may refer to keys of other data
-    config = from_plain(_resolved(node))
+    try:
+        config = from_plain(_resolved(node))
+    except OmegaConfBaseException as error:
+        raise UserError(explain(error)) from error
     check(config)
+    config.paths = PathsConfig(in_clone(config.paths.runs), in_clone(config.paths.results))
     return config
 
 
@@ -125,8 +200,12 @@ def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def to_eval_config(node: DictConfig) -> EvalConfig:
-    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), _resolved(node)))
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), _resolved(node)))
+    except OmegaConfBaseException as error:
+        raise UserError(explain(error)) from error
     check_limits(config)
+    config.paths = PathsConfig(in_clone(config.paths.runs), in_clone(config.paths.results))
     return config
 
 

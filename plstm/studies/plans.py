@@ -13,8 +13,7 @@ from omegaconf import OmegaConf
 
 from plstm.errors import UserError
 from plstm.runs.cli import CONFIGS
-from plstm.runs.compose import to_config
-from plstm.runs.experiments import compose_node
+from plstm.runs.compose import compose_config, to_config
 from plstm.runs.identity import plain_config
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -45,7 +44,7 @@ def planned_config(
 
 @functools.cache
 def compose_once(experiment: str, groups: tuple[str, ...] = ()) -> Composed:
-    node = compose_node([f"experiment={experiment}", *groups])
+    node = compose_config("train", [f"experiment={experiment}", *groups])
     written = dict(leaves(OmegaConf.to_container(node)))
     references = {key: found[1] for key, value in written.items() if (found := REFERENCE.fullmatch(str(value)))}
     return Composed(plain_config(to_config(node)), references)

@@ -65,6 +65,15 @@ def _git(root: Path, *arguments: str) -> str | None:
         return None
 
 
+def check_devices() -> None:
+    """Raises UserError if JAX does not find the devices that it was asked for."""
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError) as error:
+        asked = f"JAX_PLATFORMS={jax.config.jax_platforms}"
+        raise UserError(f"{asked}: JAX finds no such devices ({first_line(error)})") from error
+
+
 # ---------------------------------------------------------------------- memory
 @contextlib.contextmanager
 def memory_errors(batch_size: int, remedy: str) -> Iterator[None]:

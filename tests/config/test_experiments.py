@@ -13,9 +13,9 @@ from flax import nnx
 
 from plstm.config import Config
 from plstm.errors import UserError
-from plstm.runs.cli import CONFIGS
 from plstm.runs.compose import from_file, to_config
 from plstm.runs.identity import identity, plain_config, run_id
+from plstm.runs.overrides import CONFIGS
 from plstm.studies.definitions import WORDS, load_table
 from plstm.studies.records import read_records
 from plstm.tasks import TASKS

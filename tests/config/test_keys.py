@@ -14,8 +14,8 @@ from data.augment.recipes import AugmentConfig
 from plstm.config import Config, EvalConfig
 from plstm.models import build_model
 from plstm.models.graph import GraphConfig
-from plstm.runs.cli import known_keys
 from plstm.runs.compose import to_config
+from plstm.runs.overrides import known_keys
 from plstm.training.optimizers import build_optimizer, learning_rate_schedule
 from tests.commands import SOURCES
 from tests.config.test_config import with_value

@@ -9,9 +9,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from plstm.errors import UserError
-from plstm.runs.cli import CONFIGS, local_settings, register
-from plstm.runs.compose import to_config, to_eval_config
+from plstm.runs.cli import local_settings
+from plstm.runs.compose import register, to_config, to_eval_config
 from plstm.runs.identity import run_id
+from plstm.runs.overrides import CONFIGS
 from scripts import common
 from scripts.common import ROOT, machine_folder
 
@@ -56,8 +57,8 @@ def test_a_local_config_that_is_not_one_is_named(tmp_path):
         path.write_text(f"{start}paths: {{runs: here}}")
         with pytest.raises(UserError, match=f"{path}: must begin with the line # @package _global_"):
             local_settings(path)
-    path.write_text("# @package _global_\npaths: {runs: ~/runs}")
-    with pytest.raises(UserError, match=f"{path}: paths.runs=~/runs: give a path without ~"):
+    path.write_text("# @package _global_\noptim: {epochs: 1}")
+    with pytest.raises(UserError, match=f"{path}: optim has no place there"):
         local_settings(path)
 
 

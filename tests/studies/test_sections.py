@@ -8,7 +8,7 @@ from scipy import stats
 
 from data.tokens import TASKS
 from plstm.errors import UserError
-from plstm.runs.cli import CONFIGS
+from plstm.runs.overrides import CONFIGS
 from plstm.studies.definitions import load_table
 from plstm.studies.records import read_records, write_record
 from plstm.studies.sweeps import find_groups, superfluous_runs, t_interval

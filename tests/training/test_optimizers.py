@@ -9,8 +9,8 @@ from flax import nnx
 
 from plstm.config import OptimConfig
 from plstm.models import VisionConfig, build_model
-from plstm.runs.cli import CONFIGS
 from plstm.runs.experiments import compose_experiment
+from plstm.runs.overrides import CONFIGS
 from plstm.tasks import TASKS
 from plstm.training.optimizers import build_optimizer, decay_mask, epoch_schedule, learning_rate_schedule
 from plstm.training.steps import named_leaves

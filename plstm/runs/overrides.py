@@ -1,0 +1,131 @@
+"""The words of a command line, checked before Hydra composes them: keys with the nearest one, choices of groups."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from plstm.config import Config
+from plstm.errors import UserError
+from plstm.models import MODELS
+from plstm.tasks import TASKS
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+FEW = 20  # choices that an error lists
+
+
+def parse_overrides(words: Sequence[str], schema: type = Config) -> list[Override]:
+    """Parses `key=value` words for a schema, `Config` or `EvalConfig`. Raises UserError for the first bad one."""
+    overrides = []
+    for word in words:
+        shown = word[:200]
+        if "=" not in word and not word.startswith("~"):
+            hint = f"; did you mean experiment={word}?" if word in choices("experiment") else ""
+            raise UserError(f"{shown}: write key=value{hint}")
+        try:
+            (override,) = OverridesParser.create().parse_overrides([word])
+        except HydraException as error:
+            why = " ".join(str(error).split())[:120]
+            hint = "quote a value with special characters twice, 'key=\"value\"'"
+            raise UserError(f"{shown}: cannot be read ({why}); {hint}") from error
+        key = override.key_or_group
+        if not key.startswith("hydra"):  # its own keys it checks itself
+            if override.is_delete():
+                raise UserError(f"{shown}: keys cannot be removed; set {key} to the value that it should have")
+            _check_key(override, schema)
+        overrides.append(override)
+    return overrides
+
+
+def _check_key(override: Override, schema: type) -> None:
+    key = override.key_or_group
+    known = known_keys(schema)
+    groups = [path.name for path in CONFIGS.iterdir() if path.is_dir()] if schema is Config else []
+    value = override.value()
+    if key in groups:
+        _check_choice(override)
+    elif key not in known:
+        group, _, rest = key.partition("/")
+        if rest and group in groups:
+            raise UserError(f"{key[:200]}: choose by {group}={rest[:200]}/<name>")
+        raise UserError(f"{key[:200]}: there is no such key{did_you_mean(key, [*known, *groups])}")
+    elif any(name.startswith(f"{key}.") for name in known) and value is not None and not isinstance(value, dict):
+        raise UserError(f"{key}: is a group of keys and cannot be a value; set its keys, {key}.<key>=...")
+
+
+def _check_choice(override: Override) -> None:
+    group = override.key_or_group
+    names = each_value(override)
+    known = choices(group)
+    if isinstance(override.value(), dict):
+        return
+    for name in names:
+        if name not in (*known, "null"):
+            listed = f"there are {', '.join(known)}" if len(known) <= FEW else f"they are the files of configs/{group}"
+            close = did_you_mean(name, known)
+            raise UserError(f"{group}={name[:200]}: there is no such choice{close}; {listed}")
+
+
+def each_value(override: Override) -> list[str]:
+    """What an override sets its key to, one text for each run of a sweep."""
+    if not override.is_sweep_override():
+        return [override.get_value_element_as_str()]
+    if not override.is_discrete_sweep():
+        raise UserError(f"{override.input_line}: write the values, separated by commas")
+    return list(override.sweep_string_iterator())
+
+
+def choices(group: str) -> list[str]:
+    """The names that a group of configs/ can have, such as arrow/plstm for `experiment`."""
+    return sorted(str(path.relative_to(CONFIGS / group).with_suffix("")) for path in (CONFIGS / group).rglob("*.yaml"))
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """A hint at the choice that is most like a word, empty if none is. The last part of a dotted key counts most."""
+    leaf = word.rpartition(".")[2]
+
+    def likeness(choice: str) -> float:
+        other = choice.rpartition(".")[2]
+        whole = _ratio(word, choice) if ("." in word) == ("." in choice) else 0.0
+        return max(whole, _ratio(leaf, other)) + (leaf in other.split("_"))
+
+    best = max(known, key=likeness, default="")
+    return f"; did you mean {best}?" if best and likeness(best) > 0.7 else ""
+
+
+def _ratio(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one[:100], other).ratio()
+
+
+@cache
+def known_keys(schema: type) -> list[str]:
+    """The dotted keys of a schema; those of a training run are of all tasks and families of models."""
+    keys = [*_keys(schema)]
+    if schema is Config:
+        keys += [key for task in TASKS.values() for key in _keys(task.data_schema, "data.")]
+        keys += [key for family in MODELS.values() for key in _keys(family.config, "model.")]
+    return list(dict.fromkeys(keys))
+
+
+def _keys(schema: type, prefix: str = "") -> Iterator[str]:
+    for name, hint in get_type_hints(schema).items():
+        yield f"{prefix}{name}"
+        for member in (hint, *get_args(hint)):  # of `AugmentConfig | None`
+            if is_dataclass(member):
+                yield from _keys(member, f"{prefix}{name}.")
+
+
+def check_machine_keys(overrides: Sequence[str], config: Config) -> None:
+    """Raises UserError where the command line sets what has no effect on this run; a machine's settings may."""
+    typed = {override.lstrip("+").partition("=")[0] for override in overrides}
+    for key in TASKS[config.task].unused_keys:
+        if f"data.{key}" in typed:
+            raise UserError(f"data.{key}: task {config.task} has no use for it; leave it out")
+    if "data.workers" in typed and getattr(config.data, "placement", None) == "device":
+        raise UserError("data.workers: no effect while the images lie on the device; add data.placement=stream")
