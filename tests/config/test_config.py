@@ -5,6 +5,7 @@ import functools
 import re
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -19,6 +20,7 @@ from plstm.runs.identity import plain_config, run_id
 from plstm.runs.overrides import parse_overrides
 from plstm.tasks import TASKS
 from plstm.tasks.arrow import ArrowData
+from tests.commands import ROOT
 
 # Where a run lives, what reads its images and where it is shown: not what its numbers are.
 OUTSIDE = r"(logger|mesh|paths)\.|data\.(root|generate|download|placement|workers|max_corrupt)$|model\.(remat|method)$"
@@ -242,3 +244,13 @@ def test_what_cannot_be_composed_is_refused_in_one_line(arguments, line):
         parse_overrides(arguments)
         to_config(compose_config("train", arguments))
     assert re.match(line, str(caught.value)) and "\n" not in str(caught.value)
+
+
+def test_relative_folders_lie_in_the_clone_wherever_a_command_is_typed(composed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["paths.runs=outputs/runs", f"paths.results={tmp_path}"]
+    paths = to_config(composed(*words)).paths
+    assert (Path(paths.runs), Path(paths.results)) == (ROOT / "outputs/runs", tmp_path)
+    assert compose_config("train", words, with_hydra=True).hydra.sweep.dir == paths.runs
+    monkeypatch.chdir(ROOT)
+    assert to_config(composed(*words)).paths.runs == "outputs/runs"
