@@ -1,6 +1,7 @@
 """The words of a command line, checked before Hydra composes them: keys with the nearest one, choices of groups."""
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 from functools import cache
@@ -61,11 +62,8 @@ def _check_key(override: Override, schema: type) -> None:
 
 def _check_choice(override: Override) -> None:
     group = override.key_or_group
-    names = each_value(override)
     known = choices(group)
-    if isinstance(override.value(), dict):
-        return
-    for name in names:
+    for name in re.findall(r"[^\s,\[\]\"']+", ",".join(each_value(override))):  # [balanced,d_mode] has two
         if name not in (*known, "null"):
             listed = f"there are {', '.join(known)}" if len(known) <= FEW else f"they are the files of configs/{group}"
             close = did_you_mean(name, known)

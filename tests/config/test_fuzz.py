@@ -119,7 +119,7 @@ def parts(config: Config) -> None:
     elif config.data.name == "mosaics":
         assert all(len(task.split(name)) for name in config.loop.final_splits)
         task.batches(layout)
-    json.dumps(identity.identity(config), allow_nan=False, ensure_ascii=False).encode()
+    json.dumps(identity.identity(identity.plain_config(config)), allow_nan=False, ensure_ascii=False).encode()
     assert len(identity.run_id(config)) == 12
 
 
