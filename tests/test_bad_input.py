@@ -69,7 +69,7 @@ def entry(tmp_path, monkeypatch, capsys):
         (["arrow/plstm"], ["arrow/plstm: write key=value; did you mean experiment=arrow/plstm?"]),
         (["--experiment=arrow/vit"], ["--experiment=arrow/vit", "key=value without dashes"]),
         (["experiment=graphs/gin", "hydra.mode=RUN", "data.name=PTC-FM"], ["data.name=PTC-FM: did you mean PTC_FM?"]),
-        (["model=plstm_q"], ["model=plstm_q", "did you mean plstm_b?"]),
+        (["model=plstm_q"], ["model=plstm_q", "did you mean plstm_"]),
         (["experiment=arrow/plstm", "model.patch_size=20"], ["model.patch_size=20", "192"]),
         (["model.image_size=64"], ["model.image_size", "data.size"]),
         ([*TINY, "logger.mode=loud"], ["logger.mode", "loud"]),
