@@ -171,9 +171,7 @@ def read_claims(study: Path) -> list[dict[str, str]]:
 def _claims(studies: list[Path], folder: Path) -> str:
     """One row a claim; of several studies with a link to the study's page, of one with notes."""
     several = len(studies) > 1
-    header = (
-        ["Study", "Claim", "Paper", "Ours", "Verdict"] if several else ["Claim", "Paper", "Ours", "Verdict", "Note"]
-    )
+    header = ["Study"] * several + ["Claim", "Paper", "Ours", "Verdict"] + ["Note"] * (not several)
     rows = [header, ["---"] * len(header)]
     for study in studies:
         link = f"[{study.name}]({os.path.relpath(study / 'README.md', folder)})"
@@ -188,8 +186,7 @@ def _index(_: list[Path], folder: Path) -> str:
     rows = ["| Study | What | Claims, or command and cost |", "| --- | --- | --- |"]
     for path in sorted((folder.parent / "configs/study").glob("*.yaml"), key=lambda path: path.stem):
         study = folder / path.stem
-        text = path.read_text(encoding="utf-8")
-        name = path.stem
+        name, text = path.stem, path.read_text(encoding="utf-8")
         if (study / "claims.yaml").is_file():
             verdicts = [claim["verdict"] for claim in read_claims(study)]
             counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS if verdict in verdicts]
