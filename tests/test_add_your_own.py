@@ -67,7 +67,7 @@ def test_a_toy_model_and_task_train_resume_evaluate_and_stand_in_a_table(project
     started.send_signal(signal.SIGTERM)
     assert "finished" not in end(started, 128 + signal.SIGTERM)[0]
     printed = call(*command)
-    assert re.search(r"resumed at step \d+", printed) and "sequences/s" in printed
+    assert re.search(r"resumed at step \d+", printed) and "sequences" in printed
     (line,) = (project / "results/runs/majority-running.jsonl").read_text().splitlines()
     saved = json.loads(line)
     record, curve = saved["record"], saved["curve"]
