@@ -69,11 +69,12 @@ test-gpu: $(READY) ## Run the tests that need an accelerator
 	$(PY) -m pytest -m gpu $(ARGS)
 
 .PHONY: lint
-lint: $(READY) ## Check code, format, the direction of imports and the declared dependencies
+lint: $(READY) ## Check code, format, types, the direction of imports and the declared dependencies
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -c "from importlinter.cli import lint_imports_command as main; main()" --no-cache --no-logo
 	$(PY) -m deptry .
+	$(PY) -m mypy
 
 .PHONY: types
 types: $(READY) ## Check the types of operators, layers, models, training and tasks

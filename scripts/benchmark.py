@@ -164,7 +164,7 @@ def draw_sequence_inputs(name: str, batch: int, heads: int, length: int, dim: in
         source, mark, direct = (jax.nn.sigmoid(normal(*shape)) for shape in sides)
         inputs = normal(dim, 1), normal(dim, 1), normal(dim // TRACK, TRACK)
         return *inputs, source, normal(TRACK, TRACK) / (2 * TRACK), mark, direct
-    q, k, v = normal(dim), normal(dim), normal(dim)
+    q, k, v = (normal(dim) for _ in range(3))
     if name == "ssd":
         dt = jax.nn.softplus(normal() - 3).swapaxes(1, 2)
         return v.swapaxes(1, 2), dt, jnp.linspace(1, 16, heads), k[:, 0], q[:, 0]

@@ -27,8 +27,14 @@ class ForkServer:
     """The process to fork from; close it at the end."""
 
     def __init__(self, environment: dict[str, str]):
-        command, pipes = [sys.executable, "-u", __file__], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, text=True, **pipes)
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", __file__],
+            cwd=ROOT,
+            env=os.environ | environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         self._child: int | None = None
 
     def start(self, arguments: list[str], output: Path, plan: dict | None = None) -> int:
@@ -118,7 +124,8 @@ def _watch(plan: Plan) -> None:
     wrap(records, "write_file", "file", "written")
     # The record is written under another name, and not yet renamed.
     wrap(os, "replace", "half", when=lambda source, target: Path(target).parent.parent.name == "results")
-    finalize, write = checkpoints._ChecksummedPath.finalize, tracking.MetricsWriter.write
+    finalize = checkpoints._ChecksummedPath.finalize
+    write = tracking.MetricsWriter.write
 
     async def watched_finalize(self):
         await finalize(self)
@@ -132,7 +139,8 @@ def _watch(plan: Plan) -> None:
         plan.happens("line")
         return write(self, step, epoch, split, values)
 
-    checkpoints._ChecksummedPath.finalize, tracking.MetricsWriter.write = watched_finalize, watched_write
+    checkpoints._ChecksummedPath.finalize = watched_finalize
+    tracking.MetricsWriter.write = watched_write
 
 
 def _child(arguments: list[str], output: str, plan: dict | None) -> None:
