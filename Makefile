@@ -76,10 +76,6 @@ lint: $(READY) ## Check code, format, types, the direction of imports and the de
 	$(PY) -m deptry .
 	$(PY) -m mypy
 
-.PHONY: types
-types: $(READY) ## Check the types of operators, layers, models, training and tasks
-	$(PY) -m mypy
-
 # One for each file of configs/study.
 table-arrow: ## Run what is missing of a study, here configs/study/arrow.yaml (ARGS=--dry-run lists its runs and their cost)
 STUDIES := $(patsubst configs/study/%.yaml,table-%,$(wildcard configs/study/*.yaml))
