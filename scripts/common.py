@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from data import commands
 from plstm.config import Config
 from plstm.files import write_errors, write_file
-from plstm.runs.cli import local_settings
+from plstm.runs.local import local_settings
 from plstm.training.environment import describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
@@ -17,19 +16,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from plstm.config import Config
 from plstm.errors import DownloadError, UserError, lasting_output, printable
 from plstm.runs.compose import compose_config, explain, register, to_config, to_eval_config
-from plstm.runs.overrides import CONFIGS, each_value, parse_overrides
+from plstm.runs.local import local_settings
+from plstm.runs.overrides import each_word, parse_overrides
 from plstm.training.environment import keep_programs
 
 EXIT_BAD_INPUT = 2
-LOCAL = CONFIGS / "local" / "default.yaml"
-GLOBAL = re.compile(r"\s*#\s*@package\s+_global_\s*$", re.MULTILINE)  # without it Hydra puts the keys under `local`
-LOCAL_KEYS = ("paths", "logger", "data.root", "data.workers")  # what that file may have
 
 
 class JobFailed(UserError):
@@ -74,21 +70,14 @@ def _refuse(message: str) -> NoReturn:
 def check_jobs(overrides: Sequence[Override], schema: type, multirun: bool) -> None:
     """Composes and checks the configs of all runs that a command starts; Hydra itself would only compose them."""
     name = "train" if schema is Config else "eval"
-    words = [
-        [f"{override.get_key_element()}={value}" for value in each_value(override)]
-        if override.is_sweep_override()
-        else [override.input_line]
-        for override in overrides
-    ]
+    words = [each_word(override) for override in overrides]
     hydra = compose_config(name, [choices[0] for choices in words], with_hydra=True).hydra
     if multirun or hydra.mode == RunMode.MULTIRUN:  # an experiment may say so, and what it sweeps over
         typed = [override.key_or_group for override in overrides]
         swept = [f"{key}={values}" for key, values in (hydra.sweeper.params or {}).items() if key not in typed]
-        words += [[f"{o.key_or_group}={value}" for value in each_value(o)] for o in parse_overrides(swept, schema)]
-    elif many := next((override for override in overrides if override.is_sweep_override()), None):
-        raise UserError(
-            f"{many.input_line}: several values take -m, first; quote text with commas twice, 'key=\"a,b\"'"
-        )
+        words += [each_word(override) for override in parse_overrides(swept, schema)]
+    elif many := [override.input_line for override in overrides if override.is_sweep_override()]:
+        raise UserError(f"{many[0]}: several values take -m, first; quote text with commas twice, 'key=\"a,b\"'")
     jobs = list(itertools.product(*words))
     for job in jobs:
         try:
@@ -144,20 +133,3 @@ def quote_ids(word: str) -> str:
     if not word.startswith(("run=", "init_from=")):
         return word
     return re.sub(r"(?<=[=,])\d+e\d+(?=,|$)", r'"\g<0>"', word)
-
-
-def local_settings(path: Path = LOCAL) -> DictConfig:
-    """A machine's own settings; UserError if they change what is computed: git does not see that file."""
-    try:
-        settings = OmegaConf.load(path) if path.is_file() else OmegaConf.create()
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
-    if not isinstance(settings, DictConfig):
-        raise UserError(f"{path}: write keys and their values, such as paths: {{runs: /data/runs}}")
-    if settings and not GLOBAL.match(path.read_text(encoding="utf-8")):
-        raise UserError(f"{path}: must begin with the line # @package _global_")
-    data = settings.get("data") or {}
-    for key in [key for key in settings if key != "data"] + [f"data.{key}" for key in data]:
-        if key not in LOCAL_KEYS:
-            raise UserError(f"{path}: {key} has no place there, only {', '.join(LOCAL_KEYS)} have")
-    return settings

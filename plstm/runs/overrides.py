@@ -63,20 +63,21 @@ def _check_key(override: Override, schema: type) -> None:
 def _check_choice(override: Override) -> None:
     group = override.key_or_group
     known = choices(group)
-    for name in re.findall(r"[^\s,\[\]\"']+", ",".join(each_value(override))):  # [balanced,d_mode] has two
+    values = ",".join(word.partition("=")[2] for word in each_word(override))
+    for name in re.findall(r"[^\s,\[\]\"']+", values):  # [balanced,d_mode] has two
         if name not in (*known, "null"):
             listed = f"there are {', '.join(known)}" if len(known) <= FEW else f"they are the files of configs/{group}"
             close = did_you_mean(name, known)
             raise UserError(f"{group}={name[:200]}: there is no such choice{close}; {listed}")
 
 
-def each_value(override: Override) -> list[str]:
-    """What an override sets its key to, one text for each run of a sweep."""
+def each_word(override: Override) -> list[str]:
+    """The words, key=value, that an override stands for: one, or one for each run of a sweep."""
     if not override.is_sweep_override():
-        return [override.get_value_element_as_str()]
+        return [override.input_line]
     if not override.is_discrete_sweep():
         raise UserError(f"{override.input_line}: write the values, separated by commas")
-    return list(override.sweep_string_iterator())
+    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 
 
 def choices(group: str) -> list[str]:

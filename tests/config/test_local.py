@@ -9,9 +9,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from plstm.errors import UserError
-from plstm.runs.cli import local_settings
 from plstm.runs.compose import register, to_config, to_eval_config
 from plstm.runs.identity import run_id
+from plstm.runs.local import local_settings
 from plstm.runs.overrides import CONFIGS
 from scripts import common
 from scripts.common import ROOT, machine_folder
