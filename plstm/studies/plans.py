@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from plstm.errors import UserError
-from plstm.runs.cli import CONFIGS
 from plstm.runs.compose import compose_config, to_config
 from plstm.runs.identity import plain_config
+from plstm.runs.overrides import CONFIGS
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 

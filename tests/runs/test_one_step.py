@@ -1,4 +1,4 @@
-"""One training step of every experiment on tiny data: what its recipe, model and optimizer compose does train."""
+"""One training step of every experiment and variant on tiny data: the recipe's model and optimizer do train."""
 
 import jax
 import numpy as np
@@ -9,20 +9,20 @@ from plstm.tasks import TASKS
 from plstm.tasks.programs import Programs
 from plstm.training.plan import Plan
 from plstm.training.steps import init_state, named_leaves
-from tests.config.test_experiments import EXPERIMENTS, start_of
+from tests.config.test_experiments import CASES
 
 # Without weight decay, which moves parameters that have no gradient.
 SMALL = ["debug=smoke", "optim.batch_size=8", "optim.weight_decay=0"]
 OWN = {"vision": ["model.dim=16", "model.heads=2"], "graph": ["model.dim=16"], "vil": ["model.dim=16"]}  # by family
 # LAMB, binary cross entropy, mixing, stochastic depth, LayerScale; other tests train pLSTM and GIN.
-QUICK = ["imagenet/vit"]
+QUICK = ["experiment=imagenet/vit"]
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EXPERIMENTS]
+    "case", [case if case == QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES], ids=" ".join
 )
-def test_one_step_changes_every_parameter_that_it_should(composed, tmp_path_factory, name):
-    words = [f"experiment={name}", *SMALL, *start_of(name)]
+def test_one_step_changes_every_parameter_that_it_should(composed, tmp_path_factory, case):
+    words = [*case, *SMALL, "init_from=null"]
     node = composed(*words)
     words += OWN.get(node.model.family, [])
     words += [f"data.root={tmp_path_factory.getbasetemp()}"] if node.task in ("arrow", "imagenet") else []
