@@ -70,7 +70,7 @@ def check_devices() -> None:
     try:
         jax.devices()
     except (AssertionError, RuntimeError) as error:
-        asked = f"JAX_PLATFORMS={jax.config.jax_platforms}"
+        asked = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')}"
         raise UserError(f"{asked}: JAX finds no such devices ({first_line(error)})") from error
 
 

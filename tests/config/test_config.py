@@ -17,7 +17,6 @@ from plstm.runs import identity
 from plstm.runs.compose import check, compose_config, to_config
 from plstm.runs.folders import load_config, write_config
 from plstm.runs.identity import plain_config, run_id
-from plstm.runs.overrides import parse_overrides
 from plstm.tasks import TASKS
 from plstm.tasks.arrow import ArrowData
 from tests.commands import ROOT
@@ -227,23 +226,6 @@ def test_bad_values_are_named(config_of, experiment, key, value, words):
     with pytest.raises(UserError, match=words) as caught:
         check(with_value(valid, key, value))
     assert key in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["model=graphs/gin"], "model: .* takes graphs, and data=... gives images; choose another model=..."),
-        (["data=tudataset"], "model: .* takes images, and data=... gives graphs; choose another model=..."),
-        (["data.root='${no.such}'"], "data.root: Interpolation key 'no.such' not found"),
-        (["loop=3"], "loop: is a group of keys"),
-        (["model=graphs/gin", "model.modes=[P]"], "model.modes: not a key of this run's data or model"),
-    ],
-)
-def test_what_cannot_be_composed_is_refused_in_one_line(arguments, line):
-    with pytest.raises(UserError) as caught:
-        parse_overrides(arguments)
-        to_config(compose_config("train", arguments))
-    assert re.match(line, str(caught.value)) and "\n" not in str(caught.value)
 
 
 def test_relative_folders_lie_in_the_clone_wherever_a_command_is_typed(composed, tmp_path, monkeypatch):
