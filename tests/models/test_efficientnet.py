@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from plstm.errors import UserError
 from plstm.models import EfficientNetConfig, build_model
 from plstm.models.efficientnet import MBConv
 from plstm.nn.maps import depthwise
@@ -114,17 +113,3 @@ def test_a_bfloat16_filter_is_summed_in_float32():
     x = x.astype(jnp.bfloat16)
     expected = depthwise(x.astype(jnp.float32), kernel).astype(jnp.bfloat16)
     np.testing.assert_array_equal(depthwise(x, kernel), expected)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"stages": []}, "model.stages="),
-        ({"stages": [[4, 1, 1, 1, 8]]}, "model.stages=.*odd kernel"),
-        ({"stages": [[3, 1, 1, 8]]}, "model.stages="),
-    ],
-)
-def test_what_does_not_fit_is_named(changes, message):
-    with pytest.raises(UserError, match=message) as caught:
-        build_model(EfficientNetConfig(**vars(SMALL) | changes), 0)
-    assert "\n" not in str(caught.value)

@@ -7,7 +7,6 @@ import pytest
 from flax import nnx
 from scipy.special import expit
 
-from plstm.errors import UserError
 from plstm.models import GraphConfig, build_model
 from plstm.models.graph import GAT, GCN, GIN, KINDS, MPNN, LSTMCell, neighbourhood
 from plstm.nn.graph import degree_encoding
@@ -152,18 +151,3 @@ def test_layers_alternate_modes_and_directions():
     pruned = small("plstm", depth=4, reverse_p="pruned").blocks
     assert [block.mixer.pruned for block in pruned] == [False, True, True, True]
     assert [block.mixer.pruned for block in blocks[:4]] == [False, True, False, True]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"kind": "gtn"}, "model.kind=gtn: choose one of plstm, lstm, gat, gcn, gin, mpnn"),
-        ({"p_norm": "l2"}, "model.p_norm=l2: choose one of l1, linf"),
-        ({"heads": 5}, "model.dim=96: must be even and a multiple of model.heads=5"),
-        ({"kind": "gin", "p_norm": "linf"}, "model.p_norm=linf: only model.kind=plstm"),
-        ({"kind": "plstm", "lstm_pool": "h"}, "model.lstm_pool=h: only model.kind=lstm"),
-    ],
-)
-def test_wrong_configs_are_named(changes, message):
-    with pytest.raises(UserError, match=message):
-        GraphConfig(**changes).check()

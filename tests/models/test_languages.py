@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from plstm.errors import UserError
 from plstm.models import LanguageConfig, build_model
 from plstm.nn.recurrent import Rows, TapeRNN
 from tests.drawing import fill
@@ -204,17 +203,3 @@ def test_dropout_is_drawn_in_training_passes_only():
     found = [model(rows, 1, key=key) for key in (None, None, jax.random.key(0), jax.random.key(0), jax.random.key(1))]
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[2], found[3])
     assert not np.allclose(found[0], found[2]) and not np.allclose(found[2], found[4])
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        (dict(kind="gru"), "model.kind=gru"),
-        (dict(kind="lstm", refinements=2), "model.refinements=2: only model.kind=pr_lstm or pr_rnn"),
-        (dict(kind="transformer", dim=60), "model.dim=60"),
-        (dict(depth=2), "model.depth=2: only model.kind=transformer"),
-    ],
-)
-def test_a_config_that_does_not_fit_is_refused(options, key):
-    with pytest.raises(UserError, match=key):
-        LanguageConfig(**options).check()

@@ -2,7 +2,6 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from plstm.errors import UserError
 from plstm.models import Mamba2DConfig, build_model
 from plstm.models.mamba2d import Attention, Block, M2DMixer
 
@@ -56,17 +55,3 @@ def test_sizes_are_the_released_ones_and_other_images_pass():
     for images in ((3, 96, 96, 3), (1, 7, 50, 3)):
         logits = nnx.eval_shape(lambda model, images=images: model(jnp.zeros(images)), model)
         assert logits.shape == (images[0], 2) and logits.dtype == jnp.float32
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"depths": [1, 1]}, "model.depths=.*each of the 4 stages"),
-        ({"dims": []}, "model.dims="),
-        ({"mixers": ["m2d", "m2d", "attention", "ssm"]}, "model.mixers=.*one of m2d, attention"),
-    ],
-)
-def test_what_does_not_fit_is_named(changes, message):
-    with pytest.raises(UserError, match=message) as caught:
-        build_model(Mamba2DConfig(**changes), 0)
-    assert "\n" not in str(caught.value)

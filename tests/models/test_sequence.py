@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from plstm.errors import UserError
 from plstm.models import build_model, named_variables
 from plstm.models.sequence import SequenceConfig
 from plstm.nn.sequence import MLSTM, SLSTM, GatedDeltaNet, Mamba2, TrackingPLSTM, rotation
@@ -175,17 +174,3 @@ def test_source_and_mark_start_near_the_identity(track):
     for gate in (layer.source, layer.mark):
         start = jax.nn.sigmoid(gate.bias[...]).reshape(track, track)
         np.testing.assert_allclose(start, 0.05 + 0.9 * np.eye(track), atol=0.003)
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"blocks": ["mlstm", "lstm"]}, r"model.blocks=.*: choose one of mlstm, slstm"),
-        ({"blocks": ["plstm"], "track": 3}, r"model.track=3: must divide model.dim=64"),
-        ({"track": 3}, r"model.track=3: only model.blocks=plstm has it"),
-        ({"heads": 3}, r"model.dim=64: must be a multiple of 2 model.heads, 6"),
-    ],
-)
-def test_configs_that_do_not_fit_are_refused(keys, message):
-    with pytest.raises(UserError, match=message):
-        SequenceConfig(**keys).check()

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from plstm.errors import UserError
 from plstm.models import Mamba2DConfig, SS2DConfig, build_model
 from plstm.models.ss2d import SS2D, Block, SS2DModel
 
@@ -85,18 +84,3 @@ def test_stochastic_depth_rises_from_nothing():
     model = nnx.eval_shape(lambda: build_model(SS2DConfig(drop_path=0.1), 0))
     rates = [block.rate for blocks in model.stages for block in blocks]
     np.testing.assert_allclose(rates, np.linspace(0, 0.1, 11))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"depths": [1, 1]}, "model.depths=.*each of the 4 stages"),
-        ({"dims": []}, "model.dims="),
-        ({"form": "printed"}, "model.form=printed: choose one of as_run, as_configured"),
-        ({"image_size": 48}, "model.image_size=48: must be a multiple of 32"),
-    ],
-)
-def test_what_does_not_fit_is_named(changes, message):
-    with pytest.raises(UserError, match=message) as caught:
-        build_model(SS2DConfig(**changes), 0)
-    assert "\n" not in str(caught.value)

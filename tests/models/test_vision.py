@@ -10,7 +10,6 @@ import optax
 import pytest
 from flax import nnx
 
-from plstm.errors import UserError
 from plstm.models import VisionConfig, build_model
 from plstm.training.steps import named_leaves
 from tests.models.vision_models import MODELS, VIT, draw_images, filled, tiny
@@ -163,26 +162,3 @@ def test_recomputed_blocks_give_the_same_gradients_in_less_memory():
     for (name, expected), actual in zip(named_leaves(kept).items(), named_leaves(recomputed).values(), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5, err_msg=name)
     assert least < 0.7 * most
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"gates": "new"}, "model.gates=new: choose one of released, printed"),
-        ({"modes": ["P", "attention"]}, "model.modes.*cannot alternate"),
-        ({"pooling": "class_token"}, "model.pooling=class_token"),
-        *(
-            ({"modes": [mode], "gates": "printed"}, "gates=printed: only model.modes=P has it")
-            for mode in ("attention", "D")
-        ),
-        ({"modes": ["attention"], "stm_bias_only": True}, "model.stm_bias_only=True: only model.modes=P or D has it"),
-        ({"depth": 3}, "model.depth=3.*2 model.modes"),
-        ({"patch_size": 5}, "model.patch_size=5.*model.image_size=16"),
-        *(({"heads": heads}, f"model.heads={heads}.*model.dim=16") for heads in (3, 8)),
-    ],
-)
-def test_what_does_not_fit_together_is_named(changes, message):
-    with pytest.raises(UserError, match=message) as caught:
-        build_model(tiny(**changes), 0)
-    assert "\n" not in str(caught.value)
-    tiny(heads=8, **VIT).check()  # attention has no gates to divide the channels

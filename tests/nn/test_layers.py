@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from plstm.nn.layers import MLP, LayerScale, PatchEmbedding, drop_path, exact_gelu, linear, norm, recomputes
+from plstm.nn.layers import MLP, PatchEmbedding, drop_path, exact_gelu, linear, norm
 from tests.drawing import fill, normal
 from tests.ops.comparing import assert_close
 
@@ -84,15 +84,6 @@ def test_exact_gelu_is_the_librarys_in_value_and_gradient():
     np.testing.assert_array_equal(slope(half), slope(rounded).astype(jnp.bfloat16))
 
 
-def test_layer_scale_starts_where_told_and_keeps_the_dtype():
-    layer = LayerScale(4, 0.25)
-    x = jnp.asarray(normal(3, 4), jnp.bfloat16)
-    assert layer(x).dtype == jnp.bfloat16 and layer.scale[...].dtype == jnp.float32
-    np.testing.assert_array_equal(layer(x), x * 0.25)
-    layer.scale[...] = jnp.array([1.0, 2.0, 4.0, 8.0])
-    np.testing.assert_array_equal(layer(x), x * np.array([1, 2, 4, 8], jnp.bfloat16))
-
-
 @pytest.mark.parametrize("axis", [0, 2])
 def test_drop_path_drops_whole_samples_and_keeps_the_mean(axis):
     samples, rate = 4000, 0.25
@@ -113,9 +104,3 @@ def test_drop_path_is_off_without_a_key_and_at_rate_zero_and_leaves_nothing_of_w
     dropped = drop_path(jnp.full((64, 2), np.inf, jnp.bfloat16), 0.5, jax.random.key(0))
     assert dropped.dtype == jnp.bfloat16
     assert set(np.unique(np.asarray(dropped, np.float32))) == {0.0, np.inf}
-
-
-@pytest.mark.parametrize("backend", ["cpu", "gpu"])
-def test_blocks_are_recomputed_on_gpus_unless_told_otherwise(backend, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    assert [recomputes(remat) for remat in (None, True, False)] == [backend == "gpu", True, False]

@@ -42,14 +42,6 @@ def test_plstm_mixer_follows_the_recurrence(mode):
         np.testing.assert_allclose(jax.jit(mixer)(x), expected, atol=3e-5, err_msg=method)
 
 
-def test_plstm_mixer_starts_as_in_table_2():
-    mixer = build("P released")
-    np.testing.assert_array_equal(mixer.direct_bias[...], [-6] * HEADS)
-    np.testing.assert_array_equal(mixer.norm_scale[...], np.ones(DIM))
-    assert mixer.out.bias is None
-    assert mixer.qkv.query.bias.shape == mixer.qkv.key.bias.shape == mixer.qkv.value.bias.shape == (DIM,)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_gates_are_float32_under_bfloat16(mode):
     mixer = fill(lambda: build(mode, jnp.bfloat16))
