@@ -44,7 +44,8 @@ def test_the_rate_of_the_lowest_loss_is_chosen(add, tmp_path):
         if key[:2] == ("anbn", "GDN") and key[3:] == ("1", "mean", "test_accuracy@32")
     }
     assert own == {"0.001": 0.5}
-    left = [run for run in planned_runs(table) if run.id in superfluous_runs(table, read_records(tmp_path))]
+    superfluous = superfluous_runs(table, read_records(tmp_path))
+    left = [run for run in planned_runs(table) if run.id in superfluous]
     assert {run.row.name for run in left} == {"GDN"} and {run.values["data.name"] for run in left} == {"anbn"}
     assert {(run.values["seed"], run.values["optim.peak_lr"]) for run in left if run.values["seed"] > 43} == {
         (seed, rate) for seed in (44, 45) for rate in (3e-3, 1e-2)
