@@ -67,8 +67,8 @@ def test_layers_are_compared_on_the_seeds_that_both_have(graphs, add_folds, tmp_
     found = chosen(graphs, tmp_path)
     assert [found[name].choice for name in ("GIN", "GAT", "GCN")] == [8, 8, 4]
     for choose_once, others in ((True, ""), (False, "; GCN, MUTAG, depth 4: 1 of 2")):
-        text = rendered(graphs.model_copy(update={"choose_once": choose_once}), tmp_path)["table.md"].replace("\n  ", " ")
-        (note,) = [line for line in text.splitlines() if "fewer seeds" in line]
+        text = rendered(graphs.model_copy(update={"choose_once": choose_once}), tmp_path)["table.md"]
+        (note,) = [line for line in text.replace("\n  ", " ").splitlines() if "fewer seeds" in line]
         assert note.endswith(f"those that all values have: GAT, MUTAG, depth 8: 0 of 1{others}.")
 
 
