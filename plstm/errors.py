@@ -55,7 +55,8 @@ class _Lasting:
     """A text stream that drops what cannot be written: its reader has gone, or its disk is full."""
 
     def __init__(self, stream: Any, note: str):
-        self._stream, self._note = stream or open(os.devnull, "w"), note  # noqa: SIM115 (for a closed one)
+        self._stream = stream or open(os.devnull, "w")  # noqa: SIM115 (for a closed one)
+        self._note = note
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

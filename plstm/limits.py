@@ -24,7 +24,8 @@ from annotated_types import Ge, Gt, Interval, Le, MinLen
 from plstm.errors import UserError
 
 MAX_SIZE = 2**16  # of a dimension; a larger one is a typing error
-FLOAT32_MIN, FLOAT32_MAX = 1e-37, 1e38  # magnitudes, a little rounded
+FLOAT32_MIN = 1e-37  # magnitudes, a little rounded
+FLOAT32_MAX = 1e38
 
 Size = Annotated[int, Interval(ge=1, le=MAX_SIZE)]
 Count = Annotated[int, Ge(1)]

@@ -68,7 +68,8 @@ def _check_joined_keys(config: Config) -> None:
 
 def _check_splits(config: Config) -> None:
     # Not "train", under which the averages of the training steps are logged.
-    loop, known = config.loop, [split for split in TASKS[config.task].splits if split != "train"]
+    loop = config.loop
+    known = [split for split in TASKS[config.task].splits if split != "train"]
     for key, splits in (("loop.eval_splits", loop.eval_splits), ("loop.final_splits", loop.final_splits)):
         if not splits:
             raise UserError(f"{key}: name at least one split of {', '.join(known)}")
@@ -95,12 +96,14 @@ def register() -> None:
         store.store(group="schema/small/data", name=f"smoke_{name}", node=node, package="_global_")
     for name, node in small.MODELS.items():
         store.store(group="schema/small/model", name=f"smoke_{name}", node={"model": node}, package="_global_")
-    # A relative folder lies in the clone, wherever the command was typed.
-    OmegaConf.register_new_resolver("in_clone", in_clone, replace=True)
 
 
 def in_clone(folder: str) -> str:
+    """A relative folder lies in the clone, wherever a command is typed."""
     return folder if Path.cwd() == CONFIGS.parent else str(CONFIGS.parent / folder)
+
+
+OmegaConf.register_new_resolver("in_clone", in_clone, replace=True)  # of configs/; here, so that Slurm's jobs have it
 
 
 def compose_config(name: str, overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
