@@ -11,7 +11,7 @@ from plstm.nn.maps import bicubic
 
 from .golden import GOLDEN, check, dense, fill, norm, parameters, waves
 
-REDUCED = ViLConfig(image_size=48, classes=2, patch_size=8, dim=48, depth=6)
+SMALL = ViLConfig(image_size=48, classes=2, patch_size=8, dim=48, depth=6)
 
 
 def layer_tensors(layer: ViLLayer) -> list:
@@ -57,7 +57,7 @@ def test_positions_are_resized_as_pytorch_does(x64):
 
 
 def test_sizes_are_the_released_ones_and_other_images_pass():
-    for config, size in ((ViLConfig(classes=2), 5_996_546), (REDUCED, 126_242)):
+    for config, size in ((ViLConfig(classes=2), 5_996_546), (SMALL, 126_242)):
         model = nnx.eval_shape(lambda config=config: build_model(config, 0))
         assert parameters(model) == size
     for images in ((3, 96, 96, 3), (1, 8, 40, 3)):
@@ -66,6 +66,6 @@ def test_sizes_are_the_released_ones_and_other_images_pass():
 
 
 def test_images_that_the_released_grid_cannot_take_are_named():
-    model = nnx.eval_shape(lambda: build_model(dataclasses.replace(REDUCED, conv_grid="released"), 0))
+    model = nnx.eval_shape(lambda: build_model(dataclasses.replace(SMALL, conv_grid="released"), 0))
     with pytest.raises(ValueError, match="4 x 5 tokens are no 6 rows, .* model.conv_grid=released"):
         nnx.eval_shape(lambda model: model(jnp.zeros((1, 32, 40, 3))), model)
