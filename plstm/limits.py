@@ -7,12 +7,11 @@
 
     check_limits(OptimConfig(peak_lr=0.0), "optim.")  # UserError: optim.peak_lr=0.0: must be positive
 
-Ge, Gt(0), Le, Interval and MinLen come from annotated-types. A limit outside the brackets of a list holds for the list,
+Ge, Gt, Le, Interval and MinLen come from annotated-types. A limit outside the brackets of a list holds for the list,
 one inside them for each entry. None passes: whether a key may be null is a matter of its type. Rules that join several
 keys are functions; see `plstm.errors.require`.
 """
 
-import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
@@ -68,7 +67,7 @@ def check_limits(config: Any, prefix: str = "") -> None:
 
     Fields that are dataclasses are groups of keys, and checked as well.
     """
-    hints = _hints(type(config))
+    hints = get_type_hints(type(config), include_extras=True)
     for field in fields(config):
         key = f"{prefix}{field.name}"
         value = getattr(config, field.name)
@@ -83,12 +82,6 @@ def check_limits(config: Any, prefix: str = "") -> None:
                 raise UserError(f"{key}={value}: only {prefix}{limit.key}={' or '.join(limit.values)} has it")
 
 
-@functools.cache
-def _hints(schema: type) -> dict[str, Any]:
-    return get_type_hints(schema, include_extras=True)
-
-
-@functools.cache
 def _limits(hint: Any) -> tuple[tuple[Any, ...], Any]:
     """The limits of a type, None in a union aside, and the type of its entries if it is a list."""
     if NoneType in get_args(hint):
@@ -125,8 +118,8 @@ def _problem(value: Any, limit: Any) -> str | None:
             return None if value >= least else f"must be at least {least}"
         case Le(le=most):
             return None if value <= most else f"must be at most {most}"
-        case Gt(gt=0):
-            return None if value > 0 else "must be positive"
+        case Gt(gt=bound):
+            return None if value > bound else f"must be {'positive' if bound == 0 else f'above {bound}'}"
         case Interval(ge=least, le=None, lt=bound):
             return None if least <= value < bound else f"must be in [{least}, {bound})"
         case Interval(ge=least, le=most):
@@ -138,7 +131,9 @@ def _problem(value: Any, limit: Any) -> str | None:
             return None if value in limit else f"choose one of {known}"
         case Matches():
             return None if re.fullmatch(limit.pattern, value) else f"must be {limit.description}"
-    return None  # of another library, or OnlyWith
+        case OnlyWith():
+            return None  # of two keys, see `check_limits`
+    raise TypeError(f"{limit!r}: no limit that is checked here")
 
 
 def _is_met(limit: OnlyWith, config: Any) -> bool:

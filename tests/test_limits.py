@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import pytest
-from annotated_types import Ge, Interval, Le, MinLen
+from annotated_types import Ge, Interval, Le, MinLen, MultipleOf
 
 from data.augment.recipes import AugmentConfig
 from plstm.config import Config, EvalConfig
@@ -62,6 +62,15 @@ def test_what_is_out_of_limits_is_named(values, problem):
     with pytest.raises(UserError) as caught:
         check_limits(Example(**values), "x.")
     assert str(caught.value).startswith(problem)
+
+
+def test_a_limit_that_nobody_checks_is_a_mistake():
+    @dataclass
+    class Odd:
+        even: Annotated[int, MultipleOf(2)] = 2
+
+    with pytest.raises(TypeError, match="MultipleOf"):
+        check_limits(Odd())
 
 
 def test_what_is_within_limits_passes():
