@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from plstm.errors import UserError
-from plstm.runs.compose import to_config
-from plstm.runs.experiments import compose_node
+from plstm.runs.compose import compose_config, to_config
 from plstm.runs.identity import run_id
 from plstm.studies import sweeps
 from plstm.studies.definitions import load_table
@@ -28,7 +27,7 @@ PLANNED = 7 * 15 + 5 * (4 + 3 + 1 + 2 + 1)  # runs of the arrow table
     ("name", "old", "new", "words"),
     [
         ("arrow", "chance: 0.5", "chanse: 0.5", "key chanse: Extra inputs are not permitted"),
-        ("arrow", "title: Arrow-pointing extrapolation\n", "", "key title: Field required"),
+        ("arrow", "title: Arrow pointing\n", "", "key title: Field required"),
         ("arrow", "    experiment: arrow/vit", "    experimnt: arrow/vit", "key rows[5].experiment: Field required"),
         ("arrow", "name: ViT", "name: pLSTM", "key rows must not have two of the same name"),
         ("arrow", "over: optim.peak_lr,", "over: optim.lr,", "key sweep must list 'optim.lr'"),
@@ -78,7 +77,7 @@ QUICK = ("arrow-48-balanced", "tokens-small")
 def test_a_planned_run_is_what_its_command_trains(name):
     """Of each row, one run."""
     for run in {run.row.name: run for run in planned_runs(load_table(TABLES / f"{name}.yaml"))}.values():
-        assert run.id == run_id(to_config(compose_node(run.overrides))), run.row.name
+        assert run.id == run_id(to_config(compose_config("train", run.overrides))), run.row.name
 
 
 def test_a_setting_that_the_experiment_does_not_have_is_named(arrow):

@@ -123,14 +123,14 @@ def finished(fork_server, tmp_path_factory) -> Path:
 
 def test_a_run_stops_when_it_is_good_enough_and_keeps_the_accuracy_at_each_length(finished):
     (record,) = read_records(finished / "results")
-    assert record.name == "languages_reduced-rnn-parity_check-s43"
+    assert record.name == "languages-rnn-steps_5k-parity_check-s43"
     assert record.steps < 500 and record.steps % 10 == 0 and record.epochs == record.steps / 1000
     last = record.metrics["last"]
     assert set(last) == {"test", "val"}
     lengths = [key for key in last["test"] if "@" in key]
     assert lengths == ["accuracy@41", "accuracy@61", "accuracy@64"]
     assert last["test"]["accuracy"] == pytest.approx(np.mean([last["test"][key] for key in lengths]))
-    curve = json.loads((finished / "results/runs/languages_reduced-rnn.jsonl").read_text())["curve"]
+    curve = json.loads((finished / "results/runs/languages-rnn.jsonl").read_text())["curve"]
     assert "ext.accuracy" in curve and not any("@" in key for key in curve)
 
 
