@@ -37,9 +37,9 @@ class TokenTask(Sampler):
 def permutation_table(size: int, even: bool = False) -> np.ndarray:
     """int8 [order, order]: entry [x, s] is the number of "x after s" among the permutations of 0 .. size - 1, all or
     the even ones, in lexicographic order; the identity is number 0."""
-    found = [p for p in permutations(range(size)) if not even or _inversions(p) % 2 == 0]
-    number = {p: n for n, p in enumerate(found)}
-    return np.array([[number[tuple(x[i] for i in s)] for s in found] for x in found], np.int8)
+    elements = [p for p in permutations(range(size)) if not even or _inversions(p) % 2 == 0]
+    number = {p: n for n, p in enumerate(elements)}
+    return np.array([[number[tuple(x[i] for i in s)] for s in elements] for x in elements], np.int8)
 
 
 def _inversions(p: tuple[int, ...]) -> int:
@@ -63,7 +63,10 @@ def products(table: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def group_task(name: str, make_table: Callable[[], np.ndarray], order: int) -> TokenTask:
     """Uniform elements of a group; a label at every token."""
-    draw = lambda rng, length, rows: rng.randint(0, order, (rows, length), np.int8)  # noqa: E731
+
+    def draw(rng: RandomState, length: int, rows: int) -> np.ndarray:
+        return rng.randint(0, order, (rows, length), np.int8)
+
     return TokenTask(name, order, draw, lambda rows: products(make_table(), rows), re.compile(".+").fullmatch, order)
 
 

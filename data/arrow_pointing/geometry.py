@@ -120,16 +120,16 @@ def _balanced(rng: np.random.Generator, count: int, canvas: Canvas) -> Arrow:
     """`count` balanced geometries as arrays [count]: of each image's tries the first whose places lie on the canvas."""
     side, long, wide, kind = rng.random((4, count))
     label, length, width = _objects(side, long, wide, canvas.scale)
-    found = np.empty((6, count))
+    geometry = np.empty((6, count))
     open_ = np.arange(count)
     tries = max(16 // count, 1)
     while len(open_):
         draws = rng.random((8, tries, len(open_)))
         fits, fields = _two_places(draws, label[open_] == 1, kind[open_] < SLIDES, canvas)
         done = fits.any(axis=0)
-        found[:, open_] = fields[:, fits.argmax(axis=0), np.arange(len(open_))]
+        geometry[:, open_] = fields[:, fits.argmax(axis=0), np.arange(len(open_))]
         open_ = open_[~done]
-    return Arrow(label, length, width, *found)
+    return Arrow(label, length, width, *geometry)
 
 
 def _two_places(draws: np.ndarray, at: np.ndarray, slides: np.ndarray, canvas: Canvas) -> tuple[np.ndarray, np.ndarray]:
@@ -236,8 +236,8 @@ class ArrowVariant:
     def name(self) -> str:
         """A name that no other variant has: the seed, and every other field that differs from the paper's."""
         others = {field.name: field.default for field in dataclasses.fields(self) if field.name != "train_seed"}
-        own = {key: getattr(self, key) for key, paper in others.items() if getattr(self, key) != paper}
-        tags = (f"{key.removeprefix('object_').removesuffix('_images')}{value}" for key, value in own.items())
+        changed = {key: getattr(self, key) for key, paper in others.items() if getattr(self, key) != paper}
+        tags = (f"{key.removeprefix('object_').removesuffix('_images')}{value}" for key, value in changed.items())
         return "_".join([f"seed{self.train_seed}", *tags])
 
     def canvas(self, split: str) -> Canvas:

@@ -51,8 +51,11 @@ def main() -> None:
     except (OSError, CorruptImage) as error:
         why = getattr(error, "strerror", None) or f"not a picture ({error})"
         raise UserError(f"{args.input}: {why}") from error
-    apply = lambda name: OPERATIONS[name](image, RAND_ARGUMENTS[name](args.level, args.sign))  # noqa: E731
-    write_picture(sheet(image, args) if args.command == "sheet" else apply(args.name), args.output)
+    if args.command == "sheet":
+        drawn = sheet(image, args)
+    else:
+        drawn = OPERATIONS[args.name](image, RAND_ARGUMENTS[args.name](args.level, args.sign))
+    write_picture(drawn, args.output)
 
 
 def sheet(image: Image.Image, args: argparse.Namespace) -> Image.Image:
@@ -63,9 +66,9 @@ def sheet(image: Image.Image, args: argparse.Namespace) -> Image.Image:
         view = draw_view(*image.size, config, view_rng(args.seed, 0, 0, n))
         width = view.box[2] - view.box[0]
         height = view.box[3] - view.box[1]
-        words = [f"crop {width * height / (image.width * image.height):.0%}, {width} x {height}"] + ["flip"] * view.flip
-        words += [name if argument is None else f"{name} {round(argument, 3)}" for name, argument in view.steps]
-        panels.append((make_view(image, args.size, view), f"view {n}: {'; '.join(words)}"))
+        parts = [f"crop {width * height / (image.width * image.height):.0%}, {width} x {height}"] + ["flip"] * view.flip
+        parts += [name if argument is None else f"{name} {round(argument, 3)}" for name, argument in view.steps]
+        panels.append((make_view(image, args.size, view), f"view {n}: {'; '.join(parts)}"))
     keys = ", ".join(f"{key} {value}" for key, value in vars(config).items())
     title = f"{args.recipe}, seed {args.seed}: {keys}. Erasing and mixing happen on the device, not here."
     return contact_sheet(panels, title, columns=4, lines=6)

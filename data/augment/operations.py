@@ -31,11 +31,11 @@ def _saturation(image: Image.Image, factor: float) -> Image.Image:
 
 GEOMETRIC: dict[str, Callable[[Image.Image, float, Image.Resampling], Image.Image]] = {
     # degrees counter-clockwise; pixels per pixel; the share of the width or height by which the image moves left or up
-    "Rotate": lambda image, degrees, how: image.rotate(degrees, how, fillcolor=FILL),
-    "ShearX": lambda image, shear, how: _affine(image, how, 1, shear, 0, 0, 1, 0),
-    "ShearY": lambda image, shear, how: _affine(image, how, 1, 0, 0, shear, 1, 0),
-    "TranslateX": lambda image, share, how: _affine(image, how, 1, 0, share * image.width, 0, 1, 0),
-    "TranslateY": lambda image, share, how: _affine(image, how, 1, 0, 0, 0, 1, share * image.height),
+    "Rotate": lambda image, degrees, resampling: image.rotate(degrees, resampling, fillcolor=FILL),
+    "ShearX": lambda image, shear, resampling: _affine(image, resampling, 1, shear, 0, 0, 1, 0),
+    "ShearY": lambda image, shear, resampling: _affine(image, resampling, 1, 0, 0, shear, 1, 0),
+    "TranslateX": lambda image, share, resampling: _affine(image, resampling, 1, 0, share * image.width, 0, 1, 0),
+    "TranslateY": lambda image, share, resampling: _affine(image, resampling, 1, 0, 0, 0, 1, share * image.height),
 }
 
 # Each takes an RGB image, which is not changed, and an argument, and gives an image of the same size. After Grayscale,
@@ -58,5 +58,7 @@ OPERATIONS: dict[str, Callable[[Image.Image, Any], Image.Image]] = {
     # a standard deviation in pixels
     "GaussianBlur": lambda image, radius: image.filter(ImageFilter.GaussianBlur(radius)),
 }
-OPERATIONS |= {name: partial(draw, how=Image.Resampling.BICUBIC) for name, draw in GEOMETRIC.items()}
-OPERATIONS |= {f"{name}/bilinear": partial(draw, how=Image.Resampling.BILINEAR) for name, draw in GEOMETRIC.items()}
+OPERATIONS |= {name: partial(draw, resampling=Image.Resampling.BICUBIC) for name, draw in GEOMETRIC.items()}
+OPERATIONS |= {
+    f"{name}/bilinear": partial(draw, resampling=Image.Resampling.BILINEAR) for name, draw in GEOMETRIC.items()
+}

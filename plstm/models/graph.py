@@ -56,13 +56,13 @@ class GAT(nnx.Module):
         """[N, dim] -> [N, dim]."""
         z = self.linear(h)
         sent, received = (z @ self.weight[...]).T
-        own = jax.nn.leaky_relu(sent + received, SLOPE)
+        to_self = jax.nn.leaky_relu(sent + received, SLOPE)
         logits = jax.nn.leaky_relu(sent[edges.sender] + received[edges.receiver], SLOPE)
-        largest = jax.lax.stop_gradient(own.at[edges.receiver].max(jnp.where(edges.real, logits, -jnp.inf)))
+        largest = jax.lax.stop_gradient(to_self.at[edges.receiver].max(jnp.where(edges.real, logits, -jnp.inf)))
         weights = jnp.exp(logits - largest[edges.receiver])
-        own = jnp.exp(own - largest)
-        mixed = own[:, None] * z + edges.sum(weights[:, None] * z[edges.sender])
-        return jax.nn.relu(mixed / (own + edges.sum(weights))[:, None] + self.bias[...])
+        to_self = jnp.exp(to_self - largest)
+        mixed = to_self[:, None] * z + edges.sum(weights[:, None] * z[edges.sender])
+        return jax.nn.relu(mixed / (to_self + edges.sum(weights))[:, None] + self.bias[...])
 
 
 class GCN(nnx.Module):

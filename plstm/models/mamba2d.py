@@ -155,8 +155,8 @@ class Mamba2D(nnx.Module):
         self.head = dense(dim_in, config.classes, rngs, dtype=DTYPES["float32"], precision=HIGHEST)
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
-        """Normalised images [batch, height, width, channels] of any size -> float32 logits [batch, classes]. A training
-        pass, which `key` asks for, is no other."""
+        """Normalised images [batch, height, width, channels] of any size -> float32 logits [batch, classes]. `key`
+        has no effect: a training pass is the same."""
         x = images.transpose(1, 2, 0, 3)
         stages = zip(self.down, self.norms, self.stages, strict=True)
         for n, (down, layer_norm, blocks) in enumerate(stages):

@@ -122,8 +122,8 @@ class SS2D(nnx.Module):
             selected = u @ self.select_kernel[n].astype(u.dtype)
             t, b, c = jnp.split(selected.astype(step_kernel.dtype), self.splits, axis=-1)
             delta = jax.nn.softplus(t @ step_kernel[n] + self.step_bias[n])
-            own = ss2d(lay(u.astype(delta.dtype)), lay(delta), -jnp.exp(self.log_a[n]), lay(b), lay(c))
-            y = y + lay(own, back=True) + self.skip[n] * u
+            scanned = ss2d(lay(u.astype(delta.dtype)), lay(delta), -jnp.exp(self.log_a[n]), lay(b), lay(c))
+            y = y + lay(scanned, back=True) + self.skip[n] * u
         return y
 
 

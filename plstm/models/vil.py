@@ -156,7 +156,7 @@ class ViL(nnx.Module):
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] of any size that the patch size divides -> float32 logits
-        [batch, classes]. A training pass, which `key` asks for, is no other."""
+        [batch, classes]. `key` has no effect: a training pass is the same."""
         x = self.embedding(images)
         x = x + bicubic(self.position[...], x.shape[1:3]).astype(x.dtype)
         grid = self.convolved_grid(*x.shape[1:3])

@@ -119,7 +119,8 @@ class BatchNorm(nnx.Module):
 
     def __call__(self, x: Array, train: bool) -> Array:
         """[H, W, B, C] -> the same, by the batch's statistics in training, which enter the running ones."""
-        mean, var = (self.mean[...], self.var[...])
+        mean = self.mean[...]
+        var = self.var[...]
         dtype = x.dtype
         x = x.astype(self.scale.dtype)
         if train:

@@ -40,7 +40,7 @@ def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, use_bias: bool = True) -> n
 def take_answers(states: Array, rows: Rows, answers: int) -> Array:
     """states [N, rows, dim] -> those after the row's tokens, [rows, answers, dim]; beyond its last step, any."""
     place = jnp.clip(rows.length[:, None] + jnp.arange(answers), max=len(states) - 1)
-    return jax.vmap(lambda own, place: own[place], (1, 0))(states, place)
+    return jax.vmap(lambda row, place: row[place], (1, 0))(states, place)
 
 
 # ---------------------------------------------------------------------- parallel recursion
@@ -247,8 +247,8 @@ class Transformer(nnx.Module):
         left = rows.steps[:, None] - jnp.arange(rows.tokens.shape[1])  # the position of each step, 0 or less at padding
         x = self.embedding(jax.nn.one_hot(rows.tokens, self.tokens)) * math.sqrt(self.dim)
         x = drop(x + position_code(left, self.dim), self.dropout, keys[0])
-        for layer, own in zip(self.layers, keys[1:], strict=True):
-            x = layer(x, left > 0, own)
+        for layer, layer_key in zip(self.layers, keys[1:], strict=True):
+            x = layer(x, left > 0, layer_key)
         return take_answers(jnp.moveaxis(x, 1, 0), rows, answers)
 
 

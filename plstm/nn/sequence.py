@@ -273,7 +273,7 @@ def rotation(a: jax.Array, size: int) -> jax.Array:
 
 
 class CausalAttention(nnx.Module):
-    """Softmax attention to earlier tokens and the own one, with rotary positions (Su et al., 2021)."""
+    """Softmax attention of a token to itself and earlier ones, with rotary positions (Su et al., 2021)."""
 
     def __init__(self, dim: int, heads: int, rngs: nnx.Rngs):
         self.heads = heads

@@ -52,9 +52,9 @@ def fold(leaves: State, compose: Compose) -> State:
 def prefix_state(leaves: State, counts: Array, compose: Compose, index: Array | None = None) -> State:
     """The state of one prefix of each row: leaves [T, rows, ...], counts int [rows] from 1 to T -> [rows, ...].
 
-    About T compositions. With `index`, int [T, rows], the leaves are a table [K, ...] and `index` says which of
-    them stands where; then levels of the tree with more blocks than there are pairs of different blocks below compose
-    each pair only once.
+    About T compositions. With `index`, int [T, rows], the leaves are a table [K, ...] and `index` says which is
+    where. Then a level of the tree that has more blocks than there are pairs of different blocks below composes each
+    pair only once.
     """
     rows = len(counts)
     length = len(jax.tree.leaves(leaves)[0]) if index is None else len(index)

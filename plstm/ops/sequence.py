@@ -133,8 +133,8 @@ def _track_by_steps(state, q, k, v, source, transition, mark, direct, *, axis: i
     """Token by token; the state [..., J_T, d_k, d_v]. Steps compute only what needs the state."""
     step = jax.checkpoint(_tracking_step, prevent_cse=False)  # or the backward pass would keep each state twice
     read = scan_steps(step, state, (q, k, product("...skl,...vl->...skv", source, v), transition), axis)
-    own = product("...ojkl,...jk->...ol", direct, product("...aj,...ak->...jk", q, k))
-    return product("...ojs,...jsv->...vo", mark, read) + product("...ol,...vl->...vo", own, v)
+    direct_read = product("...ojkl,...jk->...ol", direct, product("...aj,...ak->...jk", q, k))
+    return product("...ojs,...jsv->...vo", mark, read) + product("...ol,...vl->...vo", direct_read, v)
 
 
 def _tracking_step(cell, inputs):

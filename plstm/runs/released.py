@@ -116,25 +116,28 @@ def infer_config(tree: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
     is_vit = any(name.startswith("blocks_0/") for name in tree)
     patch, _, _, dim = shape("patch_embed/proj/kernel", 4)
-    found = {"patch_size": patch, "dim": dim, "classes": shape("head/kernel", 2)[1]}
-    found["depth"] = sum(name.endswith("/upproj/kernel") for name in tree)
-    found["position_embedding"] = "pos_embed/embed" in tree
-    if found["position_embedding"]:
-        found["image_size"] = patch * shape("pos_embed/embed", 4)[1]
+    keys = {"patch_size": patch, "dim": dim, "classes": shape("head/kernel", 2)[1]}
+    keys["depth"] = sum(name.endswith("/upproj/kernel") for name in tree)
+    keys["position_embedding"] = "pos_embed/embed" in tree
+    if keys["position_embedding"]:
+        keys["image_size"] = patch * shape("pos_embed/embed", 4)[1]
     if is_vit:
-        return found | {"modes": ["attention"], "heads": shape("blocks_0/multiheadattention/query/bias", 2)[0]}
+        return keys | {"modes": ["attention"], "heads": shape("blocks_0/multiheadattention/query/bias", 2)[0]}
     mixers = [f"{_block_path(layer, False)}/interaction_module" for layer in range(2)]
     modes = ["P" if f"{mixer}/orientation_bias" in tree else "D" for mixer in mixers]
     bias_only = not any(f"{mixers[0]}/{kinds[0]}/weight" in tree for kinds in KINDS.values())
-    found |= {"heads": shape(f"{mixers[0]}/direct/bias", 5)[0], "stm_bias_only": bias_only}
-    return found | {"modes": modes if modes[0] != modes[1] else modes[:1]}
+    keys |= {"heads": shape(f"{mixers[0]}/direct/bias", 5)[0], "stm_bias_only": bias_only}
+    return keys | {"modes": modes if modes[0] != modes[1] else modes[:1]}
 
 
 # ---------------------------------------------------------------------- the map
 def _leaves(config: VisionConfig, params: Mapping[str, Any]) -> list[Leaf]:
     """The map for a model with these parameters. Raises UserError where one has no released counterpart."""
-    dim, gates, grid = config.dim, DIRECTIONS * config.heads, config.image_size // config.patch_size
-    orders, leaves = _orders(config), []
+    dim = config.dim
+    gates = DIRECTIONS * config.heads
+    grid = config.image_size // config.patch_size
+    orders = _orders(config)
+    leaves = []
     symbols = {"D": dim, "H": config.heads, "h": dim // config.heads, "N": gates, "n": dim // gates}
     symbols |= {"p": config.patch_size, "i": config.channels, "g": grid, "C": config.classes}
     symbols |= {"M": config.mlp_ratio * dim, "R": orders["c"].size}
@@ -158,9 +161,13 @@ def _rows(config: VisionConfig) -> Iterator[tuple[str, str, str, str, tuple[int,
         mode = config.modes[n]
         rows = [(*row, ()) for row in BLOCK + (ATTENTION if mode == "attention" else PLSTM)]
         for kind, released in enumerate(KINDS.get(mode, ())):
-            name, weight, bias = f"interaction_module/{released}/", "1 N 1 1 1 n", "N 1 1 1"
+            name = f"interaction_module/{released}/"
+            weight = "1 N 1 1 1 n"
+            bias = "N 1 1 1"
             if released.startswith("transition"):
-                name, weight, bias = f"{name}eigenvalues_", "1 N 1 n", "N 1"
+                name = f"{name}eigenvalues_"
+                weight = "1 N 1 n"
+                bias = "N 1"
             rows.append((f"{name}weight", weight, "mixer.gates.gates.weight", "g.", (kind,)))
             rows.append((f"{name}bias", bias, "mixer.gates.gates.bias", "g", (kind,)))
         for name, shape, ours, axes, index in rows:

@@ -21,12 +21,14 @@ GATING_PRODUCTS = {"P": 3, "D": 1}
 # Multiply-adds a cell, channel and state of a scan, each in the fewest that the recurrence takes. Mamba2D: two decays'
 # exponents, two decayed neighbours, input and output; the halving is left out. 2DMamba: one exponent, the same decay
 # along the row and down the column, input and output.
-M2D_SCAN, SS2D_SCAN = 6, 5
+M2D_SCAN = 6
+SS2D_SCAN = 5
 
 
 def vision_flops(config: VisionConfig, image_size: int | None = None) -> int:
     """Operations of one image's forward pass at `image_size` pixels a side (the training size unless given)."""
-    tokens, dim = ((image_size or config.image_size) // config.patch_size) ** 2, config.dim
+    tokens = ((image_size or config.image_size) // config.patch_size) ** 2
+    dim = config.dim
     pooled = dim * (4 if config.pooling == "corners" else 1)
     products = tokens * config.patch_size**2 * config.channels * dim + pooled * config.classes  # embedding and head
     tokens += config.pooling == "class_token"
@@ -41,7 +43,8 @@ def vision_flops(config: VisionConfig, image_size: int | None = None) -> int:
 
 def efficientnet_flops(config: EfficientNetConfig) -> int:
     """As `vision_flops`, at the training size: convolutions, depthwise ones too, squeeze-excite and the head."""
-    side, dim = -(-config.image_size // 2), config.stem
+    side = -(-config.image_size // 2)
+    dim = config.stem
     products = side**2 * 9 * config.channels * dim
     for kernel, stride, repeats, expansion, dim_out in config.stages:
         for n in range(repeats):
@@ -56,10 +59,14 @@ def efficientnet_flops(config: EfficientNetConfig) -> int:
 def vil_flops(config: ViLConfig) -> int:
     """As `vision_flops`, at the training size; the mLSTM as it runs, chunk by chunk: all pairs within a chunk, causal
     or not, and the state of each head, its normaliser as one more column."""
-    tokens, dim, inner = (config.image_size // config.patch_size) ** 2, config.dim, 2 * config.dim
+    tokens = (config.image_size // config.patch_size) ** 2
+    dim = config.dim
+    inner = 2 * config.dim
     maps = dim * 2 * inner + 9 * inner + 3 * BLOCK * inner + 2 * 3 * inner * config.heads + inner * dim
-    chunk, key = min(CHUNK, tokens), inner // config.heads
-    read_and_write, decay = 2 * chunk * key * (key + 1), key * (key + 1)
+    chunk = min(CHUNK, tokens)
+    key = inner // config.heads
+    read_and_write = 2 * chunk * key * (key + 1)
+    decay = key * (key + 1)
     mixing = -(-tokens // chunk) * config.heads * (chunk**2 * (2 * key + 1) + read_and_write + decay)
     ends = tokens * config.patch_size**2 * config.channels * dim + 2 * dim * config.classes  # embedding and head
     return 2 * (ends + config.depth * (tokens * maps + mixing))
@@ -67,10 +74,14 @@ def vil_flops(config: ViLConfig) -> int:
 
 def mamba2d_flops(config: Mamba2DConfig) -> int:
     """As `vision_flops`, at the training size, with the scan's M2D_SCAN and attention between all pairs of cells."""
-    side, dim_in, products = config.image_size, config.channels, 0
+    side = config.image_size
+    dim_in = config.channels
+    products = 0
     for n, (dim, depth, mixer) in enumerate(zip(config.dims, config.depths, config.mixers, strict=True)):
         side, convolution = _convolve(side, dim_in, dim, *(STEP if n else STEM))
-        inner, rank, attended = 2 * dim, -(-dim // 16), max(1, dim // HEAD_DIM) * HEAD_DIM
+        inner = 2 * dim
+        rank = -(-dim // 16)
+        attended = max(1, dim // HEAD_DIM) * HEAD_DIM
         block = 2 * MLP_RATIO * dim**2
         if mixer == "attention":
             block += 4 * dim * attended + 2 * side**2 * attended
@@ -83,13 +94,17 @@ def mamba2d_flops(config: Mamba2DConfig) -> int:
 
 def ss2d_flops(config: SS2DConfig) -> int:
     """As `vision_flops`, at the training size, with the four scans' SS2D_SCAN."""
-    side, products, gated = config.image_size, 0, config.form == "as_run"
+    side = config.image_size
+    products = 0
+    gated = config.form == "as_run"
     for n, (dim, depth) in enumerate(zip(config.dims, config.depths, strict=True)):
         channels, window = config.down(n)
         for before, after in zip(channels, channels[1:], strict=False):
             side, convolution = _convolve(side, before, after, *window)
             products += convolution
-        inner, rank, states = 2 * dim, -(-dim // 16), config.states
+        inner = 2 * dim
+        rank = -(-dim // 16)
+        states = config.states
         a_map = rank + 2 * states + rank + SS2D_SCAN * states  # selection, step sizes, scan
         block = inner * (dim * (2 + gated) + 9 + MAPS * a_map) + 2 * MLP_RATIO * dim**2
         products += depth * side**2 * block

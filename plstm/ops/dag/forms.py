@@ -17,9 +17,9 @@ def by_levels(gates: DagGates, dag: PackedDags) -> Array:
     """G as [blocks, H, target, source], numbered within the block: level by level, each edge carries its weights on
     the nodes of its block. The cost is linear in the line edges."""
     edges, heads = gates.source.shape
-    own = jnp.arange(edges)[:, None], jnp.arange(heads), (dag.tail % dag.block_nodes)[:, None]
+    at_tail = jnp.arange(edges)[:, None], jnp.arange(heads), (dag.tail % dag.block_nodes)[:, None]
     start = jnp.zeros((edges, heads, dag.block_nodes), gates.source.dtype)
-    states = _propagate(gates.transition, start.at[own].set(gates.source, unique_indices=True), dag)
+    states = _propagate(gates.transition, start.at[at_tail].set(gates.source, unique_indices=True), dag)
     matrix = _into_nodes(gates.mark[..., None] * states, dag)
     return matrix.reshape(dag.blocks, dag.block_nodes, *states.shape[1:]).swapaxes(1, 2)
 

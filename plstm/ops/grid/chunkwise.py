@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from plstm.ops.common import add_up, chunked_map, direct_term
+from plstm.ops.grid import cpu
 from plstm.ops.grid.gates import GridGates, mirror, mirror_gates
 from plstm.ops.grid.recurrence import pass_node
 
@@ -35,13 +36,13 @@ def chunkwise(
     q, k, v, gates: GridGates, direct, structure: str, block: int = BLOCK, chunks: int | None = None
 ) -> Array:
     """Equations 1 and 2 on a grid; arguments as for `plstm.ops.grid.plstm2d`. Reverse-mode derivatives only. chunks: of
-    batch x heads; None: single entries on CPUs, whose caches hold the states of few, elsewhere all at once. Returns
-    [..., Y, X, d_v] in the dtype of direct, which the gates must have too."""
+    batch x heads; None: as the backend likes it. Returns [..., Y, X, d_v] in the dtype of direct, which the gates must
+    have too."""
     scale = q.shape[-1] ** -0.5
     dtype = direct.dtype
     leading = q.ndim - 3
     if chunks is None:
-        chunks = max(math.prod(q.shape[:leading]), 1) if jax.default_backend() == "cpu" else 1
+        chunks = cpu.num_state_chunks(math.prod(q.shape[:leading]))
     one_chunk: Callable[..., Array] = functools.partial(_one_chunk, structure=structure, block=block)
     if chunks == 1:  # several are checkpointed by `chunked_map`
         one_chunk = jax.checkpoint(one_chunk)

@@ -45,6 +45,11 @@ def num_chunks(batch_heads: int, matrix_bytes: int) -> int:
     return max(min(chunks, batch_heads // MIN_ENTRIES), 1) if chunks >= MIN_CHUNKS else 1
 
 
+def num_state_chunks(batch_heads: int) -> int:
+    """Number of chunks of the chunkwise form: one entry each on CPUs, whose caches hold the states of few; else 1."""
+    return max(batch_heads, 1) if jax.default_backend() == "cpu" else 1
+
+
 def keeps_batch_last() -> bool:
     """Whether layers keep the batch along the fastest axis of memory between their gates and the operator."""
     return jax.default_backend() == "cpu" and jax.device_count() == 1

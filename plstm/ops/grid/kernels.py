@@ -184,11 +184,11 @@ def _gate_gradients(plan: Plan, gates, kept, q, k, v, d_hidden) -> Array:
     tiles = _tiles((None, None, 8, 2, *rows), {0: HEAD, 1: BLOCK, 3: SIDE})
     output = jax.ShapeDtypeStruct((heads, blocks, 8, 4, *rows), dtype), tiles
     kernel = functools.partial(_gate_kernel, plan=plan, dtype=dtype)
-    (found,) = _call(plan, "plstm2d_gates", kernel, (blocks, heads, 2), inputs, [output])
+    (gradients,) = _call(plan, "plstm2d_gates", kernel, (blocks, heads, 2), inputs, [output])
     first, last = (row[:, None] for row in plan.rows(jnp.arange(blocks, dtype=jnp.int32)))
     row = jnp.arange(plan.height, dtype=jnp.int32)
     visited = jnp.stack([row <= last] * 2 + [row >= first] * 2, axis=1)  # [blocks, 4, Y]; the rest is unwritten memory
-    return jnp.where(visited[:, None, ..., None], found, 0).sum(1)[..., : plan.width]
+    return jnp.where(visited[:, None, ..., None], gradients, 0).sum(1)[..., : plan.width]
 
 
 def _gate_kernel(gates, reach, kept, q, d_hidden, keys, values, output, *, plan: Plan, dtype) -> None:
