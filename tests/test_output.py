@@ -3,12 +3,10 @@
 import contextlib
 import errno
 import os
-import re
 
 import pytest
 
 from plstm.errors import UserError, lasting_output, run_script
-from tests.commands import SOURCES
 
 
 @pytest.fixture(params=["no reader", "full disk"])
@@ -54,10 +52,3 @@ def test_errors_of_a_script_are_one_line_and_a_closed_output_is_none(capfd):
         with contextlib.redirect_stdout(None), pytest.raises(SystemExit, match="2"):  # None, as after >&-
             run_script(lambda: fail(error))  # noqa: B023
         assert capfd.readouterr().err == f"error: {words}\n"
-
-
-def test_every_program_is_run_by_run_script_or_run_entry():
-    """Most tests call a program's `main`, and do not see what stands around it."""
-    programs = {path: path.read_text().partition('if __name__ == "__main__":\n')[2] for path in SOURCES}
-    assert len([*filter(None, programs.values())]) > 10
-    assert not [path for path, end in programs.items() if end and not re.search(r"\brun_(script|entry)\(", end)]

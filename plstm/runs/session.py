@@ -71,7 +71,7 @@ class Session:
         origin = None
         if last := self.checkpoints.last_step():
             self.state, saved = self.checkpoints.restore(last, self.state)
-            self.run = RunState.from_json(saved)
+            self.run = RunState.from_json(saved, folder)
         elif init_from is not None:
             params = layout.gather(self.state.params)
             weights, origin = initial_weights(init_from, config, params, layout.copies)

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Self
 
 from plstm.config import LoopConfig
@@ -30,11 +31,12 @@ class RunState:
     lines: list[dict[str, Any]] = field(default_factory=list)  # of metrics.jsonl
 
     @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> Self:
-        """Raises UserError for the state that other code has saved."""
+    def from_json(cls, saved: dict[str, Any], folder: Path) -> Self:
+        """What `to_json` gave. Raises UserError naming the run's folder where other code has saved it."""
         names = {each.name for each in dataclasses.fields(cls)}
         if missing := sorted(names - saved.keys()):
-            raise UserError(f"this checkpoint was written by other code, without {missing[0]}; train the run anew")
+            why = f"its checkpoints are of other code, without {missing[0]}"
+            raise UserError(f"{folder}: {why}; remove the folder to train the run anew")
         return cls(**{name: saved[name] for name in names})
 
     def to_json(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The loop of train.py: when the host reads from the device, and what a run of several sessions says of them."""
 
 import itertools
+import json
 import signal
 from types import SimpleNamespace
 
@@ -149,3 +150,14 @@ def test_of_equal_scores_the_config_says_which_is_best(tie, equal_is_best):
     assert best_step(loop, 0.5, 0.5) == (2 if equal_is_best else 1)
     assert best_step(loop, 0.5, 0.75) == 2
     assert best_step(LoopConfig(best_split=None), 1.0) is None
+
+
+def test_what_a_run_carries_is_restored_and_that_of_other_code_refused(tmp_path):
+    run = RunState(steps=8, sizes={"classes": 2}, class_names=["away", "at"], step=3, seconds=1.5)
+    run.begin_session({"commit": "a"})
+    run.lines.append({"step": 3, "loss": None})
+    saved = json.loads(json.dumps(run.to_json()))
+    assert RunState.from_json(saved | {"run": "0123"}, tmp_path) == run
+    del saved["sessions"]
+    with pytest.raises(UserError, match=f"{tmp_path}: its checkpoints are of other code, without sessions"):
+        RunState.from_json(saved, tmp_path)

@@ -8,7 +8,6 @@ import pytest
 from flax import nnx
 
 from plstm.config import OptimConfig
-from plstm.models import VisionConfig, build_model
 from plstm.runs.experiments import compose_experiment
 from plstm.runs.overrides import CONFIGS
 from plstm.tasks import TASKS
@@ -44,18 +43,6 @@ def test_a_rate_an_epoch_has_the_same_shape():
 def test_short_schedules(steps, warmup, expected):
     schedule = learning_rate_schedule(OptimConfig(peak_lr=1.0, end_factor=0.1), steps, warmup)
     np.testing.assert_allclose([schedule(step) for step in range(steps)], expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["pLSTM", "ViT"])
-def test_only_kernels_and_gate_weights_decay(kind):
-    vit = {"modes": ["attention"], "pooling": "class_token", "norm": "layernorm"}
-    config = VisionConfig(image_size=32, dim=32, heads=2, depth=4, layer_scale=0.1, **(vit if kind == "ViT" else {}))
-    params = nnx.state(nnx.eval_shape(lambda: build_model(config, 0)), nnx.Param)
-    own = {"class_token"} if kind == "ViT" else {"direct_bias", "norm_scale"}
-    names = {True: {"kernel"} | ({"weight"} if kind == "pLSTM" else set()), False: {"bias", "scale", "position"} | own}
-    mask = named_leaves(decay_mask(params))
-    for decays in names:
-        assert {name.split(".")[-1] for name in mask if mask[name] is decays} == names[decays]
 
 
 def test_all_models_decay_the_same_kinds_of_matrices():
