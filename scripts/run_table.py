@@ -93,7 +93,8 @@ def query_hardware() -> Hardware:
 def place(jobs: int, processes: int | None, hardware: Hardware) -> list[dict[str, str]]:
     """The environment of each process that runs beside others: its share of the cores, or GPUs of its own. `jobs` are
     those of the command, finished or not: with other threads a resumed run would add up in another order."""
-    cores, devices = hardware["cpu_cores"], hardware["device_count"]
+    cores = hardware["cpu_cores"]
+    devices = hardware["device_count"]
     on_cpu = hardware["platform"] == "cpu"
     count = max(1, min(processes or (cores if on_cpu else 1), jobs))
     if count == 1:
@@ -111,35 +112,39 @@ def place(jobs: int, processes: int | None, hardware: Hardware) -> list[dict[str
 
 
 def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[sweeps.Job]:
-    """Print one line a job and a total; return what is unfinished in order."""
+    """Prints a line a job and a total; returns what is unfinished in order."""
     records = read_records(arguments.results)
     found = sweeps.match_records(table, records)
     started = sweeps.started_runs(arguments.runs)
     superfluous = sweeps.superfluous_runs(table, records)
     hardware = query_hardware()
-    unfinished, costs, finished, saved = [], [], 0, 0
+    unfinished: list[sweeps.Job] = []
+    finished = rejected = 0
+    seconds: list[float | None] = []  # of each unfinished run
     for job in planned_jobs(table, arguments.sections, arguments.seeds):
         left = tuple(run for run in job.runs if run.id not in found)
         finished += len(job.runs) - len(left)
         if not left:
-            state, cost = "finished", f"{sum(found[run.id].wall_seconds for run in job.runs) / 3600:.2f} h"
+            state = "finished"
+            cost = f"{sum(found[run.id].wall_seconds for run in job.runs) / 3600:.2f} h"
         elif left[0].id in superfluous:
-            state, cost = "rejected", "not needed"  # another value was chosen
-            saved += len(left)
+            state = "rejected"  # another value was chosen
+            cost = "not needed"
+            rejected += len(left)
         else:
             state = "partial" if len(left) < len(job.runs) or any(run.id in started for run in left) else "missing"
             own = [sweeps.expected_seconds(table, run, found, hardware) for run in left]
             cost = "unknown cost" if None in own else f"about {sum(own) / 3600:.2f} h"
-            costs += own
+            seconds += own
             job = sweeps.Job(left, job.shared)
             unfinished.append(job)
         command = shlex.join(["python", "train.py", *job.overrides, *arguments.overrides])
         print(f"{state:8}  {cost:>14}  {command}")
-    known = [cost for cost in costs if cost is not None]
-    at_most = "at most " if table.choose_once and costs else ""  # later choices save runs
-    counts = f"{finished} finished, {saved} not needed, {at_most}{len(costs)} to run"
+    known = [cost for cost in seconds if cost is not None]
+    at_most = "at most " if table.choose_once and seconds else ""  # later choices save runs
+    counts = f"{finished} finished, {rejected} not needed, {at_most}{len(seconds)} to run"
     hours = f", about {sum(known) / 3600:.2f} h for {len(known)} of them, going by finished runs on this hardware"
-    print(f"{finished + saved + len(costs)} runs: {counts}{hours if known else ''}", flush=True)
+    print(f"{finished + rejected + len(seconds)} runs: {counts}{hours if known else ''}", flush=True)
     if len(unfinished) > 1 and hardware["platform"] != "cpu" and hardware["device_count"] > 1:
         print(compare_throughput(hardware["device_count"], sweeps.one_each_gain(table, found, hardware)), flush=True)
     return unfinished
@@ -171,7 +176,9 @@ def execute(
     SIGINT, and it is raised at their end.
     """
     failures: list[str] = []
-    waiting, running, free = list(enumerate(work, 1)), {}, list(places)
+    waiting = list(enumerate(work, 1))
+    running: dict[subprocess.Popen, tuple[sweeps.Job, dict[str, str]]] = {}
+    free = list(places)
     try:
         while waiting or running:
             held_back = []
@@ -193,7 +200,8 @@ def execute(
                         own_place = free.pop()
                         options = {"stdin": subprocess.DEVNULL, "process_group": 0, "env": os.environ | own_place}
                         running[subprocess.Popen([sys.executable, *command], cwd=root, **options)] = job, own_place
-            waiting, ended = held_back + waiting, []
+            waiting = held_back + waiting
+            ended: list[subprocess.Popen] = []
             while running and not ended:
                 time.sleep(0.1)
                 ended = [child for child in running if child.poll() is not None]

@@ -204,7 +204,8 @@ class TableDefinition(Strict):
         return self
 
     def _check_figure(self) -> None:
-        figure, names = self.figure, {row.name for row in self.rows}
+        figure = self.figure
+        names = {row.name for row in self.rows}
         for group, rows in (figure.groups or {"": [row.name for row in self.rows if row.own]}).items():
             if unknown := set(rows) - names:
                 raise ValueError(f"key figure.groups: no row {min(unknown)!r}")

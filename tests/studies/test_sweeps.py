@@ -380,7 +380,10 @@ def test_a_job_that_is_no_longer_needed_is_left_out(graphs, tmp_path, capsys):
     (tmp_path / "train.py").write_text("import sys; open('started', 'a').write(sys.argv[1] + ' ')")
     runs = [folds_of(graphs, f"graphs/{name}")[0] for name in ("gat", "gcn", "gin")]
     done = []
-    overrides = lambda job: None if "gat" in str(done) and job.runs[0].row.name == "GCN" else ["x=1"]  # noqa: E731
+
+    def overrides(job):
+        return None if "gat" in str(done) and job.runs[0].row.name == "GCN" else ["x=1"]
+
     assert run_table.execute(sweeps.jobs(graphs, runs), overrides, tmp_path, done.append) == []
     assert (tmp_path / "started").read_text() == "experiment=graphs/gat experiment=graphs/gin "
     assert "run 2/3: no longer needed: python train.py experiment=graphs/gcn" in capsys.readouterr().out
