@@ -145,17 +145,10 @@ def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
     counts = f"{finished} finished, {rejected} not needed, {at_most}{len(seconds)} to run"
     hours = f", about {sum(known) / 3600:.2f} h for {len(known)} of them, going by finished runs on this hardware"
     print(f"{finished + rejected + len(seconds)} runs: {counts}{hours if known else ''}", flush=True)
-    if len(unfinished) > 1 and hardware["platform"] != "cpu" and hardware["device_count"] > 1:
-        print(compare_throughput(hardware["device_count"], sweeps.one_each_gain(table, found, hardware)), flush=True)
+    devices = hardware["device_count"]
+    if len(unfinished) > 1 and hardware["platform"] != "cpu" and devices > 1:
+        print(f"{devices} devices: --processes {devices} trains a run on each; otherwise a run takes all", flush=True)
     return unfinished
-
-
-def compare_throughput(devices: int, gain: float | None) -> str:
-    """A line on runs side by side, one on each device, against one run on all of them."""
-    ways = f"{devices} devices: --processes {devices} trains a run on each, side by side; otherwise a run takes all"
-    if gain is None:
-        return f"{ways}; no finished runs compare the two, and small runs gain most from a device each"
-    return f"{ways}; a run on each has {gain:.1f} times the throughput, going by finished runs on 1 and on {devices}"
 
 
 def execute(

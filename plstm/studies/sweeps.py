@@ -137,22 +137,6 @@ def expected_seconds(
     return statistics.fmean(found[other.id].wall_seconds for other in own) if own else None
 
 
-def one_each_gain(table: TableDefinition, found: dict[str, Record], hardware: Hardware) -> float | None:
-    """How many times the throughput of one run on all devices is that of as many runs side by side, one on each: the
-    mean over rows and sections with finished runs of both kinds on these devices, None if there are none."""
-    kind = hardware["device_kind"]
-    count = hardware["device_count"]
-    speeds: dict[tuple, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for run in planned_runs(table):
-        record = found.get(run.id)
-        if record and record.hardware["device_kind"] == kind:
-            section = run.values[table.sections] if table.sections else None
-            speeds[run.row.name, section][record.hardware["device_count"]].append(record.examples_per_second)
-    both = [by_count for by_count in speeds.values() if 1 in by_count and count in by_count]
-    gains = [count * statistics.fmean(by_count[1]) / statistics.fmean(by_count[count]) for by_count in both]
-    return statistics.fmean(gains) if gains else None
-
-
 def started_runs(runs_dir: Path) -> set[str]:
     """The ids of the runs with a checkpoint in their folder `runs_dir`/<id>."""
     return {path.parents[1].name for path in runs_dir.glob("*/checkpoints/*")}

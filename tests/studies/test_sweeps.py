@@ -298,22 +298,6 @@ def test_runs_side_by_side_share_cores_and_devices(monkeypatch):
         run_table.place(9, 5, gpus)
 
 
-def test_a_run_a_device_is_compared_with_one_on_all_by_finished_runs(arrow):
-    eight = HARDWARE | {"device_count": 8}
-    records = [example_record(lr=1e-4, seed=seed, examples_per_second=900 + seed) for seed in (43, 45)]  # 944 on one
-    records += [example_record(seed=44, hardware=eight, examples_per_second=2 * 944.0)]
-    records += [example_record("arrow/vit", hardware=eight, examples_per_second=1.0)]  # nothing to compare it with
-    records += [example_record(seed=46, hardware=eight | {"device_kind": "A100"}, examples_per_second=1.0)]
-    found = {record.id: record for record in records}
-    gain = sweeps.one_each_gain(arrow, found, eight)
-    assert gain == 4 and sweeps.one_each_gain(arrow, found, eight | {"device_count": 4}) is None
-    assert "--processes 8 " in run_table.compare_throughput(8, gain)
-    assert run_table.compare_throughput(8, gain).endswith(
-        "4.0 times the throughput, going by finished runs on 1 and on 8"
-    )
-    assert "no finished runs compare the two" in run_table.compare_throughput(8, None)
-
-
 @pytest.mark.parametrize(("devices", "lines"), [(1, 0), (4, 1)])
 def test_the_dry_run_says_how_to_use_several_gpus(arrow, tmp_path, monkeypatch, capsys, devices, lines):
     monkeypatch.setattr(run_table, "query_hardware", lambda: HARDWARE | {"device_count": devices})
