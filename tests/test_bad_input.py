@@ -47,6 +47,7 @@ def entry(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("command", "line"),
     [
+        ("", "experiment: choose one, such as experiment=arrow/plstm"),
         ("optim.peak_lrr=1e-3", "optim.peak_lrr: there is no such key; did you mean optim.peak_lr?"),
         ("optim.lr=1e-3", "optim.lr: there is no such key; did you mean optim.peak_lr?"),
         ("lr=1e-3", "lr: there is no such key; did you mean optim.peak_lr?"),
@@ -54,6 +55,7 @@ def entry(tmp_path, monkeypatch, capsys):
         ("m.del.method=auto", "m.del.method: there is no such key; did you mean model.method?"),
         ("+colour=3", "colour: there is no such key"),
         ("model/graphs=gat", "model/graphs: choose by model=graphs/<name>"),
+        ("experiment=", "experiment=: there is no such choice"),
         ("experiment=arrow/plstmm", "experiment=arrow/plstmm: there is no such choice; did you mean arrow/plstm?"),
         (
             "experiment=arrow/vit variant=[balanced,d_mod]",

@@ -64,7 +64,7 @@ def _check_choice(override: Override) -> None:
     group = override.key_or_group
     known = choices(group)
     values = ",".join(word.partition("=")[2] for word in each_word(override))
-    for name in re.findall(r"[^\s,\[\]\"']+", values):  # [balanced,d_mode] has two
+    for name in re.findall(r"[^\s,\[\]\"']+", values) or [""]:  # [balanced,d_mode] has two
         if name not in (*known, "null"):
             listed = f"there are {', '.join(known)}" if len(known) <= FEW else f"they are the files of configs/{group}"
             close = did_you_mean(name, known)
