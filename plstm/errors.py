@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any, NoReturn
 
-Rule = tuple[str, bool, str]  # a key, whether it holds, what else to give
+Rule = tuple[str, bool, str]  # a key, whether its value is good, what it must be
 
 
 class UserError(Exception):
@@ -45,10 +45,10 @@ def first_problem(error: Any, what: str = "field") -> str:
 
 
 def require(config: Any, *rules: Rule, prefix: str = "") -> None:
-    """Raises UserError naming the key, after `prefix`, of the first rule that does not hold."""
-    for key, holds, words in rules:
-        if not holds:
-            raise UserError(f"{prefix}{key}={attrgetter(key)(config)}: {words}")
+    """Raises UserError naming the key, after `prefix`, of the first rule that is broken."""
+    for key, is_good, problem in rules:
+        if not is_good:
+            raise UserError(f"{prefix}{key}={attrgetter(key)(config)}: {problem}")
 
 
 class _Lasting:
