@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -122,9 +121,12 @@ def prepare(tars: Path, root: str | None = None) -> Path:
     tf = SimpleNamespace(io=SimpleNamespace(gfile=files), errors=SimpleNamespace(ResourceExhaustedError=()))
     _allow_many_files()
     builder = tfds.builder(NAME, data_dir=data_root(root), file_format="array_record")
-    with quiet_tfds() as stack, mock.patch.multiple(module, CMYK_IMAGES=[], PNG_IMAGES=[]):
-        for part in (module, shuffle, extractor, common):
-            stack.enter_context(mock.patch.object(part, "tf", tf))
+    swaps = [(part, "tf", tf) for part in (module, shuffle, extractor, common)]
+    swaps += [(module, "CMYK_IMAGES", []), (module, "PNG_IMAGES", [])]
+    with quiet_tfds() as stack:
+        for part, name, value in swaps:
+            stack.callback(setattr, part, name, getattr(part, name))  # at the end
+            setattr(part, name, value)
         builder.download_and_prepare(download_config=tfds.download.DownloadConfig(manual_dir=tars))
     return Path(builder.data_path)
 
