@@ -26,7 +26,8 @@ STUDIES = {path.stem: load_table(path) for path in sorted((CONFIGS / "study").gl
 ROWS = {(study, row.name): row.overrides for study, table in STUDIES.items() for row in table.rows}
 FIRST_ROWS = {name: row for table in STUDIES.values() for row in table.rows[::-1] for name in row.variants}
 # Each experiment, and each variant with one of the experiments that a study changes so.
-CASES = [[f"experiment={name}"] for name in EXPERIMENTS] + [FIRST_ROWS[name].overrides for name in sorted(FIRST_ROWS)]
+CASES = [[f"experiment={name}"] for name in EXPERIMENTS]
+CASES += {" ".join(row.overrides): row.overrides for row in FIRST_ROWS.values()}.values()
 
 
 def config_of(overrides: list[str], *others: str) -> Config:
