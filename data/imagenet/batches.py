@@ -62,7 +62,7 @@ class _Reader:
         """make(start), ..., made ahead in processes, or in a thread of this one; `shared`: bytes that it takes."""
         if workers and os.path.isdir(SHARED) and shared > (free := shutil.disk_usage(SHARED).free):
             what = f"{free / 2**30:.1f} GiB free, but the batches of data.workers need {shared / 2**30:.1f}"
-            # Processes that write past the end of shared memory die unheard.
+            # A process that writes past the end of shared memory dies without a message.
             raise ReadError(f"{SHARED}: {what}; take fewer, or give the container more (docker run --shm-size)")
         for batch in read(make, start, stop, workers, threads=1):
             for name, why in batch.pop("corrupt"):

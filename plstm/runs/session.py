@@ -31,7 +31,7 @@ class Stopped(Exception):
 
 
 class Session:
-    """Of a run with several processes each has one, but only process 0 prints, logs and writes."""
+    """With several processes each has one; only process 0 prints, logs and writes."""
 
     def __init__(
         self,

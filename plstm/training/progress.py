@@ -75,7 +75,7 @@ class Progress(Bar):
 
 
 def banner(title: str, rows: list[tuple[str, str]], console: Console) -> None:
-    """Prints names and values in two columns; long values go on in the next line."""
+    """Prints names and values in two columns; long values are folded."""
     indent = max(len(name) for name, _ in rows) + 4
     lines = [title]
     for name, value in rows:

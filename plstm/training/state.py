@@ -40,7 +40,7 @@ class RunState:
         return cls(**{name: saved[name] for name in names})
 
     def to_json(self) -> dict[str, Any]:
-        """A copy of its own, as checkpoints are written while the run goes on."""
+        """A copy of its own, as checkpoints are written in the background."""
         return vars(self) | {"sessions": [*self.sessions], "lines": [*self.lines]}
 
     def begin_session(self, environment: dict[str, Any]) -> None:
