@@ -101,13 +101,6 @@ def test_a_number_that_is_not_finite_stops_the_run_at_its_last_good_checkpoint(t
 
 
 @pytest.mark.slow
-def test_streaming_trains_to_the_same_numbers_as_the_device(finished, train, tmp_path):
-    train(tmp_path, *PLSTM, "data.placement=stream")
-    assert run_folder(tmp_path).name == run_folder(finished).name
-    assert record_of(tmp_path).metrics == record_of(finished).metrics
-
-
-@pytest.mark.slow
 def test_wandb_gets_the_run_offline_and_nothing_gets_a_secret(tmp_path):
     names = ["WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "GITHUB_TOKEN", "PLSTM_PLANTED"]
     names += ["SLURM_PLANTED", "JAX_PLANTED", "XLA_PLANTED", "HYDRA_PLANTED", "DATABASE_URL", "my_password"]

@@ -96,23 +96,21 @@ def test_a_config_nested_too_deeply_is_refused(tmp_path):
         load_config(tmp_path / "run")
 
 
-def test_a_config_that_hydra_reads_with_a_tag_in_it_stops_it(sign, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--config-dir=.", "+planted@_global_=x", "--config-name=planted"], "could not determine a constructor"),
+        (["--experimental-rerun=config.pickle"], "reads a pickle"),
+    ],
+)
+def test_hydra_s_flags_read_no_tag_and_no_pickle(sign, tmp_path, monkeypatch, capsys, flags, words):
     (tmp_path / "planted.yaml").write_text(planted_yaml(sign)[0])
-    arguments = ["train.py", f"--config-dir={tmp_path}", "+planted@_global_=x", "--config-name=planted"]
-    monkeypatch.setattr(sys, "argv", arguments)
+    (tmp_path / "config.pickle").write_bytes(pickle.dumps(Planted(sign)))
+    monkeypatch.setattr(sys, "argv", ["train.py", *flags])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         run_entry(train.main, Config)
-    assert "could not determine a constructor" in capsys.readouterr().err
-
-
-def test_hydra_s_rerun_of_a_pickle_is_refused(sign, tmp_path, monkeypatch, capsys):
-    path = tmp_path / "config.pickle"
-    path.write_bytes(pickle.dumps(Planted(sign)))
-    monkeypatch.setattr(sys, "argv", ["train.py", f"--experimental-rerun={path}"])
-    with pytest.raises(SystemExit, match="2"):
-        run_entry(train.main, Config)
-    assert "reads a pickle" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", ["experiment", "paths.results", "data.root", "init_from", "loop.best_split"])

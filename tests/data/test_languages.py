@@ -228,16 +228,3 @@ def test_bad_input_gets_one_line(arguments, part):
     status, output, errors = call_here(languages.main, *arguments.split())
     assert (status, output) == (2, "") and part in errors
     assert errors.startswith("error: ") and errors.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        ("stack_manipulation", "2 030 0201"),
-        ("missing_duplicate", "0 22 0120 3020 3121"),
-        ("solve_equation", "1 9a5 9a 99a1 7198a1a"),
-        ("modular_arithmetic_brackets", "6 9 88499 6849 8a9"),
-    ],
-)
-def test_rows_that_the_task_never_draws_are_refused(name, rows):
-    assert not [row for row in rows.split() if LANGUAGES[name].accepts(row)]

@@ -1,4 +1,4 @@
-"""The operation counts against counts by hand, published ones, the traced models' matrix products and XLA's count."""
+"""The operation counts against counts by hand, published ones and the traced models' matrix products."""
 
 import math
 from collections.abc import Iterator
@@ -78,20 +78,6 @@ def inner_jaxprs(equation: Any) -> Iterator[Any]:
             yield value
 
 
-@pytest.mark.parametrize(
-    ("make", "at_192", "at_384"),
-    [
-        (EfficientNetConfig, 0.565, 2.26),
-        (ViLConfig, 2.45, 9.8),  # chunk by chunk; without normaliser and decay, 0.5% of ours
-        (Mamba2DConfig, 5.14 + 0.4, 22.3 + 1.5),  # products, the read-out among them, and a rough count of the scans
-        (SS2DConfig, 7.60 + 0.1, 30.4 + 0.4),
-    ],
-)
-def test_models_at_full_size_cost_what_the_released_ones_do(make, at_192, at_384):
-    for size, giga in ((192, at_192), (384, at_384)):
-        assert forward_flops(make(image_size=size, classes=2)) == pytest.approx(giga * 1e9, rel=0.02)
-
-
 def test_efficientnet_b0_at_224_is_as_published():
     assert forward_flops(EfficientNetConfig(image_size=224)) == pytest.approx(2 * 0.39e9, rel=0.02)
 
@@ -131,12 +117,3 @@ SS2D_CHANNEL = 9 + 4 * SS2D_SCAN * 2  # depthwise convolution and four scans of 
 def test_matrix_products_are_those_of_the_traced_model(config, elementwise):
     function, *shapes = logits_of(config)
     assert forward_flops(config) - 2 * elementwise == product_flops(jax.make_jaxpr(function)(*shapes).jaxpr)
-
-
-def test_xla_counts_little_beside_the_convolutions_of_efficientnet():
-    """Its count has batch norms, means and residuals too, 5% of the whole."""
-    config = EfficientNetConfig(classes=2)
-    function, *shapes = logits_of(config)
-    assert (
-        forward_flops(config) < jax.jit(function).lower(*shapes).cost_analysis()["flops"] < 1.06 * forward_flops(config)
-    )

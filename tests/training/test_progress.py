@@ -51,36 +51,26 @@ def test_plain_lines_come_at_most_every_so_often_and_for_the_last_step():
     assert steps == ["11/100", "41/100", "71/100", "100/100"]
 
 
-def test_in_eighty_columns_values_that_do_not_fit_are_left_out():
-    live = dict(force_terminal=True, width=80, legacy_windows=False, _environ={"TERM": "xterm"})
+@pytest.mark.parametrize(("width", "values"), [(80, "loss 0.4123"), (140, SHOWN)])
+def test_live_bar_shows_the_values_that_fit_and_stops_on_errors(width, values):
+    live = dict(force_terminal=True, width=width, legacy_windows=False, _environ={"TERM": "xterm"})
     console, clock = Console(file=io.StringIO(), **live), SimpleNamespace(now=100.0)
-    with make(3000, console, clock=lambda: clock.now) as progress:
+    text = "saved [bold] outputs/checkpoints/1200 :smile: " + 9 * "more than a line holds "
+    with pytest.raises(RuntimeError), make(3000, console, clock=lambda: clock.now) as progress:
         progress.refresh()
-        first = console.file.getvalue()
+        assert "compiling the training step" in console.file.getvalue()
         progress.show(1100, VALUES)
+        print_plain(console, text)
         clock.now += 30
         progress.show(1200, VALUES)
         progress.refresh()
-    shown = Text.from_ansi(console.file.getvalue()).plain.splitlines()[-1]
-    assert "compiling the training step" in first and "0:09:00" not in first
-    assert len(shown) <= 80 and shown.startswith("arrow [pLSTM] ━━━━━━") and shown.endswith(" 0:09:00")
-    assert "1,200/3,000  loss 0.4123" in shown and "…" not in shown
-
-
-def test_live_bar_shows_the_same_values_and_stops_on_errors():
-    live = dict(force_terminal=True, width=140, legacy_windows=False, _environ={"TERM": "xterm"})
-    console, text = (
-        Console(file=io.StringIO(), **live),
-        "saved [bold] outputs/checkpoints/1200 :smile: " + 9 * "more than a line holds ",
-    )
-    with pytest.raises(RuntimeError), make(3000, console, start=1000) as progress:
-        progress.show(1200, VALUES)
-        print_plain(console, text)
         raise RuntimeError
-    shown = console.file.getvalue()
-    assert "arrow [pLSTM]" in shown and f"1,200/3,000  {SHOWN}" in shown and text in shown
+    written = console.file.getvalue()
     # The cursor, hidden while the bar is live, is shown again.
-    assert shown.rstrip().rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")
+    assert written.rstrip().rfind("\x1b[?25h") > written.rfind("\x1b[?25l") and text in written
+    shown = Text.from_ansi(written).plain.splitlines()[-1]
+    assert len(shown) <= width and shown.startswith("arrow [pLSTM] ━━━━━━") and shown.endswith(" 0:09:00")
+    assert f"1,200/3,000  {values}" in shown and "…" not in shown
 
 
 def test_banner_is_aligned_and_folded_and_a_quiet_console_shows_nothing():

@@ -202,36 +202,13 @@ def test_two_processes_at_once_share_one_preparation(tmp_path):
 
 
 def test_no_two_variants_share_a_folder():
-    fields = itertools.product(
-        [0, 43, 44], [192, 384], [1.0, 0.5, 0.25], [100_000, 50_000, 9], [None, 2_048, 9], DISTRIBUTIONS
-    )
-    variants = [ArrowVariant(*values) for values in fields]
+    values = [0, 43], [192, 384], [1.0, 0.25], [100_000, 9], [None, 2_048], DISTRIBUTIONS
+    variants = [ArrowVariant(*each) for each in itertools.product(*values)]
     assert len({variant.name for variant in variants}) == len(variants)
-    names = [f"seed{seed}{distribution}" for distribution in ("", "_distributionbalanced") for seed in range(43, 48)]
-    assert list(ArrowPointing.builder_configs) == names
-    assert ArrowPointing.builder_configs["seed45_distributionbalanced"].variant == ArrowVariant(
-        45, distribution="balanced"
-    )
     assert ArrowVariant(45, 48, 0.25, 50_000, 2_048).name == "seed45_size48_scale0.25_train50000_eval2048"
+    named = {name: config.variant for name, config in ArrowPointing.builder_configs.items()}
+    assert named["seed45_distributionbalanced"] == ArrowVariant(45, distribution="balanced") and len(named) == 10
     assert [ArrowVariant().images(split) for split in SPLITS] == [100_000, 5_120, 5_120, 10_240, 10_240]
-
-
-@pytest.mark.parametrize(
-    "field, value",
-    [
-        ("train_seed", -1),
-        ("size", 100),
-        ("object_scale", -1.0),
-        ("train_images", 0),
-        ("eval_images", 0),
-        ("distribution", "x"),
-    ],
-)
-def test_impossible_variants_and_splits_are_refused(field, value):
-    with pytest.raises(UserError, match=f"data.{field}={value}"):
-        ArrowVariant(**{field: value})
-    with pytest.raises(UserError, match="data.split=validation.*val_ext"):
-        data_source(VARIANT, "validation")
 
 
 @pytest.mark.parametrize(
@@ -273,10 +250,3 @@ def test_whatever_is_damaged_the_images_are_read_or_the_folder_is_named(root):
             else:
                 np.testing.assert_array_equal(found["image"], expected["image"], f"{path.name}, {damage}")
     assert refused > 8
-
-
-def test_a_large_set_says_how_long_its_preparation_takes(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ArrowPointing, "download_and_prepare", lambda self: None)
-    with pytest.raises(UserError, match="damaged data set"):
-        prepare(dataclasses.replace(VARIANT, train_images=100_000_000), str(tmp_path))
-    assert "preparing 100,000,036 images, about 1,000 minutes, in" in capsys.readouterr().err

@@ -104,13 +104,8 @@ def test_reduced_images_are_the_papers_scaled():
 def test_the_smallest_canvas_works_and_less_is_refused():
     render(parameters(base_seed(0), 0, Canvas(180)), Canvas(180))
     Canvas(45, 0.25)
-    with pytest.raises(UserError, match="data.train_seed=200042: gives images of an evaluation split"):
-        ArrowVariant(train_seed=200_042)
-    for size, scale, key in (
-        (179, 1.0, "size"),
-        (44, 0.25, "size"),
-        (192, 0.0, "object_scale"),
-        (192, math.nan, "object_scale"),
-    ):
-        with pytest.raises(UserError, match=f"data.{key}="):
-            Canvas(size, scale)
+    bad = {"size": (179,), "object_scale": (0.0, -1.0, math.nan), "train_seed": (-1, 200_042)}  # of an evaluation split
+    bad |= {"train_images": (0,), "eval_images": (0,), "distribution": ("x",)}
+    for key, value in ((key, value) for key, values in bad.items() for value in values):
+        with pytest.raises(UserError, match=f"data.{key}={value}"):
+            ArrowVariant(**{key: value})

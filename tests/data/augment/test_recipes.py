@@ -1,31 +1,22 @@
-import math
 from collections import Counter
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 from scipy import stats
 
 from data.augment.operations import GEOMETRIC
-from data.augment.recipes import RAND_ARGUMENTS, RECIPES, AugmentConfig, RandAugment, parse_rand_augment
+from data.augment.recipes import RAND_ARGUMENTS, RECIPES, RandAugment, parse_rand_augment
 from plstm.errors import UserError
-from tests.commands import ROOT
+from plstm.runs.experiments import compose_experiment
 
 RAND = "rand-m9-mstd0.5-inc1"
 
 
-@pytest.mark.parametrize("name", [path.stem for path in (ROOT / "configs/augment").glob("*.yaml")])
-def test_configs_are_recipes_of_the_same_name(name):
-    assert vars(RECIPES[name]) == {**vars(AugmentConfig()), **OmegaConf.load(ROOT / f"configs/augment/{name}.yaml")}
-
-
-def test_values_out_of_range_are_named():
-    bad = {"flip": (1.5, math.nan), "color_jitter": (-0.1, 1.01), "random_erasing": (2.0,), "repeats": (0,)}
-    bad |= {"mixup": (-1.0,), "cutmix": (math.nan, math.inf), "auto_augment": ("rand-m9",)}
-    for key, values in bad.items():
-        for value in values:
-            with pytest.raises(UserError, match=f"^augment.{key}={value}: "):
-                AugmentConfig(**{key: value}).check()
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_are_those_of_the_configs(name):
+    """Which are the paper's: tests/config/test_experiments.py."""
+    choice = "variant=finetune" if name == "deit3_finetune" else f"augment={name}"
+    assert compose_experiment("imagenet/plstm", choice).augment == RECIPES[name]
 
 
 @pytest.fixture(scope="module")
