@@ -52,7 +52,7 @@ def compose_once(experiment: str, groups: tuple[str, ...] = ()) -> Composed:
 
 @functools.cache
 def variant_values(name: str) -> dict[str, Any]:
-    """The values of configs/variant/<name>.yaml by dotted key."""
+    """The values of configs/variant/<name>.yaml by dotted key; a variant has keys alone, no defaults list."""
     path = CONFIGS / "variant" / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
