@@ -104,17 +104,18 @@ class QueryKeyValue(nnx.Module):
 class PLSTMMixer(nnx.Module):
     """pLSTM on a grid in P- or D-mode, then a multi-head RMSNorm and the output projection (Appendix E.1)."""
 
-    def __init__(
-        self, dim: int, heads: int, mode: str, *, released: bool, bias_only: bool, gate_init, method: str, dtype, rngs
-    ):
-        self.method = method
-        self.qkv = QueryKeyValue(dim, heads, dtype=dtype, rngs=rngs)
-        make = partial(PModeGates, released=released) if mode == "P" else DModeGates
+    def __init__(self, config: VisionConfig, mode: str, rngs: nnx.Rngs):
         self.mode = mode
-        self.gates = make(dim, heads, bias_only=bias_only, weight_init=gate_init, rngs=rngs)
-        self.direct_bias = nnx.Param(jnp.full((heads,), DIRECT_BIAS, jnp.float32))
-        self.norm_scale = nnx.Param(jnp.ones((dim,), jnp.float32))
-        self.out = linear(dim, dim, dtype=dtype, rngs=rngs, use_bias=False)
+        self.method = config.method
+        dtype = DTYPES[config.dtype]
+        self.qkv = QueryKeyValue(config.dim, config.heads, dtype=dtype, rngs=rngs)
+        make = partial(PModeGates, released=config.gates == "released") if mode == "P" else DModeGates
+        normal = nnx.initializers.normal(math.sqrt(0.4 / (4 * config.heads)))
+        start = normal if config.gate_init == "normal" else nnx.initializers.zeros
+        self.gates = make(config.dim, config.heads, bias_only=config.stm_bias_only, weight_init=start, rngs=rngs)
+        self.direct_bias = nnx.Param(jnp.full((config.heads,), DIRECT_BIAS, jnp.float32))
+        self.norm_scale = nnx.Param(jnp.ones((config.dim,), jnp.float32))
+        self.out = linear(config.dim, config.dim, dtype=dtype, rngs=rngs, use_bias=False)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[batch, Y, X, dim] -> [batch, Y, X, dim]."""
@@ -129,9 +130,10 @@ class AttentionMixer(nnx.Module):
 
     mode = "attention"
 
-    def __init__(self, dim: int, heads: int, *, dtype, rngs: nnx.Rngs):
-        self.qkv = QueryKeyValue(dim, heads, dtype=dtype, rngs=rngs)
-        self.out = linear(dim, dim, dtype=dtype, rngs=rngs)
+    def __init__(self, config: VisionConfig, rngs: nnx.Rngs):
+        dtype = DTYPES[config.dtype]
+        self.qkv = QueryKeyValue(config.dim, config.heads, dtype=dtype, rngs=rngs)
+        self.out = linear(config.dim, config.dim, dtype=dtype, rngs=rngs)
 
     def weights(self, x: jax.Array) -> jax.Array:
         """[batch, tokens, dim] -> float32 [batch, heads, tokens that attend, tokens]; the pass does not store them."""
@@ -149,27 +151,11 @@ class Block(nnx.Module):
     """A pre-norm residual block: mixer, then MLP."""
 
     def __init__(self, config: VisionConfig, mode: str, rngs: nnx.Rngs):
-        dtype = DTYPES[config.dtype]
         self.rate = config.drop_path
-        normal = nnx.initializers.normal(math.sqrt(0.4 / (4 * config.heads)))
         self.mixer_norm = norm(config.norm, config.dim, rngs)
-        self.mixer: AttentionMixer | PLSTMMixer
-        if mode == "attention":
-            self.mixer = AttentionMixer(config.dim, config.heads, dtype=dtype, rngs=rngs)
-        else:
-            self.mixer = PLSTMMixer(
-                config.dim,
-                config.heads,
-                mode,
-                released=config.gates == "released",
-                bias_only=config.stm_bias_only,
-                gate_init=normal if config.gate_init == "normal" else nnx.initializers.zeros,
-                method=config.method,
-                dtype=dtype,
-                rngs=rngs,
-            )
+        self.mixer = AttentionMixer(config, rngs) if mode == "attention" else PLSTMMixer(config, mode, rngs)
         self.mlp_norm = norm(config.norm, config.dim, rngs)
-        self.mlp = MLP(config.dim, config.mlp_ratio, dtype=dtype, rngs=rngs)
+        self.mlp = MLP(config.dim, config.mlp_ratio, dtype=DTYPES[config.dtype], rngs=rngs)
         start = config.layer_scale
         self.mixer_scale, self.mlp_scale = (None if start is None else LayerScale(config.dim, start) for _ in range(2))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from plstm.models.vision import AttentionMixer, PLSTMMixer
+from plstm.models.vision import AttentionMixer, PLSTMMixer, VisionConfig
 from plstm.ops.grid import plstm2d_oracle
 from tests.drawing import fill, normal
 
@@ -14,9 +14,10 @@ DIM, HEADS, GRID = 32, 2, (3, 4)
 MODES = ["P released", "P printed", "D"]
 
 
-def build(mode, dtype=jnp.float32, method="auto"):
-    options = dict(released="released" in mode, bias_only=False, gate_init=nnx.initializers.zeros, dtype=dtype)
-    return PLSTMMixer(DIM, HEADS, mode[0], method=method, rngs=nnx.Rngs(0), **options)
+def build(mode, dtype="float32", method="auto"):
+    gates = "printed" if mode == "P printed" else "released"
+    config = VisionConfig(dim=DIM, heads=HEADS, gates=gates, dtype=dtype, method=method)
+    return PLSTMMixer(config, mode[0], nnx.Rngs(0))
 
 
 def heads_of(layer, x):
@@ -44,7 +45,7 @@ def test_plstm_mixer_follows_the_recurrence(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_gates_are_float32_under_bfloat16(mode):
-    mixer = fill(lambda: build(mode, jnp.bfloat16))
+    mixer = fill(lambda: build(mode, "bfloat16"))
     x = jnp.asarray(normal(2, *GRID, DIM), jnp.bfloat16)
     assert jax.eval_shape(mixer, x).dtype == jnp.bfloat16
     gates, exact = jax.jit(mixer.gates)(x), jax.jit(mixer.gates)(np.asarray(x, np.float32))
@@ -54,7 +55,10 @@ def test_gates_are_float32_under_bfloat16(mode):
 
 
 def test_attention_mixer_is_softmax_attention():
-    mixer, x = fill(lambda: AttentionMixer(DIM, HEADS, dtype=jnp.float32, rngs=nnx.Rngs(0))), normal(2, 5, DIM)
+    mixer, x = (
+        fill(lambda: AttentionMixer(VisionConfig(dim=DIM, heads=HEADS, dtype="float32"), nnx.Rngs(0))),
+        normal(2, 5, DIM),
+    )
     q, k, v = (heads_of(layer, x) for layer in (mixer.qkv.query, mixer.qkv.key, mixer.qkv.value))
     scores = np.einsum("bhqc,bhkc->bhqk", q, k) / np.sqrt(DIM // HEADS)
     weights = np.exp(scores - scores.max(-1, keepdims=True))

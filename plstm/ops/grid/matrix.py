@@ -39,14 +39,7 @@ def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "
 
 
 def by_matrix(
-    q: Array,
-    k: Array,
-    v: Array,
-    gates: GridGates,
-    direct: Array,
-    structure: str,
-    form: str,
-    chunks: int | None = None,
+    q: Array, k: Array, v: Array, gates: GridGates, direct: Array, structure: str, form: str, chunks: int | None = None
 ) -> Array:
     """`plstm2d` by the gating matrix in one form; chunks of batch x heads: None: by the size of the matrices."""
     *lead, height, width, key_size = q.shape
