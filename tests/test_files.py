@@ -5,7 +5,6 @@ import fcntl
 
 import pytest
 
-from plstm.errors import UserError
 from plstm.files import lock
 from plstm.runs.folders import lock_folder
 
@@ -29,13 +28,3 @@ def test_without_locks_a_run_starts_and_a_line_warns(tmp_path, monkeypatch, caps
         pass
     words = f"{tmp_path}/run: cannot be locked (no locks); do not start two processes that write there\n"
     assert capsys.readouterr().err == words
-
-
-@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EWOULDBLOCK])
-def test_only_a_lock_that_is_held_refuses_a_run(tmp_path, monkeypatch, code):
-    def refuse(*_):
-        raise OSError(code, "held")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(UserError, match="being trained by another process"), lock_folder(tmp_path / "run"):
-        pass

@@ -208,11 +208,27 @@ BAD_VALUES = {
         *(("loop.eval_splits", [split], f"'{split}'; choose from val, test") for split in ("val_ext", "train")),
         ("augment.mixup", -1.0, "at least 0"),
     ],
+    "imagenet/plstm": [
+        ("augment", None, "augment=deit3"),
+        ("optim.label_smoothing", 0.1, "takes classes with any label as present"),
+    ],
+    "languages/rnn": [
+        ("data.name", "parity", "choose one of even_pairs"),
+        ("data.longest", 40, "must be above data.max_length=40"),
+        ("data.ext_lengths", [501], "data.ext_lengths"),
+        ("data.eval_rows", 100, "must be a multiple of "),
+        ("optim.label_smoothing", 0.1, "optim.label_smoothing"),
+    ],
+    "tokens/plstm": [
+        ("data.name", "a4", "choose one of parity, z5"),
+        ("data.length", 0, "must be from 1, the shortest row of parity, to 2048"),
+    ],
     "graphs/gin": [
         ("data.fold", 10, "must be from 0 to data.folds - 1, 9"),
         ("mesh.fsdp", 2, "mesh.fsdp=2"),
         ("optim.label_smoothing", 0.1, "optim.label_smoothing=0.1"),
         ("init_from", "0123456789ab", "init_from=0123456789ab: graph models start anew"),
+        *(("data.name", name, "data.name") for name in ("../x", "/etc/x", "a/b", "", "x?y", "a b")),  # names a folder
     ],
 }
 

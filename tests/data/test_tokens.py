@@ -9,7 +9,7 @@ import pytest
 from numpy.random import RandomState
 
 from data import tokens
-from data.tokens import TASKS, permutation_table
+from data.tokens import TASKS
 from tests.commands import call_here
 
 command = functools.partial(call_here, tokens.main)
@@ -30,14 +30,6 @@ GOLDEN = {
 def test_golden_rows_by_the_command(name):
     for row, answer in (pair.split(" -> ") for pair in GOLDEN[name].split("; ")):
         assert command("answer", name, *row.split()) == (0, answer + "\n", "")
-
-
-def test_group_tables_are_those_of_groups():
-    for table, order in ((permutation_table(3), 6), (permutation_table(5, even=True), 60), (permutation_table(5), 120)):
-        assert (np.sort(table) == np.arange(order)).all() and (np.sort(table.T) == np.arange(order)).all()
-        assert (table[0] == np.arange(order)).all() and (table[:, 0] == np.arange(order)).all()
-        x, y, z = RandomState(0).randint(0, order, (3, 500))
-        assert (table[table[x, y], z] == table[x, table[y, z]]).all()
 
 
 def word(runs, length):
@@ -103,11 +95,3 @@ def test_labels_by_applying_permutations_one_by_one(name):
 )
 def test_bad_commands_end_with_one_line(arguments, message):
     assert command(*arguments) == (2, "", message + "\n")
-
-
-def test_sampled_rows_are_rows_of_the_task():
-    status, text, _ = command("sample", "anbncn", "--length", 9, "--count", 4, "--seed", 1)
-    assert status == 0 and text.count("\n") == 4
-    for line in text.splitlines():
-        row, labels = line.split(" -> ")
-        assert command("answer", "anbncn", *row.split()) == (0, labels + "\n", "")

@@ -13,7 +13,6 @@ from data.imagenet.source import MosaicSource
 from plstm.config import Config, LoopConfig, OptimConfig
 from plstm.errors import UserError
 from plstm.models import VisionConfig
-from plstm.runs.compose import check
 from plstm.runs.identity import run_id
 from plstm.tasks.imagenet import LOSSES, ImageNetData, ImageNetTask
 from plstm.tasks.vision import normalise
@@ -33,16 +32,6 @@ def config_of(augment=None, loss="cross_entropy", smoothing=0.0, **data) -> Conf
         optim=OptimConfig(batch_size=8, loss=loss, label_smoothing=smoothing),
         loop=LoopConfig(eval_splits=["val"], final_splits=["val", "test"]),
     )
-
-
-def test_what_does_not_go_together_is_named():
-    config = config_of()
-    config.augment = None
-    smoothed = config_of(loss="binary_cross_entropy", smoothing=0.1)  # every class would be present
-    check(config_of(loss="binary_cross_entropy"))
-    for wrong, words in ((config, "augment=deit3"), (smoothed, "optim.label_smoothing=0.1")):
-        with pytest.raises(UserError, match=words):
-            check(wrong)
 
 
 def test_there_is_a_reading_process_a_core_unless_given_or_shared_memory_is_small(monkeypatch):

@@ -11,7 +11,6 @@ from flax import nnx
 from numpy.random import RandomState
 
 from data.languages import draw
-from plstm.errors import UserError
 from plstm.runs.compose import to_config
 from plstm.studies.records import read_records
 from plstm.tasks import TASKS
@@ -132,19 +131,3 @@ def test_a_run_stops_when_it_is_good_enough_and_keeps_the_accuracy_at_each_lengt
     assert last["test"]["accuracy"] == pytest.approx(np.mean([last["test"][key] for key in lengths]))
     curve = json.loads((finished / "results/runs/languages-rnn.jsonl").read_text())["curve"]
     assert "ext.accuracy" in curve and not any("@" in key for key in curve)
-
-
-@pytest.mark.parametrize(
-    ("override", "part"),
-    [
-        ("data.name=parity", "data.name=parity: choose one of even_pairs"),
-        ("data.longest=40", "data.longest=40: must be above data.max_length=40"),
-        ("data.ext_lengths=[501]", "data.ext_lengths"),
-        ("data.eval_rows=100", "data.eval_rows=100: must be a multiple of 32"),
-        ("optim.label_smoothing=0.1", "optim.label_smoothing"),
-        ("model=plstm_t", "model"),
-    ],
-)
-def test_bad_values_are_named(make, override, part):
-    with pytest.raises(UserError, match=part.replace("[", r"\[")):
-        make(override)

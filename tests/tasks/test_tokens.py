@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plstm.errors import UserError
 from plstm.runs.compose import to_config
 from plstm.tasks.tokens import TokenTask, token_metrics
 from plstm.training.steps import evaluate
@@ -58,17 +57,3 @@ def test_evaluation_has_each_length_and_rescales_by_chance(make):
     np.testing.assert_allclose([found[f"accuracy@{length}"] for length in (16, 64, 256)], shares, rtol=1e-6)
     np.testing.assert_allclose(found["accuracy"], np.mean(shares), rtol=1e-6)
     np.testing.assert_allclose(found["rescaled@64"], (shares[1] - 0.2) / 0.8, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("data.name=a4", "data.name=a4: choose one of parity, z5"),
-        ("data.length=0", "data.length=0: must be from 1, the shortest row of parity, to 2048"),
-    ],
-)
-def test_configs_that_do_not_fit_are_refused(make, override, message):
-    with pytest.raises(UserError, match=message):
-        make(override)
-    with pytest.raises(UserError, match="data.length=5: must be from 6, the shortest row of anbncn"):
-        make("data.name=anbncn", "data.length=5")

@@ -121,15 +121,10 @@ def assert_whole(found: list[dict], batch_size: int) -> None:
     np.testing.assert_array_equal(whole["image"][:COUNT], [crop(index) for index in range(COUNT)])
 
 
-@pytest.mark.parametrize("batch_size", [1, 10, COUNT, 40])
-def test_evaluation_has_every_image_once(batch_size):
-    assert len(split()) == COUNT and split().size == SIZE
-    assert_whole(list(split().batches(batch_size)), batch_size)
-
-
-@pytest.mark.parametrize("batch_size", [8, 40])  # of 40, the second process has only padding
-def test_two_hosts_evaluate_every_image_once(batch_size):
-    parts = [list(split(process_index=index, process_count=2).batches(batch_size)) for index in (0, 1)]
+@pytest.mark.parametrize(("batch_size", "hosts"), [(1, 1), (10, 1), (COUNT, 1), (40, 1), (8, 2), (40, 2)])
+def test_evaluation_has_every_image_once(batch_size, hosts):
+    """Of 40, the second of two hosts has only padding."""
+    parts = [list(split(process_index=n, process_count=hosts).batches(batch_size)) for n in range(hosts)]
     assert_whole(joined(parts), batch_size)
 
 
