@@ -42,7 +42,7 @@ from plstm.ops.mlstm import mlstm
 from plstm.ops.sequence import plstm1d_tracking
 from plstm.ops.slstm import slstm
 from plstm.ops.ssd import ssd
-from plstm.runs.experiments import compose_experiment
+from plstm.runs.compose import compose_experiment
 from plstm.tasks import TASKS
 from plstm.tasks.programs import compile_programs
 from plstm.training.steps import init_state

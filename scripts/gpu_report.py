@@ -27,7 +27,7 @@ from jax.experimental import topologies
 
 from plstm.config import Config
 from plstm.errors import UserError, run_script
-from plstm.runs.experiments import compose_experiment
+from plstm.runs.compose import compose_experiment
 from plstm.tasks import TASKS
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer

@@ -24,7 +24,7 @@ from plstm.config import Config
 from plstm.errors import UserError, first_line, run_script
 from plstm.files import write_errors, write_file
 from plstm.models import VisionConfig
-from plstm.runs.experiments import compose_experiment
+from plstm.runs.compose import compose_experiment
 from plstm.runs.identity import run_name
 from plstm.runs.overrides import parse_overrides
 from plstm.runs.released import from_released, infer_config, to_released

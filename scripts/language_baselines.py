@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.languages import LANGUAGES
 from plstm.errors import run_script
-from plstm.runs.experiments import compose_experiment
+from plstm.runs.compose import compose_experiment
 from plstm.tasks import TASKS
 from scripts.common import Parser, machine_folder, positive, write_results
 

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.graphs.tudataset import load_tudataset, make_folds
 from plstm.errors import run_script
-from plstm.runs.experiments import compose_experiment
+from plstm.runs.compose import compose_experiment
 from plstm.studies.definitions import load_table
 from scripts.common import ROOT, Parser, machine_folder, write_results
 

@@ -32,8 +32,8 @@ from data.arrow_pointing.geometry import (
     strokes,
 )
 from plstm.errors import run_script
-from scripts.arrow_probes import NO_CIRCLE, check_size, probe_geometries, probe_row, training_reach
 from scripts.common import Parser, machine_folder, positive, write_results
+from scripts.probe_arrow import NO_CIRCLE, check_size, probe_geometries, probe_row, training_reach
 
 SHORTCUTS = {  # name: the quantities seen and their bins
     "arrow direction only": {"phi": 360},

@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from plstm.config import Config, EvalConfig
 from plstm.errors import DownloadError, UserError
 from plstm.runs.cli import check_command, one_line_errors, run_entry
-from plstm.runs.experiments import compose_experiment
+from plstm.runs.compose import compose_experiment
 from plstm.runs.folders import lock_folder
 from plstm.runs.identity import run_id
 from plstm.runs.overrides import known_keys

@@ -1,9 +1,8 @@
 """A run's config: its checks, and its way from Hydra and from files."""
 
 import contextlib
-import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from plstm.errors import UserError, require
 from plstm.limits import check_limits
 from plstm.models import MODELS
 from plstm.runs import small
-from plstm.runs.identity import OUTSIDE_ID, drop
+from plstm.runs.identity import named
 from plstm.runs.overrides import CONFIGS
 from plstm.tasks import TASKS
 
@@ -124,6 +123,13 @@ def compose_config(name: str, overrides: Sequence[str], with_hydra: bool = False
         raise UserError(f"{shown}: cannot be composed ({_one_line(error)})") from error
 
 
+def compose_experiment(experiment: str, *overrides: str) -> Config:
+    """The checked config of `python train.py experiment=...`; a run to fine-tune need not exist. Raises
+    UserError where it cannot be composed."""
+    words = [f"experiment={experiment}", "init_from=null", *overrides]
+    return named(to_config(compose_config("train", words)), words)
+
+
 def explain(error: Exception) -> str:
     """One line on what Hydra or OmegaConf found wrong with a config."""
     causes = [error]
@@ -174,32 +180,12 @@ def to_config(node: DictConfig) -> Config:
     return config
 
 
-def from_file(plain: dict[str, Any]) -> Config:
-    """The checked config of a run that was read from a file, which may be anybody's.
-
-    Only references to other keys, such as ${data.size}, are filled in. A resolver such as ${oc.env:NAME} would read
-    this machine: a key of `OUTSIDE_ID` that has one is left out, any other raises UserError.
-    """
-    kept = copy.deepcopy(plain)
-    for key, value in list(_leaves(kept)):
-        if "${" not in re.sub(r"\$\{[\w.]+\}", "", str(value)):
-            continue
-        if not f"{key}.".startswith(tuple(f"{outside}." for outside in OUTSIDE_ID)):
-            raise UserError(f"{key}: {value!r} would be filled in from this machine; write the value itself")
-        drop(kept, key)
-    return to_config(OmegaConf.create(kept))
-
-
-def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value; entries of a list have the list's key."""
-    if isinstance(node, dict):
-        for name, child in node.items():
-            yield from _leaves(child, f"{key}.{name}" if key else name)
-    elif isinstance(node, list | tuple):
-        for child in node:
-            yield from _leaves(child, key)
-    else:
-        yield key, node
+def from_file(plain: Any) -> Config:
+    """The checked config of a run that was read from a file, which may be anybody's. Raises UserError where it has an
+    interpolation, which could read this machine; a run's own file has none."""
+    if found := re.search(r"\$\{[^}]*}?", str(plain)):
+        raise UserError(f"{found[0]} would be filled in from this machine; write the value itself")
+    return to_config(OmegaConf.create(plain))
 
 
 def to_eval_config(node: DictConfig) -> EvalConfig:

@@ -167,59 +167,55 @@ class TableDefinition(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        for problem in self._problems():
+            raise ValueError(f"key {problem}")
+        return self
+
+    def _problems(self) -> Iterator[str]:
         for key in {self.chosen_key, self.sections, *self.average_over} - {None, *self.sweep}:
-            raise ValueError(f"key sweep must list {key!r}")
+            yield f"sweep must list {key!r}"
         for where in ("columns", "rows", "references"):
             names = [part.name for part in getattr(self, where)]
             if len(set(names)) < len(names):
-                raise ValueError(f"key {where} must not have two of the same name")
-        self._check_stages()
-        if self.took_off is not None and (self.sections or not self.select):
-            raise ValueError("key took_off is for a table with select and without sections")
+                yield f"{where} must not have two of the same name"
         sections = {str(value) for value in self.section_values}
-        if self.section_titles.keys() - sections:
-            raise ValueError(f"key section_titles must name some of {', '.join(sorted(sections))}")
-        if self.sections and (self.costs or self.figure.panels):
-            raise ValueError("key sections are not for a table with costs or figure.panels")
-        self._check_figure()
         columns = {column.name for column in self.columns}
+        if self.took_off is not None and (self.sections or not self.select):
+            yield "took_off is for a table with select and without sections"
+        if self.section_titles.keys() - sections:
+            yield f"section_titles must name some of {', '.join(sorted(sections))}"
+        if self.sections and (self.costs or self.figure.panels):
+            yield "sections are not for a table with costs or figure.panels"
         if self.overview not in {None, *(columns if self.sections else ())}:
-            raise ValueError(f"key overview must be one of {', '.join(sorted(columns))}, in a table with sections")
-        published = sections if self.sections else columns
-        published = {*published, *([self.chosen_name] if self.select else []), *(COSTS if self.costs else ())}
-        published |= {"took_off"} if self.took_off is not None else set()
+            yield f"overview must be one of {', '.join(sorted(columns))}, in a table with sections"
+        yield from self._problems_of_rows()
+        published = {*columns, *COSTS * self.costs, *["took_off"] * (self.took_off is not None)}
         if self.sections:
-            published |= {f"{section}.{column}" for section in sections for column in columns}
+            published = sections | {f"{section}.{column}" for section in sections for column in columns}
+        published |= {self.chosen_name} if self.select else set()
         for model, (key, value) in ((m, item) for m in (*self.rows, *self.references) for item in _cells(m.paper)):
             numbers = value if isinstance(value, list) and len(value) == 2 else [value]
             if key not in published or not all(isinstance(n, str if key in WORDS else int | float) for n in numbers):
                 what = f"a number or [mean, +-] for one of {', '.join(sorted(published))}"
-                raise ValueError(f"key paper.{key} of {model.name} must be {what}")
+                yield f"paper.{key} of {model.name} must be {what}"
+
+    def _problems_of_rows(self) -> Iterator[str]:
+        names = [row.name for row in self.rows]
+        groups = self.figure.groups or {"": [row.name for row in self.rows if row.own]}
+        lists = [(f"stages[{number}].rows", stage.rows) for number, stage in enumerate(self.stages)]
+        lists += [("figure.groups", rows) for rows in groups.values()]
+        yield from (f"{where}: no row {min(other)!r}" for where, rows in lists if (other := set(rows) - {*names}))
+        for group, rows in groups.items():
+            count = len(rows) * (2 if self.figure.paper else 1) + bool(self.figure.baseline)
+            if (self.figure.panels or self.figure.lengths or self.figure.sizes) and count > LINES:
+                yield f"figure.groups: panel {group!r} has {count} lines, more than {LINES}"
         for number, row in enumerate(self.rows):
-            if row.init_from not in {None, *(earlier.name for earlier in self.rows[:number])}:
-                raise ValueError(f"key rows[{number}].init_from: no earlier row is named {row.init_from!r}")
-            for key, values in row.sweep.items():
+            if row.init_from not in {None, *names[:number]}:
+                yield f"rows[{number}].init_from: no earlier row is named {row.init_from!r}"
+        for where, parts in (("rows", self.rows), ("stages", self.stages)):
+            for number, (key, values) in ((n, item) for n, part in enumerate(parts) for item in part.sweep.items()):
                 if any(value not in self.sweep.get(key, ()) for value in values):
-                    raise ValueError(f"key rows[{number}].sweep: the table does not sweep {key} over {values}")
-        return self
-
-    def _check_figure(self) -> None:
-        figure = self.figure
-        names = {row.name for row in self.rows}
-        for group, rows in (figure.groups or {"": [row.name for row in self.rows if row.own]}).items():
-            if unknown := set(rows) - names:
-                raise ValueError(f"key figure.groups: no row {min(unknown)!r}")
-            count = len(rows) * (2 if figure.paper else 1) + bool(figure.baseline)
-            if (figure.panels or figure.lengths or figure.sizes) and count > LINES:
-                raise ValueError(f"key figure.groups: panel {group!r} has {count} lines, more than {LINES}")
-
-    def _check_stages(self) -> None:
-        for number, stage in enumerate(self.stages):
-            if unknown := set(stage.rows) - {row.name for row in self.rows}:
-                raise ValueError(f"key stages[{number}].rows: no row {min(unknown)!r}")
-            for key, values in stage.sweep.items():
-                if any(value not in self.sweep.get(key, ()) for value in values):
-                    raise ValueError(f"key stages[{number}].sweep: the table does not sweep {key} over {values}")
+                    yield f"{where}[{number}].sweep: the table does not sweep {key} over {values}"
 
 
 def _cells(paper: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,17 +73,13 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
         words = f"runs of table {table.name} were probed on different images; probe them again with the same --count"
         raise UserError(f"{results_dir / 'probes'}: {words}")
     models = probed | {name: [rows] for name, rows in read_sizes(table, results_dir).items()}
-    scores = {
-        (model, row["canvas_pixels"], row.get("probe", GIVEN), key): []
-        for model, runs in models.items()
-        for row in runs[0]
-        for key in METRICS
-    }
+    scores: dict[tuple, list[float]] = {}  # model, canvas, alteration and metric -> of the runs that have one
     for model, row in ((model, row) for model, runs in models.items() for rows in runs for row in rows):
         place = row["canvas_pixels"], row.get("probe", GIVEN)
-        if min(counts.get(place, [FEWEST])) >= FEWEST:
-            for key in METRICS:
-                scores[model, *place, key] += [row[key]] if row.get(key) is not None else []
+        for key in METRICS:
+            values = scores.setdefault((model, *place, key), [])
+            if min(counts.get(place, [FEWEST])) >= FEWEST and row.get(key) is not None:
+                values.append(row[key])
     text = [f"# {table.title}: altered images", "", CAPTION]
     if retrained := [f"{name} ({probes.count})" for name, probes in found.items() if probes.retrained]:
         text += ["", f"{AGAIN} {', '.join(retrained)}."]
@@ -90,26 +87,20 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
     names = list(dict.fromkeys(name for (_, name), count in counts.items() if min(count) >= FEWEST))
     header = [["Model", "n", "Canvas", *names], ["---"] * (3 + len(names))]
     for size in sizes:
-        header.append(
-            ["images: points at it / not", "", str(size), *("{:,} / {:,}".format(*counts[size, n]) for n in names)]
-        )
+        images = ("{:,} / {:,}".format(*counts[size, name]) for name in names)
+        header.append(["images: points at it / not", "", str(size), *images])
     for title, key in TITLES.items():
-        lines = [
-            [
-                model,
-                str(len(runs)),
-                str(size),
-                *(_mean(scores.get((model, size, n, key), []), len(runs)) for n in names),
-            ]
-            for model, runs in models.items()
-            for size in sizes
-        ]
+        lines = []
+        for (model, runs), size in product(models.items(), sizes):
+            means = (_mean(scores.get((model, size, name, key), []), len(runs)) for name in names)
+            lines.append([model, str(len(runs)), str(size), *means])
         text += ["", f"## {title}", "", *("| " + " | ".join(line) + " |" for line in header + lines)]
     lines = [
-        (*place[:3], *line)
-        for place, values in scores.items()
+        (*place, seed, metric, value)
+        for (*place, metric), values in scores.items()
         if place[0] in probed
-        for line in _lines(place[3], values)
+        for seed, value in zip(("mean", "interval", "n"), t_interval(values), strict=True)
+        if values and value is not None
     ]
     frame = pd.DataFrame(lines, columns=["row", "canvas", "probe", "seed", "metric", "value"])
     csv = frame.to_csv(index=False, lineterminator="\n", float_format="%.9g")
@@ -131,13 +122,6 @@ def _counts(rows: Rows) -> dict[tuple[int, str], tuple[int, int]]:
     sizes = {row["canvas_pixels"] for row in rows if row["probe"] != GIVEN}
     at = [(row, round(row["images"] * (row["labelled_at"] or 0))) for row in rows if row["canvas_pixels"] in sizes]
     return {(row["canvas_pixels"], row["probe"]): (count, row["images"] - count) for row, count in at}
-
-
-def _lines(metric: str, values: list[float]) -> list[tuple[str, str, float]]:
-    """Seed (mean, interval or n, as in table.csv), metric and value."""
-    mean, half_width, count = t_interval(values)
-    found = {"mean": mean, "interval": half_width, "n": count or None}
-    return [(seed, metric, value) for seed, value in found.items() if value is not None]
 
 
 def _mean(values: list[float], runs: int) -> str:

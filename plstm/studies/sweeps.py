@@ -7,7 +7,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,8 @@ class PlannedRun:
 
     @property
     def overrides(self) -> list[str]:
-        return _overrides(self, self.values)
-
-
-def _overrides(run: PlannedRun, values: dict[str, Any]) -> list[str]:
-    start = [f'init_from="{run.init_from}"'] if run.init_from else []  # quoted: Hydra takes some ids for numbers
-    return [*run.row.overrides, *start, *(override(key, value) for key, value in values.items())]
+        start = [f'init_from="{self.init_from}"'] if self.init_from else []  # quoted: Hydra takes some ids for numbers
+        return [*self.row.overrides, *start, *(override(key, value) for key, value in self.values.items())]
 
 
 @dataclass(frozen=True)
@@ -50,10 +46,8 @@ class Job:
 
     @property
     def overrides(self) -> list[str]:
-        values = self.runs[0].values
-        if self.shared:
-            values = values | {self.shared: ",".join(str(run.values[self.shared]) for run in self.runs)}
-        return _overrides(self.runs[0], values)
+        values = {self.shared: ",".join(str(run.values[self.shared]) for run in self.runs)} if self.shared else {}
+        return replace(self.runs[0], values=self.runs[0].values | values).overrides
 
 
 @functools.lru_cache(maxsize=32)

@@ -9,8 +9,7 @@ from flax import nnx
 
 from plstm.config import Config
 from plstm.errors import UserError
-from plstm.runs.compose import from_file, to_config
-from plstm.runs.experiments import compose_experiment
+from plstm.runs.compose import compose_experiment, from_file, to_config
 from plstm.runs.identity import run_id
 from plstm.runs.overrides import CONFIGS
 from plstm.studies.definitions import load_table

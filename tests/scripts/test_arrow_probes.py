@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from data.arrow_pointing.geometry import DISTRIBUTIONS, Arrow, ArrowVariant, Canvas, render, sample_parameters
-from scripts.arrow_probes import NO_CIRCLE, PROBES, by_distance, distances, draw_geometries, score, true_label
+from scripts.probe_arrow import NO_CIRCLE, PROBES, by_distance, distances, draw_geometries, score, true_label
 
 CANVAS = Canvas()
 

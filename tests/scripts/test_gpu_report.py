@@ -10,7 +10,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 
 from plstm.errors import UserError
 from plstm.ops.grid import METHODS, GridGates, plstm2d
-from plstm.runs.experiments import compose_experiment
+from plstm.runs.compose import compose_experiment
 from plstm.tasks import TASKS
 from plstm.training.meshes import MIN_SPLIT
 from scripts.gpu_report import GPU, collectives, compile_step, gpu_devices

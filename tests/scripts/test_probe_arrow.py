@@ -9,10 +9,10 @@ import pytest
 
 from data.arrow_pointing.geometry import Canvas
 from plstm.errors import UserError
-from plstm.runs.experiments import compose_experiment
+from plstm.runs.compose import compose_experiment
 from plstm.tasks import TASKS
 from scripts import probe_arrow
-from scripts.arrow_probes import draw_geometries
+from scripts.probe_arrow import draw_geometries
 
 
 @pytest.fixture

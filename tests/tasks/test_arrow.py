@@ -3,7 +3,7 @@
 import pytest
 
 from plstm.models import EfficientNetConfig
-from plstm.runs.experiments import compose_experiment
+from plstm.runs.compose import compose_experiment
 from plstm.tasks.arrow import ArrowTask
 
 

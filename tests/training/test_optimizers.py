@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from plstm.config import OptimConfig
-from plstm.runs.experiments import compose_experiment
+from plstm.runs.compose import compose_experiment
 from plstm.runs.overrides import CONFIGS
 from plstm.tasks import TASKS
 from plstm.training.optimizers import build_optimizer, decay_mask, epoch_schedule, learning_rate_schedule
