@@ -7,7 +7,7 @@ from scipy import stats
 from data.augment.operations import GEOMETRIC
 from data.augment.recipes import RAND_ARGUMENTS, RECIPES, RandAugment, parse_rand_augment
 from plstm.errors import UserError
-from plstm.runs.experiments import compose_experiment
+from plstm.runs.compose import compose_experiment
 
 RAND = "rand-m9-mstd0.5-inc1"
 
