@@ -1,12 +1,11 @@
-"""`python -m data.augment`: shows what a recipe does to a picture, and applies single operations."""
+"""`python -m data.augment sheet in.jpg out.png`: shows what a recipe does to a picture."""
 
 import argparse
 from pathlib import Path
 
 from PIL import Image
 
-from data.augment.operations import OPERATIONS
-from data.augment.recipes import MAX_MAGNITUDE, RAND_ARGUMENTS, RECIPES
+from data.augment.recipes import RECIPES
 from data.augment.views import draw_view, evaluation_crop, make_view, view_rng
 from data.commands import Parser
 from data.decoding import CorruptImage, decode
@@ -20,42 +19,26 @@ def main() -> None:
     for name, config in RECIPES.items():
         changes = [f"{key}={value}" for key, value in vars(config).items() if value != plain[key]]
         listing.append(f"  {name:16s}{', '.join(changes) or '(nothing)'}")
-    listing.append("RandAugment's operations, and what level 9 means with sign +1 and -1:")
-    for name, argument in RAND_ARGUMENTS.items():
-        values = dict.fromkeys(argument(9, sign) for sign in (1, -1))
-        listing.append(f"  {name:16s}{', '.join('no argument' if v is None else f'{v:.5g}' for v in values)}")
     about = "ImageNet augmentation: crop, flip, auto-augment, color jitter."
     style = argparse.RawDescriptionHelpFormatter
     parser = Parser("python -m data.augment", description=about, epilog="\n".join(listing), formatter_class=style)
-    commands = parser.add_subparsers(dest="command", required=True)
-    show = commands.add_parser("sheet", help="draw a contact sheet of a picture's views under a recipe")
-    one = commands.add_parser("op", help="apply one RandAugment operation to a whole picture")
-    see = "one of RandAugment's, see python -m data.augment --help"
-    one.add_argument("name", choices=RAND_ARGUMENTS, metavar="name", help=see)
-    for command in (show, one):
-        command.add_argument("input", type=Path, help="the picture")
-        command.add_argument("output", type=Path, help="the picture to write, by its suffix; .png keeps exact bytes")
+    show = parser.add_subparsers(required=True).add_parser("sheet", help="draw a contact sheet of a picture's views")
+    show.add_argument("input", type=Path, help="the picture")
+    show.add_argument("output", type=Path, help="the picture to write, by its suffix")
     show.add_argument("--recipe", choices=RECIPES, default="deit3", help="(deit3)")
     show.add_argument("--seed", type=int, default=43, help="of the run (43)")
     show.add_argument("--views", type=int, default=11, help="how many (11)")
     show.add_argument("--size", type=int, default=192, help="of a view, in pixels (192)")
-    one.add_argument("--level", type=float, default=9.0, help="the magnitude, 0 to 10 (9)")
-    one.add_argument("--sign", type=int, choices=(1, -1), default=1, help="for operations with a direction (+1)")
     args = parser.parse_args()
-    limits = (("seed", 0, 2**63), ("views", 1, 100), ("size", 16, 2048), ("level", 0, int(MAX_MAGNITUDE)))
-    for key, least, most in limits:
-        if not least <= (value := getattr(args, key, least)) <= most:
+    for key, least, most in (("seed", 0, 2**63), ("views", 1, 100), ("size", 16, 2048)):
+        if not least <= (value := getattr(args, key)) <= most:
             raise UserError(f"--{key} {value}: must be {least} to {most}")
     try:
         image = decode(args.input.read_bytes())
     except (OSError, CorruptImage) as error:
         why = getattr(error, "strerror", None) or f"not a picture ({error})"
         raise UserError(f"{args.input}: {why}") from error
-    if args.command == "sheet":
-        drawn = sheet(image, args)
-    else:
-        drawn = OPERATIONS[args.name](image, RAND_ARGUMENTS[args.name](args.level, args.sign))
-    write_picture(drawn, args.output)
+    write_picture(sheet(image, args), args.output)
 
 
 def sheet(image: Image.Image, args: argparse.Namespace) -> Image.Image:

@@ -295,7 +295,7 @@ def neighbourhood(batch: Batch) -> Neighbours:
     return Neighbours(*both, batch["degree"], batch["graph"] < len(batch["label"]))
 
 
-def build_graph_model(config: GraphConfig, sizes: Mapping[str, int], key: int | jax.Array) -> nnx.Module:
-    """See `plstm.models.Family`; sizes: features (numbers of a node) and classes."""
+def graph_model(config: GraphConfig, sizes: Mapping[str, int], rngs: nnx.Rngs) -> nnx.Module:
+    """The model of `config.kind`; sizes: features (numbers of a node) and classes."""
     make = {"plstm": GraphPLSTM, "gin": GINModel}.get(config.kind, GNN)
-    return make(config, sizes["features"], sizes["classes"], nnx.Rngs(key))
+    return make(config, sizes["features"], sizes["classes"], rngs)

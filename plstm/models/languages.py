@@ -59,7 +59,7 @@ class LanguageConfig:
 
 
 class LanguageModel(nnx.Module):
-    """Token rows -> logits at the steps of the answer."""
+    """Token rows -> logits at the steps of the answer; sizes: vocabulary (without the blank) and classes."""
 
     def __init__(self, config: LanguageConfig, sizes: Mapping[str, int], rngs: nnx.Rngs):
         self.kind = config.kind
@@ -70,8 +70,3 @@ class LanguageModel(nnx.Module):
         """float32 [rows, answers, classes]: the logits after each row's tokens; beyond its last step, any."""
         h = self.layer(rows, answers, key)
         return self.head(h if self.kind == "transformer" else jax.nn.relu(h))
-
-
-def build_language_model(config: LanguageConfig, sizes: Mapping[str, int], key: Array | int) -> LanguageModel:
-    """See `plstm.models.Family`; sizes: "vocabulary" (without the blank) and "classes"."""
-    return LanguageModel(config, sizes, nnx.Rngs(key))

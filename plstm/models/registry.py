@@ -8,10 +8,10 @@ import jax
 from flax import nnx
 
 from plstm.models.efficientnet import EfficientNet, EfficientNetConfig
-from plstm.models.graph import GraphConfig, build_graph_model
-from plstm.models.languages import LanguageConfig, build_language_model
+from plstm.models.graph import GraphConfig, graph_model
+from plstm.models.languages import LanguageConfig, LanguageModel
 from plstm.models.mamba2d import Mamba2D, Mamba2DConfig
-from plstm.models.sequence import SequenceConfig, build_sequence_model
+from plstm.models.sequence import SequenceConfig, SequenceModel
 from plstm.models.ss2d import SS2DConfig, SS2DModel
 from plstm.models.vil import ViL, ViLConfig
 from plstm.models.vision import VisionConfig, VisionModel
@@ -23,13 +23,13 @@ class Family(NamedTuple):
     """What the rest of the code needs to know about a family of models."""
 
     config: type  # a dataclass with a default for every field, among them `family`, and a `check` that raises UserError
-    build: Callable[[Any, Mapping[str, int], jax.Array | int], nnx.Module]  # sizes: those that depend on the data
+    model: Callable[[Any, Mapping[str, int], nnx.Rngs], nnx.Module]  # of config, sizes that the data have, and rngs
     inputs: str  # what a batch holds, as in `Task.inputs`
     resize: Callable[[jax.Array, tuple[int, ...]], jax.Array] = resize  # of its position embedding to another grid
 
 
 def _image_family(config: type, model: Callable[[Any, nnx.Rngs], nnx.Module], resize=resize) -> Family:
-    return Family(config, lambda config, _, key: model(config, nnx.Rngs(key)), "images", resize)
+    return Family(config, lambda config, _, rngs: model(config, rngs), "images", resize)
 
 
 MODELS: dict[str, Family] = {
@@ -38,9 +38,9 @@ MODELS: dict[str, Family] = {
     "mamba2d": _image_family(Mamba2DConfig, Mamba2D),
     "ss2d": _image_family(SS2DConfig, SS2DModel),
     "vil": _image_family(ViLConfig, ViL, bicubic),
-    "graph": Family(GraphConfig, build_graph_model, "graphs"),
-    "sequence": Family(SequenceConfig, build_sequence_model, "tokens"),
-    "language": Family(LanguageConfig, build_language_model, "languages"),
+    "graph": Family(GraphConfig, graph_model, "graphs"),
+    "sequence": Family(SequenceConfig, SequenceModel, "tokens"),
+    "language": Family(LanguageConfig, LanguageModel, "languages"),
 }
 
 
@@ -48,7 +48,7 @@ def build_model(config: Any, key: jax.Array | int, sizes: Mapping[str, int] = Ma
     """The model of a config, its parameters drawn from `key` (an integer or a jax.random key). Raises UserError naming
     the key where the config does not fit together."""
     config.check()
-    return MODELS[config.family].build(config, sizes, key)
+    return MODELS[config.family].model(config, sizes, nnx.Rngs(key))
 
 
 def named_variables(state: nnx.State) -> dict[str, nnx.Variable]:

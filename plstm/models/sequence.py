@@ -57,17 +57,17 @@ class SequenceConfig:
 
 class SequenceModel(nnx.Module):
     """x = E[token]; x = x + layer(norm(x)) for each block; logits = norm(x) head. No positions, no biases outside the
-    layers."""
+    layers. sizes: vocabulary and classes."""
 
-    def __init__(self, config: SequenceConfig, vocabulary: int, classes: int, rngs: nnx.Rngs):
+    def __init__(self, config: SequenceConfig, sizes: Mapping[str, int], rngs: nnx.Rngs):
         make_norm = partial(NORMS[config.norm], config.dim, epsilon=NORM_EPSILON, rngs=rngs)
         make_norm = partial(make_norm, use_bias=False) if config.norm == "layernorm" else make_norm
         start = nnx.initializers.normal((0.4 / config.dim) ** 0.5)
-        self.embedding = nnx.Param(start(rngs.params(), (vocabulary, config.dim)))
+        self.embedding = nnx.Param(start(rngs.params(), (sizes["vocabulary"], config.dim)))
         self.norms = nnx.List([make_norm() for _ in config.blocks])
         self.layers = nnx.List([LAYERS[name](config, n, rngs) for n, name in enumerate(config.blocks)])
         self.norm = make_norm()
-        self.head = linear(config.dim, classes, use_bias=False, kernel_init=KERNEL_INIT, rngs=rngs)
+        self.head = linear(config.dim, sizes["classes"], use_bias=False, kernel_init=KERNEL_INIT, rngs=rngs)
 
     def __call__(self, tokens: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
         """Tokens int32 [..., T] -> logits float32 [..., T, classes]; a training pass is no different."""
@@ -75,8 +75,3 @@ class SequenceModel(nnx.Module):
         for norm, layer in zip(self.norms, self.layers, strict=True):
             x = x + layer(norm(x))
         return self.head(self.norm(x))
-
-
-def build_sequence_model(config: SequenceConfig, sizes: Mapping[str, int], key: int | jax.Array) -> SequenceModel:
-    """See `plstm.models.Family`; sizes: vocabulary and classes."""
-    return SequenceModel(config, sizes["vocabulary"], sizes["classes"], nnx.Rngs(key))

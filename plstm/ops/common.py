@@ -136,15 +136,23 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
 
 
-def check_shapes(axes: str, shape: tuple[int, ...], **arrays: Array) -> None:
-    for name, array in arrays.items():
-        if array.shape != shape:
-            raise ValueError(f"{name} must be {axes} = {shape}; got {array.shape}")
+def check_axes(description: str, *arrays: Array, **sizes: int) -> None:
+    """Raises ValueError unless arrays, in order, have the axes described, as in "q, k [..., T, d]; decay [..., T]".
 
-
-def check_inputs(axes: str, q: Array, k: Array, v: Array, **gates: Array) -> None:
-    """Raises ValueError unless q, k are [..., axes, d_k], v is [..., axes, d_v] and the gates are [..., axes]."""
-    if q.ndim < 2 + axes.count(",") or q.shape != k.shape:
-        raise ValueError(f"q and k must have one shape [..., {axes}, d_k]; got q {q.shape} and k {k.shape}")
-    check_shapes(f"[..., {axes}, d_v]", (*q.shape[:-1], *v.shape[-1:]), v=v)
-    check_shapes(f"[..., {axes}]", q.shape[:-1], **gates)
+    An axis has one size wherever it is named, that of `sizes` where given; "..." stands for the same axes everywhere.
+    """
+    known: dict[str, tuple[int, ...]] = {name: (size,) for name, size in sizes.items()}
+    groups = [group.removesuffix("]").split(" [") for group in description.split("; ")]
+    described = [(name, axes.split(", ")) for names, axes in groups for name in names.split(", ")]
+    for (name, axes), array in zip(described, arrays, strict=True):
+        lead = array.ndim - len(axes) + 1 if axes[0] == "..." else 0
+        parts: list[tuple[int, ...]] = [(size,) for size in array.shape]
+        if axes[0] == "..." and lead >= 0:
+            parts = [array.shape[:lead], *parts[lead:]]
+        if len(parts) == len(axes):
+            found = {axis: (int(axis),) if axis.isdigit() else part for axis, part in zip(axes, parts, strict=True)}
+            known = found | known
+        expected = [known.get(axis, ()) for axis in axes]
+        if parts != expected:
+            shape = f" = {sum(expected, ())}" if known.keys() >= {*axes} else ""
+            raise ValueError(f"{name} must be [{', '.join(axes)}]{shape}; got {array.shape}")

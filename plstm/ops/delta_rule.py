@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import accumulation_dtype, check_choice, check_inputs, product
+from plstm.ops.common import accumulation_dtype, check_axes, check_choice, product
 from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, check_chunk, join_axes, scan_chunks, scan_steps
 
 
@@ -21,7 +21,7 @@ def gated_delta_rule(
     is unknown.
     """
     check_choice("method", method, METHODS)
-    check_inputs("T", q, k, v, log_alpha=log_alpha, beta=beta)
+    check_axes("q, k [..., T, d_k]; v [..., T, d_v]; log_alpha, beta [..., T]", q, k, v, log_alpha, beta)
     *lead, length, d_k = q.shape
     chunk = check_chunk(chunk, length, power_of_two=True)
     dtype = accumulation_dtype(q, k, v, log_alpha, beta)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import HIGHEST, accumulation_dtype, add_up, check_choice, check_shapes
+from plstm.ops.common import HIGHEST, accumulation_dtype, add_up, check_axes, check_choice
 
 METHODS = ("auto", "rows", "diagonals", "recurrent")
 
@@ -28,9 +28,8 @@ def mamba2d(
     Raises ValueError where shapes disagree or the method is unknown.
     """
     check_choice("method", method, METHODS)
-    check_shapes("[..., H, W, e]", u.shape, delta_t=delta_t, delta_l=delta_l)
-    check_shapes("[e, N]", (u.shape[-1], b.shape[-1]), a_t=a_t, a_l=a_l)
-    check_shapes("[..., H, W, N]", (*u.shape[:-1], b.shape[-1]), b=b, c=c)
+    axes = "u, delta_t, delta_l [..., H, W, e]; b, c [..., H, W, N]; a_t, a_l [e, N]"
+    check_axes(axes, u, delta_t, delta_l, b, c, a_t, a_l)
     dtype = accumulation_dtype(u, delta_t, delta_l, a_t, a_l, b, c)
     cells = [x.astype(dtype).reshape(-1, *x.shape[-3:]) for x in (u, delta_t, delta_l, b, c)]
     a_t = a_t.astype(dtype)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import accumulation_dtype, check_choice, check_inputs, product
+from plstm.ops.common import accumulation_dtype, check_axes, check_choice, product
 from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, check_chunk, join_axes, scan_chunks, scan_steps
 
 EPSILON = 1e-6  # of the normaliser
@@ -22,7 +22,7 @@ def mlstm(q: Array, k: Array, v: Array, i: Array, f: Array, *, method: str = "au
     Raises ValueError where shapes disagree, T or `chunk` is under 1 or the method is unknown.
     """
     check_choice("method", method, METHODS)
-    check_inputs("T", q, k, v, i=i, f=f)
+    check_axes("q, k [..., T, d_k]; v [..., T, d_v]; i, f [..., T]", q, k, v, i, f)
     chunk = check_chunk(chunk, q.shape[-2])
     dtype = accumulation_dtype(q, k, v, i, f)
     *lead, _, d_k = q.shape

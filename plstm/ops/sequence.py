@@ -7,9 +7,8 @@ from jax import Array
 from plstm.ops.common import (
     accumulation_dtype,
     attend,
+    check_axes,
     check_choice,
-    check_inputs,
-    check_shapes,
     direct_term,
     product,
     small_product,
@@ -46,7 +45,8 @@ def plstm1d(q: Array, k: Array, v: Array, gates: SequenceGates, direct: Array, *
     takes the smaller of the two. Raises ValueError where shapes disagree or the method is unknown.
     """
     check_choice("method", method, ("auto", "parallel", "recurrent"))
-    check_inputs("T", q, k, v, direct=direct, **gates._asdict())
+    axes = "q, k [..., T, d_k]; v [..., T, d_v]; direct, source, transition, mark [..., T]"
+    check_axes(axes, q, k, v, direct, *gates)
     dtype = accumulation_dtype(*gates)
     scale = q.shape[-1] ** -0.5
     small = q.shape[-2] <= q.shape[-1] * v.shape[-1]
@@ -91,12 +91,14 @@ def plstm1d_tracking(
     where shapes disagree, T or `chunk` is under 1 or the method is unknown.
     """
     check_choice("method", method, METHODS)
-    arrays = dict(q=q, k=k, v=v, source=source, transition=transition, mark=mark, direct=direct)
-    _check_tracking(arrays)
+    arrays = q, k, v, transition, source, mark, direct
+    axes = "q [..., T, d_k, J_Q]; k [..., T, d_k, J_K]; v [..., T, d_v, J_V]; transition [..., T, J_T, J_T]; "
+    axes += "source [..., T, J_T, J_K, J_V]; mark [..., T, J_O, J_Q, J_T]; direct [..., T, J_O, J_Q, J_K, J_V]"
+    check_axes(axes, *arrays)
     chunk = check_chunk(chunk, q.shape[-3])
-    dtype = accumulation_dtype(*arrays.values())
+    dtype = accumulation_dtype(*arrays)
     axis = q.ndim - 3
-    q, *others = cast(tuple(arrays.values()), dtype)
+    q, *others = cast((q, k, v, source, transition, mark, direct), dtype)
     inputs = (q * q.shape[-2] ** -0.5, *others)
     state = jnp.zeros((*q.shape[:-3], transition.shape[-1], q.shape[-2], v.shape[-2]), dtype)
     by_steps = transition.shape[-1] > 3 and q.shape[-3] < 256  # faster there; longer rows keep too many states
@@ -104,29 +106,6 @@ def plstm1d_tracking(
         return _track_by_steps(state, *inputs, axis=axis).astype(v.dtype)
     gatings = _chunk_gatings(inputs[3:], axis, chunk)
     return scan_chunks(_tracking_chunk, state, inputs[:3], axis, chunk, gatings).astype(v.dtype)
-
-
-def _check_tracking(arrays: dict[str, Array]) -> None:
-    q, k, v, source, transition = (arrays[name] for name in ("q", "k", "v", "source", "transition"))
-    if q.ndim < 3 or transition.ndim < 2:
-        raise ValueError(
-            f"q must be [..., T, d_k, J_Q], transition [..., T, J_T, J_T]; got {q.shape}, {transition.shape}"
-        )
-    *lead, width, j_q = q.shape
-    j_k = k.shape[-1]
-    j_v = v.shape[-1]
-    j_t = transition.shape[-1]
-    j_o = arrays["mark"].shape[-3]
-    expected = {
-        "k": ("d_k, J_K", (width, j_k)),
-        "v": ("d_v, J_V", (v.shape[-2], j_v)),
-        "source": ("J_T, J_K, J_V", (j_t, j_k, j_v)),
-        "transition": ("J_T, J_T", (j_t, j_t)),
-        "mark": ("J_O, J_Q, J_T", (j_o, j_q, j_t)),
-        "direct": ("J_O, J_Q, J_K, J_V", (j_o, j_q, j_k, j_v)),
-    }
-    for name, (axes, shape) in expected.items():
-        check_shapes(f"[..., T, {axes}]", (*lead, *shape), **{name: arrays[name]})
 
 
 def _track_by_steps(state, q, k, v, source, transition, mark, direct, *, axis: int) -> Array:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import accumulation_dtype, check_shapes, product
+from plstm.ops.common import accumulation_dtype, check_axes, product
 from plstm.ops.scans import cast, check_length, scan_steps
 
 
@@ -17,11 +17,8 @@ def slstm(i: Array, f: Array, z: Array, o: Array, recurrent: Array) -> Array:
 
     in float32 or more. Gates read outputs, so it takes T steps. Raises ValueError where shapes disagree or T is 0.
     """
-    if z.ndim < 3:
-        raise ValueError(f"z must be [..., T, heads, d_h]; got {z.shape}")
-    check_shapes("[..., T, heads, d_h]", z.shape, i=i, f=f, o=o)
+    check_axes("z, i, f, o [..., T, heads, d_h]; recurrent [heads, d_h, 4, d_h]", z, i, f, o, recurrent)
     *lead, length, heads, dim = z.shape
-    check_shapes("[heads, d_h, 4, d_h]", (heads, dim, 4, dim), recurrent=recurrent)
     check_length(length)
     dtype = accumulation_dtype(i, f, z, o, recurrent)
     weight = recurrent.astype(dtype)

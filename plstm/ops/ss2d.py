@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import accumulation_dtype, add_up, check_choice, check_shapes
+from plstm.ops.common import accumulation_dtype, add_up, check_axes, check_choice
 
 METHODS = ("scans", "recurrent")
 
@@ -20,9 +20,7 @@ def ss2d(u: Array, delta: Array, a: Array, b: Array, c: Array, *, method: str = 
     Raises ValueError where shapes disagree or the method is unknown.
     """
     check_choice("method", method, METHODS)
-    check_shapes("[..., H, W, e]", u.shape, delta=delta)
-    check_shapes("[e, N]", (u.shape[-1], b.shape[-1]), a=a)
-    check_shapes("[..., H, W, N]", (*u.shape[:-1], b.shape[-1]), b=b, c=c)
+    check_axes("u, delta [..., H, W, e]; b, c [..., H, W, N]; a [e, N]", u, delta, b, c, a)
     dtype = accumulation_dtype(u, delta, a, b, c)
 
     def by_cells(x: Array) -> Array:

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import accumulation_dtype, check_choice, check_shapes, product
+from plstm.ops.common import accumulation_dtype, check_axes, check_choice, product
 from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, check_chunk, scan_chunks, scan_steps
 
 
@@ -17,12 +17,8 @@ def ssd(x: Array, dt: Array, a: Array, b: Array, c: Array, *, method: str = "aut
     shapes disagree, T or `chunk` is under 1 or the method is unknown.
     """
     check_choice("method", method, METHODS)
-    if x.ndim < 3:
-        raise ValueError(f"x must be [..., T, H, P]; got {x.shape}")
+    check_axes("x [..., T, H, P]; dt [..., T, H]; a [H]; b, c [..., T, N]", x, dt, a, b, c)
     *lead, length, heads, width = x.shape
-    check_shapes("[..., T, H]", x.shape[:-1], dt=dt)
-    check_shapes("[H]", (heads,), a=a)
-    check_shapes("[..., T, N]", (*lead, length, b.shape[-1]), b=b, c=c)
     chunk = check_chunk(chunk, length)
     dtype = accumulation_dtype(x, dt, a, b, c)
     out_dtype = x.dtype

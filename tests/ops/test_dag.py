@@ -160,7 +160,7 @@ FEWER = {name: jnp.zeros((2, 11, 3)) for name in "qkv"} | {"direct": jnp.zeros((
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"k": jnp.zeros((2, 12, 4))}, r"q and k .*\(2, 12, 3\).*\(2, 12, 4\)"),
+        ({"k": jnp.zeros((2, 12, 4))}, r"k must .*\(2, 12, 3\).*\(2, 12, 4\)"),
         (FEWER, r"q must be .*N.*\(2, 12, 3\).*\(2, 11, 3\)"),
         ({"v": jnp.zeros((12, 2))}, r"v must .*\(2, 12, 2\).*\(12, 2\)"),
         ({"direct": jnp.zeros((2, 1))}, r"direct must be .*\(2, 12\).*\(2, 1\)"),

@@ -76,7 +76,7 @@ def test_published_cells(x64, operator):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"k": jnp.zeros((2, 7, 5))}, r"q and k .*\(2, 7, 4\).*\(2, 7, 5\)"),
+        ({"k": jnp.zeros((2, 7, 5))}, r"k must .*\(2, 7, 4\).*\(2, 7, 5\)"),
         ({"v": jnp.zeros((2, 6, 3))}, r"v must .*\(2, 7, 3\).*\(2, 6, 3\)"),
         ({"f": jnp.zeros((2, 1))}, r"f must .*\(2, 7\).*\(2, 1\)"),
         ({"method": "parallel"}, r"method .*chunkwise.*'parallel'"),

@@ -80,7 +80,7 @@ def test_combining_halves_gives_the_whole(x64):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"k": jnp.zeros((2, 7, 4))}, r"q and k .*\(2, 7, 3\).*\(2, 7, 4\)"),
+        ({"k": jnp.zeros((2, 7, 4))}, r"k must .*\(2, 7, 3\).*\(2, 7, 4\)"),
         ({"v": jnp.zeros((2, 6, 4))}, r"v must .*\(2, 7, 4\).*\(2, 6, 4\)"),
         ({"gates": SequenceGates(jnp.zeros((2, 7)), jnp.zeros((7,)), jnp.zeros((2, 7)))}, r"transition .*\(7,\)"),
         ({"direct": jnp.zeros((2, 1))}, r"direct .*\(2, 1\)"),

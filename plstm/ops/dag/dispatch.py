@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import accumulation_dtype, attend, check_choice, check_inputs, check_shapes, direct_term
+from plstm.ops.common import accumulation_dtype, attend, check_axes, check_choice, direct_term
 from plstm.ops.dag.forms import IN_BOUNDS, by_doubling, by_levels, recurrent
 from plstm.ops.dag.gates import DagGates
 from plstm.ops.dag.line_graph import Dag, PackedDags
@@ -47,10 +47,8 @@ def plstm_dag(
     """
     dag = dag.packed if isinstance(dag, Dag) else dag
     check_choice("method", method, METHODS)
-    check_inputs("N", q, k, v, direct=direct)
-    check_shapes("[..., N, d_k]", (*q.shape[:-2], dag.num_nodes, q.shape[-1]), q=q)
-    check_shapes("[..., E]", (*q.shape[:-2], dag.num_edges), source=gates.source, mark=gates.mark)
-    check_shapes("[..., L]", (*q.shape[:-2], dag.num_line_edges), transition=gates.transition)
+    axes = "q, k [..., N, d_k]; v [..., N, d_v]; direct [..., N]; source [..., E]; transition [..., L]; mark [..., E]"
+    check_axes(axes, q, k, v, direct, *gates, N=dag.num_nodes, E=dag.num_edges, L=dag.num_line_edges)
     if method == "auto":
         method = choose_method(dag, q.shape[-1] * v.shape[-1])
     scale = q.shape[-1] ** -0.5 if scale is None else scale

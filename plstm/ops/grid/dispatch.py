@@ -12,10 +12,10 @@ import jax
 from jax import Array
 
 from plstm.errors import UserError
-from plstm.ops.common import accumulation_dtype, check_choice, check_inputs, split_over_devices
+from plstm.ops.common import accumulation_dtype, check_axes, check_choice, split_over_devices
 from plstm.ops.grid import cpu, kernels
 from plstm.ops.grid.chunkwise import chunkwise
-from plstm.ops.grid.gates import STRUCTURES, GridGates, check_gates
+from plstm.ops.grid.gates import GATE_AXES, STRUCTURES, GridGates
 from plstm.ops.grid.matrix import FORMS, by_matrix
 from plstm.ops.grid.recurrence import plstm2d_oracle
 
@@ -43,9 +43,9 @@ def plstm2d(
     """
     check_choice("method", method, METHODS)
     check_choice("structure", structure, STRUCTURES)
-    check_inputs("Y, X", q, k, v, direct=direct)
+    axes = f"q, k [..., Y, X, d_k]; v [..., Y, X, d_v]; direct [..., Y, X]; {GATE_AXES}"
+    check_axes(axes, q, k, v, direct, *gates)
     *lead, height, width, _ = q.shape
-    check_gates(gates, (*lead, 4, height, width))
     if method == "fused":
         if width > WIDEST_FUSED:
             raise ValueError(f'method="fused" takes grids of at most {WIDEST_FUSED} columns; got {height} x {width}')

@@ -12,8 +12,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import check_shapes
-
 STRUCTURES = ("general", "shared_incoming", "d_mode")
 
 
@@ -32,11 +30,7 @@ class GridGates(NamedTuple):
     m_u: Array  # upper edge -> mark
 
 
-def check_gates(gates: GridGates, expected: tuple[int, ...]) -> None:
-    """Raises ValueError unless all gates have the shape [..., 4, Y, X] = `expected`."""
-    if len(expected) < 3 or expected[-3] != 4:
-        raise ValueError(f"gates must be [..., 4, Y, X]; got s_r {expected}")
-    check_shapes("[..., 4, Y, X]", expected, **gates._asdict())
+GATE_AXES = f"{', '.join(GridGates._fields)} [..., 4, Y, X]"  # for `plstm.ops.common.check_axes`
 
 
 def fill_unread(gates: GridGates, structure: str) -> GridGates:

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import accumulation_dtype, add_up, attend, check_choice, chunked_map, product
+from plstm.ops.common import accumulation_dtype, add_up, attend, check_axes, check_choice, chunked_map, product
 from plstm.ops.grid import cpu
-from plstm.ops.grid.gates import STRUCTURES, GridGates, check_gates, fill_unread, mirror, mirror_gates
+from plstm.ops.grid.gates import GATE_AXES, STRUCTURES, GridGates, fill_unread, mirror, mirror_gates
 from plstm.ops.grid.recurrence import scan_sources
 from plstm.ops.sequence import segment_products
 
@@ -29,7 +29,7 @@ def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "
     summed; zero from a node to itself. Raises ValueError where shapes disagree, or a structure or form is unknown.
     """
     check_choice("structure", structure, STRUCTURES)
-    check_gates(gates, gates.s_r.shape)
+    check_axes(GATE_AXES, *gates)
     *lead, _, height, width = gates.s_r.shape
     dtype = accumulation_dtype(*gates)
     gates = jax.tree.map(lambda gate: gate.reshape(-1, *gate.shape[-3:]).astype(dtype), gates)
