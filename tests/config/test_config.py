@@ -101,11 +101,6 @@ def wider_schema(monkeypatch):
     identity._defaults.cache_clear()
 
 
-def test_only_values_that_are_not_the_schema_s_make_the_id(arrow):
-    assert identity.identity(plain_config(arrow))["data"] == {"train_seed": 43}
-    assert identity.identity(plain_config(arrow))["model"]["heads"] == 6
-
-
 def test_a_new_key_changes_no_id_until_its_value_does(arrow, wider_schema):
     wider = WiderConfig(**vars(replace(arrow, data=WiderData(**asdict(arrow.data)))))
     assert run_id(wider) == run_id(arrow)
@@ -148,12 +143,6 @@ def test_a_run_is_named_after_experiment_and_variant_but_its_id_is_not(config_of
     config = config_of(*overrides)
     assert identity.run_name(identity.named(config, overrides)) == name
     assert run_id(identity.named(config, ["experiment=x", "variant=y"])) == run_id(config)
-
-
-def test_a_variant_is_the_same_run_as_its_values(config_of):
-    assert run_id(config_of("experiment=arrow/plstm", "variant=d_mode")) == run_id(
-        config_of("experiment=arrow/plstm", "model.modes=[D]")
-    )
 
 
 @pytest.mark.parametrize("mark", ["", "++"])

@@ -8,7 +8,6 @@ import math
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import HealthCheck, Phase, event, example, given, settings
@@ -24,11 +23,8 @@ from plstm.runs.compose import compose_config, to_config
 from plstm.runs.finetuning import initial_id
 from plstm.runs.overrides import choices, known_keys, parse_overrides
 from plstm.tasks import TASKS
-from plstm.tasks.programs import Programs
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import learning_rate_schedule
-from plstm.training.plan import Plan
-from plstm.training.steps import init_state
 
 SMALL = ["debug=smoke", "model.dim=16", "model.heads=2"]
 STARTS = {
@@ -91,7 +87,7 @@ def command_lines() -> st.SearchStrategy[tuple[str, list[str]]]:
     return st.tuples(st.sampled_from(sorted(STARTS)), overrides)
 
 
-def outcome(start: str, overrides: list[str], folder: Path, build) -> Config | str:
+def outcome(start: str, overrides: list[str], folder: Path) -> Config | str:
     """As train.py does it: a config that starts, or why not. Any other error than ours comes through."""
     own = [f"paths.runs={folder}/runs", f"paths.results={folder}/results", "logger.mode=disabled"]
     try:
@@ -100,7 +96,7 @@ def outcome(start: str, overrides: list[str], folder: Path, build) -> Config | s
         config = to_config(compose_config("train", words))
         if config.init_from is not None:
             initial_id(config.init_from, Path(config.paths.runs))
-        build(config)
+        parts(config)
     except UserError as error:
         return str(error)
     return config
@@ -121,23 +117,6 @@ def parts(config: Config) -> None:
         task.batches(layout)
     json.dumps(identity.identity(identity.plain_config(config)), allow_nan=False, ensure_ascii=False).encode()
     assert len(identity.run_id(config)) == 12
-
-
-traced: set[str] = set()
-
-
-def trace(config: Config) -> None:
-    """Initialisation and a training step of a config, in shapes and without data."""
-    task = TASKS[config.task](TASKS[config.task](config).shared_config())
-    if repr(task.config) in traced:
-        return
-    traced.add(repr(task.config))
-    programs = Programs.of(task, Plan(20, 10, 2, 1, 1, 1, 1.0))
-    state = jax.eval_shape(lambda: init_state(task.build_model(jax.random.key(0)), programs.optimizer)[1])
-    batch, size = config.optim.batch_size, config.data.size
-    images = (batch, size, size, 3) if config.task == "imagenet" else (batch, -(-size * size // 8))
-    shapes = {"image": jax.ShapeDtypeStruct(images, jnp.uint8), "label": jax.ShapeDtypeStruct((batch,), jnp.int32)}
-    jax.eval_shape(programs.step, state, shapes, jax.random.key(1))
 
 
 def assert_one_line(line: str, keys: list[str]) -> None:
@@ -170,11 +149,11 @@ def same(given, taken) -> bool:
 
 @pytest.fixture
 def try_out(composed, tmp_path_factory):
-    """Function of (start, overrides) and what builds a run: asserts that these start or are refused in one line."""
+    """Function of (start, overrides): asserts that these start or are refused in one line."""
 
-    def try_out(case, build=parts):
+    def try_out(case):
         start, overrides = case
-        found = outcome(start, overrides, tmp_path_factory.getbasetemp(), build)
+        found = outcome(start, overrides, tmp_path_factory.getbasetemp())
         event("refused" if isinstance(found, str) else "starts")
         if isinstance(found, str):  # one choice may break another key's bounds
             assert_one_line(found, [*KEYS, *(text.lstrip("+~").partition("=")[0] for text in overrides)])
@@ -182,9 +161,6 @@ def try_out(composed, tmp_path_factory):
             assert_taken(overrides, found)
 
     return try_out
-
-
-LONG = {"suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.generate]}
 
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
@@ -195,17 +171,10 @@ def test_any_command_line_starts_or_is_refused_in_one_line(try_out, case):
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, **LONG)
+@settings(max_examples=2000, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate])
 @given(command_lines())
 def test_thousands_of_command_lines_start_or_are_refused_in_one_line(try_out, case):
     try_out(case)
-
-
-@pytest.mark.slow
-@settings(max_examples=60, **LONG)
-@given(command_lines())
-def test_what_starts_traces_a_training_step(try_out, case):
-    try_out(case, lambda config: (parts(config), trace(config)))
 
 
 PYTHON = [0, 7, -1, 2**31, 10**30, 0.5, 1e-320, 1e30, float("inf"), float("nan"), None, True, "", "x", "ä/箭", "a\nb"]

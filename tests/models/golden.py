@@ -45,10 +45,6 @@ def norm(layer: nnx.Module) -> list[tuple[nnx.Variable, str]]:
     return [(layer.scale, "g"), (layer.bias, "b")]
 
 
-def parameters(model: nnx.Module) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
-
-
 def waves(shape: tuple[int, ...], rate: float = 0.37, shift: float = 0.0) -> jax.Array:
     """cos(rate j + shift), j row by row."""
     return jnp.cos(rate * jnp.arange(math.prod(shape), dtype=jnp.float64) + shift).reshape(shape)

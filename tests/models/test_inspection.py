@@ -3,9 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 
-from plstm.models import build_model
 from plstm.models.vision import gate_statistics
 from plstm.ops.grid import gating_matrix_oracle
 from plstm.runs.pictures import capture_flow
@@ -78,15 +76,3 @@ def test_a_node_passes_on_what_the_others_attend_to():
 def test_attention_has_no_gates():
     model = filled(tiny(**MODELS["ViT"]))
     assert jax.eval_shape(lambda images: gate_statistics(model, images), IMAGES) == {}
-
-
-def test_the_program_of_the_statistics_does_not_grow_with_the_depth():
-    """The blocks are scanned over, and not written one after another."""
-
-    def lines(depth: int) -> int:
-        graphdef, params = nnx.split(nnx.eval_shape(lambda: build_model(tiny(depth=depth), 0)))
-        program = jax.jit(lambda params, images: gate_statistics(nnx.merge(graphdef, params), images))
-        return program.lower(params, IMAGES).as_text().count("\n")
-
-    shallow, deep = lines(6), lines(18)  # a stack of at most two groups of blocks is unrolled
-    assert deep < 1.3 * shallow

@@ -53,22 +53,6 @@ def test_the_seed_alone_decides_the_start():
         assert np.any(leaf != other[name]) == (name.endswith("kernel") or name == "position"), name
 
 
-@pytest.mark.parametrize(("name", "depth"), [("pLSTM", 6), ("ViT", 2)])
-def test_blocks_follow_each_other_and_add_the_mixer_then_the_mlp(name, depth):
-    model = filled(tiny(depth=depth, **MODELS[name] | {"layer_scale": 0.5}))
-    assert len(list(model.blocks())) == depth
-
-    @jax.jit
-    def one_by_one(images):
-        x = model.embed(images)
-        for block in model.blocks():
-            x = x + block.mixer_scale(block.mixer(block.mixer_norm(x)))
-            x = x + block.mlp_scale(block.mlp(block.mlp_norm(x)))
-        return model.head(model.pool(x, (4, 4)))
-
-    np.testing.assert_allclose(jax.jit(model)(draw_images()), one_by_one(draw_images()), atol=1e-5)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_of_other_resolutions_take_a_resized_position(name):
     model = filled(tiny(**MODELS[name]))
@@ -97,11 +81,6 @@ def test_corner_pooling_takes_the_corners(modes, grid):
     corners = np.concatenate([x[:, 0, 0], x[:, 0, -1], x[:, -1, 0], x[:, -1, -1]], axis=-1).reshape(2, 4, 16)
     pooled = jax.jit(model.pool, static_argnums=1)(tokens, grid)
     np.testing.assert_allclose(pooled, normed(model, corners).reshape(2, -1), atol=1e-5)
-
-
-def test_class_token_pooling_takes_the_first_token():
-    model, x = filled(tiny(**VIT)), np.random.default_rng(0).normal(size=(2, 17, 16)).astype(np.float32)
-    np.testing.assert_allclose(model.pool(x, (4, 4)), normed(model, x[:, 0]), atol=1e-5)
 
 
 def test_every_branch_of_every_sample_is_dropped_by_itself():

@@ -72,6 +72,10 @@ def test_gates_follow_the_transcription(backend, mode, bias_only, monkeypatch):
         assert gate.shape == (2, HEADS, 4, 3, 2) and gate.dtype == jnp.float32, name
         np.testing.assert_allclose(gate, expected[name], atol=2e-6, err_msg=name)
     assert mode != "D" or not actual["t_ru"].any()  # not even nearly open
+    half = jnp.asarray(x, jnp.bfloat16)
+    of_half, of_rounded = jax.jit(gates)(half), jax.jit(gates)(half.astype(jnp.float32))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), of_half, of_rounded)
+    assert {gate.dtype for gate in of_half} == {jnp.dtype("float32")}
 
 
 def test_biases_start_as_in_table_2():

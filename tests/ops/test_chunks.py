@@ -9,7 +9,6 @@ import pytest
 
 from plstm.ops.common import chunked_map
 from plstm.ops.grid import plstm2d_oracle
-from plstm.ops.grid.cpu import num_chunks
 from plstm.ops.grid.matrix import by_matrix
 from scripts.benchmark import draw_operator_inputs
 
@@ -46,19 +45,6 @@ def test_every_entry_is_computed_once_and_in_its_place():
     found = chunked_map(lambda a, b: calls.append(a.shape) or a[:, None] * b["b"], (a, {"b": b}), 3)
     np.testing.assert_array_equal(found, a[:, None] * b)
     assert set(calls) == {(3,)}
-
-
-def test_chunks_by_cores_and_size(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(2))
-    matrix = 4 * 144**2  # 12 x 12 nodes
-    assert num_chunks(150, matrix) == 1  # eleven would do
-    assert num_chunks(512, matrix) == 40
-    assert num_chunks(9, 4 * 2304**2) == 4  # two entries at the least
-    assert num_chunks(1, 4 * 2304**2) == num_chunks(0, matrix) == 1
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
-    assert num_chunks(4096, matrix) == 40
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert num_chunks(4096, matrix) == 1
 
 
 def test_a_large_batch_takes_little_memory():

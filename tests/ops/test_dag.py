@@ -152,26 +152,3 @@ def test_auto_chooses_by_backend_and_size(monkeypatch):
     assert choose() == ["levels", "recurrent", "levels"]
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert choose() == ["doubling", "recurrent", "recurrent"]
-
-
-FEWER = {name: jnp.zeros((2, 11, 3)) for name in "qkv"} | {"direct": jnp.zeros((2, 11))}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"k": jnp.zeros((2, 12, 4))}, r"k must .*\(2, 12, 3\).*\(2, 12, 4\)"),
-        (FEWER, r"q must be .*N.*\(2, 12, 3\).*\(2, 11, 3\)"),
-        ({"v": jnp.zeros((12, 2))}, r"v must .*\(2, 12, 2\).*\(12, 2\)"),
-        ({"direct": jnp.zeros((2, 1))}, r"direct must be .*\(2, 12\).*\(2, 1\)"),
-        ({"method": "fast"}, r"method .*levels.*'fast'"),
-        *(({gate: jnp.zeros((2, 99))}, rf"{gate} must be .*\(2, 99\)") for gate in DagGates._fields),
-    ],
-)
-def test_wrong_arguments_are_named(change, message):
-    arguments, _ = draw(DAGS["sparse"], jnp.float32)
-    gates = {name: change[name] for name in change if name in DagGates._fields}
-    arguments["gates"] = arguments["gates"]._replace(**gates)
-    arguments |= {name: value for name, value in change.items() if name not in gates}
-    with pytest.raises(ValueError, match=message):
-        plstm_dag(**arguments, dag=DAGS["sparse"])

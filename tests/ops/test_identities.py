@@ -53,21 +53,6 @@ def test_p_mode_at_a_constant_angle_is_binomial(x64):
     assert np.argmax(diagonal) / length == pytest.approx(alpha)
 
 
-def test_p_mode_decays_with_the_square_root_of_the_path_length(x64):
-    """Equation 38, along the leading direction, to within the remainder of Stirling's formula: 2.8 % to 0.7 %."""
-    alpha = 0.25
-    height, width = 49, 17
-    ones = jnp.ones((height, width, 1))
-    impulse = jnp.zeros((height, width, 1)).at[0, 0].set(1.0)
-    gates = p_mode(height, width, alpha)
-    received = plstm2d(ones, ones, impulse, gates, jnp.zeros((height, width)), method="recurrent")[..., 0]
-    for length in (16, 32, 64):
-        across = int(alpha * length)
-        spread = alpha * (1 - alpha) * length
-        predicted = (2 * np.pi * spread) ** -0.5
-        assert received[length - across, across] == pytest.approx(predicted, rel=1 / (12 * spread))
-
-
 @pytest.mark.parametrize("form", ["row_transfer", "source_scan"])
 def test_column_sums_up_to_one_bound_the_signal(x64, form):
     """Equations 4 and 30: what a node sends never exceeds 1 in total on any later diagonal, whatever the signs."""

@@ -71,20 +71,3 @@ def test_published_cells(x64, operator):
     inputs = {"q": waves(n), "k": waves(n, 0.41, 0.5), "v": waves(n, 0.29, 1.0)}
     inputs |= {"i": 8 * waves(gate, 1.3), "f": 3 + 2 * waves(gate, 0.7, 0.4)}
     check_golden("V1", lambda **inputs: (operator(**inputs), None), **inputs)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"k": jnp.zeros((2, 7, 5))}, r"k must .*\(2, 7, 4\).*\(2, 7, 5\)"),
-        ({"v": jnp.zeros((2, 6, 3))}, r"v must .*\(2, 7, 3\).*\(2, 6, 3\)"),
-        ({"f": jnp.zeros((2, 1))}, r"f must .*\(2, 7\).*\(2, 1\)"),
-        ({"method": "parallel"}, r"method .*chunkwise.*'parallel'"),
-        ({"chunk": 0}, "chunk must be at least 1; got 0"),
-    ],
-)
-def test_wrong_arguments_are_named(change, message):
-    with pytest.raises(ValueError, match=message):
-        mlstm(**(draw(7)[0] | change))
-    with pytest.raises(ValueError, match="T must be at least 1"):
-        mlstm(**draw(0)[0])

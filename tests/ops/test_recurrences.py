@@ -168,33 +168,3 @@ def test_tracking_with_scalars_is_plstm1d(x64):
     *gates, direct = (arguments[name].reshape(2, 12) for name in ("source", "transition", "mark", "direct"))
     expected = plstm1d(q, k, v, SequenceGates(*gates), direct)
     np.testing.assert_allclose(plstm1d_tracking(**arguments)[..., 0], expected, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("operator", "change", "message"),
-    [
-        (ssd, {"b": jnp.zeros((2, 6, 4))}, r"b must be \[..., T, N\] = \(2, 7, 4\); got \(2, 6, 4\)"),
-        (ssd, {"a": jnp.zeros(2)}, r"a must be \[H\] = \(3,\)"),
-        (gated_delta_rule, {"beta": jnp.zeros((3, 1))}, r"beta must .*\(3, 7\).*\(3, 1\)"),
-        (gated_delta_rule, {"chunk": 48}, "chunk must be a power of two; got 48"),
-        (gated_delta_rule, {"method": "fast"}, "method must be one of auto, chunkwise, recurrent; got 'fast'"),
-        (
-            plstm1d_tracking,
-            {"source": jnp.zeros((2, 7, 3, 2, 1))},
-            r"source must .*J_T, J_K, J_V\] = \(2, 7, 3, 2, 5\)",
-        ),
-        (plstm1d_tracking, {"mark": jnp.zeros((2, 7, 2, 4, 2))}, r"mark must .*J_O, J_Q, J_T\] = \(2, 7, 2, 4, 3\)"),
-        (plstm1d_tracking, {"direct": jnp.zeros((2, 7, 1, 1, 2, 2))}, r"direct must .*= \(2, 7, 2, 4, 2, 5\)"),
-    ],
-)
-def test_wrong_arguments_are_named(operator, change, message):
-    with pytest.raises(ValueError, match=message):
-        operator(**(DRAWS[operator](7, jnp.float32)[0] | change))
-
-
-def test_wrong_arguments_of_slstm_are_named():
-    arguments, _ = draw_slstm(5, jnp.float32)
-    with pytest.raises(ValueError, match=r"recurrent must .*\(2, 3, 4, 3\)"):
-        slstm(**(arguments | {"recurrent": jnp.zeros((2, 4, 3, 3))}))
-    with pytest.raises(ValueError, match="T must be at least 1"):
-        slstm(**draw_slstm(0, jnp.float32)[0])

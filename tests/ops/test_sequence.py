@@ -75,18 +75,3 @@ def test_combining_halves_gives_the_whole(x64):
         mark = np.concatenate([mark[left], transition[left, None] * mark[right]], axis=1)  # 27
         transition = transition[left] * transition[right]  # 26
     np.testing.assert_allclose(gating_matrix_1d(gates), gating[0], rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"k": jnp.zeros((2, 7, 4))}, r"k must .*\(2, 7, 3\).*\(2, 7, 4\)"),
-        ({"v": jnp.zeros((2, 6, 4))}, r"v must .*\(2, 7, 4\).*\(2, 6, 4\)"),
-        ({"gates": SequenceGates(jnp.zeros((2, 7)), jnp.zeros((7,)), jnp.zeros((2, 7)))}, r"transition .*\(7,\)"),
-        ({"direct": jnp.zeros((2, 1))}, r"direct .*\(2, 1\)"),
-        ({"method": "fast"}, r"method .*parallel.*'fast'"),
-    ],
-)
-def test_wrong_arguments_are_named(change, message):
-    with pytest.raises(ValueError, match=message):
-        plstm1d(**(draw(7)[0] | change))

@@ -26,19 +26,6 @@ def test_shortcuts_reach_their_known_accuracies():
         assert rows[name]["test_ext"] == pytest.approx(extended, abs=tolerance), name
 
 
-def test_evidence_ranks_images_better_than_answers_alone():
-    canvas = Canvas(48, 0.25)
-    fitted = script.fit(canvas, 1_000_000, 1)
-    assert all(np.abs(evidence).max() <= 1 for evidence in fitted.values())
-    rows = script.measure_sizes(canvas, fitted, [48], 3000)
-    given = [row for row in rows if row["probe"] == "as given"]
-    areas = {row["name"]: (row["area_under_roc"], row["balanced_accuracy"]) for row in given}
-    for name, known in (("arrow direction only", 0.823), ("circle position and arrow direction", 0.977)):
-        area, accuracy = areas[name]
-        assert area == pytest.approx(known, abs=0.02) and area > accuracy + 0.03, name
-    assert areas[script.PERFECT][0] > 0.999
-
-
 COARSE = {  # these need fewer samples than the script's
     "arrow": {"ax": 8, "ay": 8, "phi": 16},
     "circle and direction": {"cx": 8, "cy": 8, "phi": 16},
@@ -87,13 +74,3 @@ def test_record_on_disk(tmp_path, monkeypatch, capsys):
     assert {row["canvas_pixels"] for row in record["sizes"] if row["probe"] != "as given"} == {48}
     assert list(sizes) == [(size, name) for size in (48, 64) for name in (*script.SHORTCUTS, script.PERFECT)]
     assert sizes[64, script.PERFECT]["accuracy"] > 0.97 and sizes[64, script.PERFECT]["images"] == 300
-
-
-def test_the_record_of_balanced_images_has_a_name_and_a_row_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["x.py", "--size=48", "--scale=0.25", "--samples=2000", "--distribution=balanced"])
-    monkeypatch.setattr(script, "SPLITS_SEEN", ["val"])
-    monkeypatch.setattr(script, "machine_folder", lambda name: tmp_path / name)
-    script.main()
-    record = json.loads((tmp_path / "results/baselines/arrow-balanced-48.json").read_text())
-    assert record["distribution"] == "balanced"
-    assert [row["name"] for row in record["baselines"]] == [*script.SHORTCUTS, *script.CIRCLE, script.PERFECT]

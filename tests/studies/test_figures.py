@@ -8,7 +8,7 @@ from PIL import Image
 
 from plstm.errors import UserError
 from plstm.studies import figures
-from plstm.studies.definitions import LINES, load_table
+from plstm.studies.definitions import load_table
 from plstm.studies.figures import draw_table
 from plstm.studies.probes import points_by_size, read_probes
 from plstm.studies.records import read_records, record_path
@@ -61,17 +61,6 @@ def test_each_figure_says_what_its_runs_are(add, drawn):
     add(experiment=table.rows[0].experiment, table=table.name, lr=1e-3)
     title = drawn(table)["curves"].get_suptitle()
     assert title.startswith(f"{table.title}\n{table.figure.small}\nMean over n runs") and "48-pixel" in title
-
-
-def test_a_panel_of_too_many_lines_or_of_unknown_rows_is_refused(tmp_path):
-    text = (TABLES / "arrow-48.yaml").read_text()
-    for old, new, words in (
-        ("[EfficientNet, ", "[pLSTM, EfficientNet, ", f"panel 'Other models' has {LINES + 1} lines"),
-        ("[EfficientNet, ", "[Efficient, ", "no row 'Efficient'"),
-    ):
-        (tmp_path / "arrow-48.yaml").write_text(text.replace(old, new))
-        with pytest.raises(UserError, match=f"key figure.groups: {words}"):
-            load_table(tmp_path / "arrow-48.yaml")
 
 
 def test_curves_of_the_papers_runs_stand_beside_ours(arrow, add, drawn, tmp_path):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from plstm.errors import UserError
 from plstm.studies.definitions import load_table
 from plstm.studies.figures import draw_lengths
 from plstm.studies.records import read_records, write_record
@@ -46,19 +45,6 @@ def test_stages_are_run_one_after_the_other(table):
     assert {run.values["data.name"] for run in runs[99:]} == set(table.section_values[7:])
 
 
-def test_a_stage_that_names_nothing_of_the_table_is_refused(tmp_path):
-    text, path = (TABLES / f"{NAME}.yaml").read_text(), tmp_path / f"{NAME}.yaml"
-    for old, new, words in (
-        ("rows: [Stack-RNN, ", "rows: [Stack, ", "key stages[2].rows: no row 'Stack'"),
-        ("seed: [43]}", "seed: [7]}", "key stages[1].sweep: the table does not sweep seed over [7]"),
-    ):
-        assert old in text
-        path.write_text(text.replace(old, new, 1))
-        with pytest.raises(UserError) as error:
-            load_table(path)
-        assert words in str(error.value)
-
-
 def test_the_table_shows_the_highest_seed_beside_the_papers_number(table, add, tmp_path):
     for seed, accuracy in ((43, 0.5), (44, 1.0), (45, 0.53)):
         add("PR-LSTM 1R", "missing_duplicate", seed, accuracy, accuracy, accuracy)
@@ -77,16 +63,6 @@ def test_the_table_shows_the_highest_seed_beside_the_papers_number(table, add, t
         if key[:2] == ("missing_duplicate", "PR-LSTM 1R")
     }
     assert (found["max", "test"], found["43", "test"], found["count", "test"]) == (100, 50, 1)
-
-
-def test_baselines_stand_beside_their_task_and_split_alone(table, add, tmp_path):
-    add("LSTM", "bucket_sort", 43, 1.0, 1.0, 0.97)
-    (tmp_path / "baselines").mkdir()
-    (tmp_path / "baselines/languages.json").write_text('{"baselines": [{"name": "chance", "bucket_sort": 0.2}]}')
-    found = long_values(rendered(table, tmp_path)["table.csv"])
-    assert {key: v for key, v in found.items() if key[1] == "chance"} == {
-        ("bucket_sort", "chance", "", "1", "mean", "test"): 20
-    }
 
 
 def test_the_figure_has_a_panel_a_task_and_a_line_a_model(table, add, tmp_path):

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +11,7 @@ from plstm.errors import UserError
 from plstm.runs.compose import compose_config, to_config
 from plstm.runs.identity import run_id
 from plstm.studies import sweeps
-from plstm.studies.definitions import load_table
+from plstm.studies.definitions import LINES, load_table
 from plstm.studies.records import write_record
 from plstm.studies.sweeps import planned_runs
 from plstm.training.environment import describe_environment
@@ -41,6 +40,12 @@ PLANNED = 7 * 15 + 5 * (4 + 3 + 1 + 2 + 1)  # runs of the arrow table
         ("graphs", "{PTC_FM: PTC-FM}", "{PTC: PTC-FM}", "key section_titles must name some of"),
         ("graphs", "sweep: {model.depth: [4]}\n", "sweep: {model.deepth: [4]}\n", "does not sweep model.deepth"),
         ("graphs", "choose_once: true", "costs: true", "key sections are not for a table with costs"),
+        ("languages-small", "rows: [Stack-RNN, ", "rows: [Stack, ", "key stages[2].rows: no row 'Stack'"),
+        ("languages-small", "seed: [43]}", "seed: [7]}", "stages[1].sweep: the table does not sweep seed over [7]"),
+        ("arrow-48", "[EfficientNet, ", "[pLSTM, EfficientNet, ", f"panel 'Other models' has {LINES + 1} lines"),
+        ("arrow-48", "[EfficientNet, ", "[Efficient, ", "key figure.groups: no row 'Efficient'"),
+        ("tokens", "majority: {test_rescaled", "majority: {rescaled", "majority.rescaled@2048 of xLSTM[1:0] must be"),
+        ("tokens", "overview: test_rescaled@512", "overview: test_loss", "overview must be one of test_accuracy@128, "),
     ],
 )
 def test_a_wrong_definition_names_file_and_key(tmp_path, name, old, new, words):
@@ -298,40 +303,24 @@ def test_runs_side_by_side_share_cores_and_devices(monkeypatch):
         run_table.place(9, 5, gpus)
 
 
-@pytest.mark.parametrize(("devices", "lines"), [(1, 0), (4, 1)])
-def test_the_dry_run_says_how_to_use_several_gpus(arrow, tmp_path, monkeypatch, capsys, devices, lines):
-    monkeypatch.setattr(run_table, "query_hardware", lambda: HARDWARE | {"device_count": devices})
-    options = SimpleNamespace(results=tmp_path, runs=tmp_path, sections=None, seeds=None, overrides=[])
-    run_table.list_jobs(arrow, options)
-    assert capsys.readouterr().out.count("4 devices: --processes 4 trains a run on each") == lines
-
-
-def test_a_job_waits_for_a_running_one_that_makes_what_it_needs(graphs, tmp_path):
-    (tmp_path / "train.py").write_text("import sys; open('started', 'a').write(sys.argv[1] + ' ')")
-    runs = [folds_of(graphs, f"graphs/{name}")[0] for name in ("gat", "gcn", "gin")]
-    done = []
-
-    def overrides(job):
-        if job.runs[0].row.name == "GCN" and not done or job.runs[0].row.name == "GIN":
-            raise UserError("not yet")
-        return []
-
-    failures = run_table.execute(sweeps.jobs(graphs, runs), overrides, tmp_path, done.append, [{}, {}])
-    assert [job.runs[0].row.name for job in done] == ["GAT", "GCN"] and failures[0].endswith("data.fold=0: not yet")
-
-
-def test_jobs_behind_one_that_waits_are_started(graphs, tmp_path):
+def test_jobs_run_side_by_side_a_thread_each_and_pass_one_that_waits_for_another(graphs, tmp_path):
+    """GAT and GIN need each other at work; of the two jobs between them, one never finds what it needs."""
     (tmp_path / "train.py").write_text(WAIT_FOR_EACH_OTHER)
-    runs = [folds_of(graphs, f"graphs/{name}")[0] for name in ("gat", "lstm", "gin")]
+    runs = [run for name in ("gat", "lstm", "gcn", "gin") for run in folds_of(graphs, f"graphs/{name}")[:2]]
     done = []
 
     def overrides(job):
-        if job.runs[0].row.name == "LSTM GNN":
+        name = job.runs[0].row.name
+        if name == "LSTM GNN" or name == "GCN" and not done:
             raise UserError("not yet")
         return []
 
-    run_table.execute(sweeps.jobs(graphs, runs), overrides, tmp_path, done.append, [run_table.ONE_THREAD] * 2)
-    assert sorted(job.runs[0].row.name for job in done) == ["GAT", "GIN"]  # which wait for each other
+    places = [run_table.ONE_THREAD] * 2
+    failures = run_table.execute(sweeps.jobs(graphs, runs), overrides, tmp_path, done.append, places)
+    experiment = "experiment=graphs/{} data.name=MUTAG seed=43 model.depth=4 data.fold=0,1: {}"
+    assert sorted(failures) == [experiment.format("gcn", "exit status 3"), experiment.format("lstm", "not yet")]
+    assert sorted(job.runs[0].row.name for job in done) == ["GAT", "GIN"]
+    assert (tmp_path / "graphs-gat").read_text() == "1"
 
 
 def test_processes_are_stopped_where_a_table_cannot_be_written(graphs, tmp_path):
@@ -347,17 +336,6 @@ def test_processes_are_stopped_where_a_table_cannot_be_written(graphs, tmp_path)
     with pytest.raises(OSError, match="No space"):
         run_table.execute(sweeps.jobs(graphs, runs), lambda job: [], tmp_path, disk_full, [{}, {}])
     assert (tmp_path / "saved").exists()
-
-
-def test_jobs_run_side_by_side_a_thread_each(graphs, tmp_path):
-    (tmp_path / "train.py").write_text(WAIT_FOR_EACH_OTHER)
-    runs = [run for name in ("gat", "gcn", "gin") for run in folds_of(graphs, f"graphs/{name}")[:2]]
-    done = []
-    places = [run_table.ONE_THREAD] * 2
-    failures = run_table.execute(sweeps.jobs(graphs, runs), lambda job: [], tmp_path, done.append, places)
-    assert failures == ["experiment=graphs/gcn data.name=MUTAG seed=43 model.depth=4 data.fold=0,1: exit status 3"]
-    assert sorted(job.runs[0].row.name for job in done) == ["GAT", "GIN"]
-    assert (tmp_path / "graphs-gat").read_text() == "1"
 
 
 def test_a_job_that_is_no_longer_needed_is_left_out(graphs, tmp_path, capsys):

@@ -9,7 +9,7 @@ from plstm.studies.records import read_records, record_path
 from plstm.studies.sweeps import planned_runs, t_interval
 from plstm.studies.tables import DASH, text_table
 
-from .conftest import ROOT, TABLES, edit_line, example_record, lines_of, long_values, rendered, run_script
+from .conftest import ROOT, TABLES, edit_line, lines_of, long_values, rendered, run_script
 
 
 def cells_of(text, row):
@@ -42,19 +42,6 @@ def test_without_a_finished_seed_there_is_no_table(arrow, add_folds, graphs, tmp
     add_folds("graphs/gin", count=9)
     assert rendered(graphs, tmp_path) == rendered(arrow, tmp_path) == {}
     assert text_table(arrow, [], tmp_path).splitlines()[1].startswith("chance ")
-
-
-def test_a_rejected_choice_is_in_the_csv_alone(arrow, add, tmp_path):
-    add(val=0.97, test=0.96)
-    rejected = add(lr=1e-3, val=0.9, test=0.99)
-    files = rendered(arrow, tmp_path)
-    assert dict(cells_of(files["table.md"], "pLSTM"))["Learning rate"] == "0.0001"
-    found = long_values(files["table.csv"])
-    assert (found["", "pLSTM", "0.0001", "1", "mean", "test"], found["", "pLSTM", "0.001", "0", "mean", "test"]) == (
-        0.96,
-        0.99,
-    )
-    assert f",pLSTM,0.001,0,43,id,{rejected.id}\n" in files["table.csv"]
 
 
 def test_seeds_that_reach_a_bound_are_counted(arrow, add, tmp_path):
@@ -145,27 +132,6 @@ def test_costs_stand_in_the_table_that_asks_for_them(add, tmp_path):
     add(experiment="imagenet/plstm", table=full.name)
     cells = [cell for _, cell in cells_of(rendered(full, tmp_path)["table.md"], "DeiT-T (Touvron et al., 2021)")]
     assert cells[1:] == [DASH, "6M", "1.3G", DASH, "72.2", DASH]
-
-
-def test_a_row_s_own_settings_and_sweep_are_asked_of_its_records(arrow, add, tmp_path):
-    first, second = (add(seed=seed) for seed in (43, 44))
-    row = arrow.rows[0].model_copy(update={"sweep": {"seed": [44]}})
-    files = rendered(arrow.model_copy(update={"rows": [row]}), tmp_path)
-    assert second.id in files["table.csv"] and first.id not in files["table.csv"]
-    row = arrow.rows[0].model_copy(update={"set": {"optim.b1": 0.5}})
-    assert rendered(arrow.model_copy(update={"rows": [row]}), tmp_path) == {}
-
-
-def test_columns_may_be_of_any_metric_at_the_last_or_the_best_step(arrow, add, tmp_path):
-    columns = [("Loss", "val", "last", "loss"), ("Best", "val", "best", "accuracy")]
-    columns = [{"title": t, "split": s, "at": at, "metric": metric} for t, s, at, metric in columns]
-    rows = [{"name": "pLSTM", "experiment": "arrow/plstm"}]
-    table = type(arrow).model_validate(arrow.model_dump() | {"columns": columns, "rows": rows, "figure": {}})
-    add(best={"val": 0.99})
-    cells = dict(cells_of(rendered(table, tmp_path)["table.md"], "pLSTM"))
-    assert (cells["Loss"], cells["Best"]) == ("0.100", "0.990")
-    add(seed=44, metrics={**example_record().metrics, "best": None})  # it lacks what the table shows: left out
-    assert dict(cells_of(rendered(table, tmp_path)["table.md"], "pLSTM"))["Best"] == cells["Best"]
 
 
 def test_script_writes_what_check_accepts_and_reports_bad_input_in_one_line(add, tmp_path):
