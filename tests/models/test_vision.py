@@ -15,14 +15,6 @@ from plstm.training.steps import named_leaves
 from tests.models.vision_models import MODELS, VIT, draw_images, filled, tiny
 
 
-def test_vits_with_layernorm_have_the_sizes_of_deit():
-    """Those of the models of experiments are in tests/config/test_experiments.py."""
-    sizes = {5_711_848: {}, 22_039_528: {"dim": 384, "heads": 6}, 86_545_384: {"dim": 768, "heads": 12}}
-    for parameters, size in sizes.items():
-        model = nnx.eval_shape(lambda size=size: build_model(VisionConfig(norm="layernorm", **VIT, **size), 0))
-        assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == parameters
-
-
 def test_starts():
     model = build_model(VisionConfig(image_size=64, depth=4, gate_init="normal", layer_scale=0.5, classes=100), 0)
     params = named_leaves(nnx.state(model, nnx.Param))

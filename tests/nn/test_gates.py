@@ -8,7 +8,6 @@ from flax import nnx
 from scipy.special import expit
 
 from plstm.nn.gates import DModeGates, GroupedGates, Orientation, PModeGates
-from plstm.ops.grid import gating_matrix_oracle
 from tests.drawing import fill, normal
 
 DIM, HEADS = 32, 2
@@ -92,14 +91,3 @@ def test_biases_start_as_in_table_2():
         np.testing.assert_allclose(gate, start, rtol=1e-6, err_msg=name)
     right = np.asarray(jax.jit(p_mode)(x).t_rl)[0, :, :, 0].reshape(12, 2)
     np.testing.assert_allclose(right, np.tanh(5) * expit([-2, 0, 2] * 4)[:, None] * np.ones(2), rtol=1e-6)
-
-
-def test_printed_path_weights_stay_bounded_where_released_ones_grow():
-    printed, released = build("printed"), build("released")
-    source_transition_mark = np.array([[9.0], [np.arctanh(-0.5) / 5], [9.0]], np.float32)  # gamma = -0.5
-    for gates in (printed, released):
-        gates.gates.bias[...] = np.broadcast_to(source_transition_mark, (3, GATES))
-    both = jax.jit(lambda x: gating_matrix_oracle(jax.tree.map(lambda *g: jnp.stack(g), printed(x), released(x))))
-    bounded, growing = np.abs(both(np.zeros((6, 6, DIM), np.float32)))
-    assert bounded.max() <= 2  # two directions join the nodes of one row
-    assert growing.max() > 10

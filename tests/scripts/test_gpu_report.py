@@ -3,17 +3,14 @@
 import importlib.util
 
 import jax
-import jax.numpy as jnp
 import pytest
 from flax import nnx
-from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 
 from plstm.errors import UserError
-from plstm.ops.grid import METHODS, GridGates, plstm2d
 from plstm.runs.compose import compose_experiment
 from plstm.tasks import TASKS
 from plstm.training.meshes import MIN_SPLIT
-from scripts.gpu_report import GPU, collectives, compile_step, gpu_devices
+from scripts.gpu_report import collectives, compile_step
 
 HAS_COMPILER = importlib.util.find_spec("jax_cuda12_plugin") is not None
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="make setup EXTRA=gpu-report")
@@ -42,29 +39,6 @@ def test_collectives_count_as_often_as_their_loop_runs():
 def test_without_the_compiler_one_line_says_what_to_install():
     with pytest.raises(UserError, match="make setup EXTRA=gpu-report"):
         compile_step(compose_experiment("arrow/plstm"), 1)
-
-
-@needs_compiler
-@pytest.mark.parametrize("structure", ["shared_incoming", "d_mode"])
-@pytest.mark.parametrize("method", METHODS[1:])
-def test_every_form_of_the_operator_and_its_gradients_compile_for_a_gpu(method, structure, monkeypatch):
-    place = SingleDeviceSharding(gpu_devices(1)[0])
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-
-    def array(*shape, dtype=jnp.bfloat16):
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
-
-    tokens = array(2, 2, 6, 5, 16)
-    gate = array(2, 2, 4, 6, 5, dtype=jnp.float32)
-    arguments = tokens, tokens, tokens, GridGates(*[gate] * 8), array(2, 2, 6, 5, dtype=jnp.float32)
-
-    def loss(*arguments):
-        return plstm2d(*arguments, method=method, structure=structure).astype(jnp.float32).sum()
-
-    device = AbstractDevice(device_kind=GPU, platform="gpu", num_cores=None)
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
-        compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4))).lower(*arguments).compile()
-    assert compiled.memory_analysis().output_size_in_bytes > 0
 
 
 @needs_compiler

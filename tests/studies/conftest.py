@@ -165,6 +165,21 @@ def add_folds(graphs, tmp_path):
     return write
 
 
+@pytest.fixture
+def add_lengths(tmp_path):
+    """Write a record of a row's run on a task of languages or tokens into `tmp_path`, from accuracies by length."""
+
+    def write(table, row, task, seed, accuracies, loss=0.1, **fields):
+        test = {"accuracy": sum(accuracies.values()) / len(accuracies)}
+        test |= {f"{kind}@{n}": a for kind in ("accuracy", "accuracy_all", "rescaled") for n, a in accuracies.items()}
+        metrics = {"last": {"test": test, "val": {"accuracy": 1.0, "loss": loss}}, "best": None}
+        experiment = next(r.experiment for r in load_table(TABLES / f"{table}.yaml").rows if r.name == row)
+        own = dict(table=table, row=row, seed=seed, values={"data.name": task}, metrics=metrics)
+        write_record(example_record(experiment, **own | fields), [], tmp_path)
+
+    return write
+
+
 def edit_line(path, edit, number=0):
     lines = path.read_text().splitlines()
     line = json.loads(lines[number])

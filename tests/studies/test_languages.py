@@ -1,14 +1,13 @@
 """The tables of formal languages: stages in their order, every seed shown, accuracy against length."""
 
-import numpy as np
 import pytest
 
 from plstm.studies.definitions import load_table
 from plstm.studies.figures import draw_lengths
-from plstm.studies.records import read_records, write_record
+from plstm.studies.records import read_records
 from plstm.studies.sweeps import find_groups, planned_runs
 
-from .conftest import TABLES, example_record, lines_of, long_values, rendered
+from .conftest import TABLES, lines_of, long_values, rendered
 
 NAME = "languages-small"
 
@@ -19,18 +18,11 @@ def table():
 
 
 @pytest.fixture
-def add(tmp_path):
+def add(add_lengths):
     """Function of row, task, seed and accuracies at three lengths."""
-
-    def write(row, task, seed, *accuracies):
-        of_lengths = {f"accuracy@{length}": value for length, value in zip((41, 251, 500), accuracies, strict=True)}
-        values = {"accuracy": float(np.mean(accuracies)), "count": 384} | of_lengths
-        metrics = {"last": {"test": values, "val": {"accuracy": 1.0, "count": 1024}}, "best": None}
-        experiment = next(other.experiment for other in load_table(TABLES / f"{NAME}.yaml").rows if other.name == row)
-        own = dict(table=NAME, row=row, seed=seed, values={"data.name": task}, metrics=metrics, task="languages")
-        write_record(example_record(experiment, **own), [], tmp_path)
-
-    return write
+    return lambda row, task, seed, *accuracies: add_lengths(
+        NAME, row, task, seed, dict(zip((41, 251, 500), accuracies, strict=True))
+    )
 
 
 def test_stages_are_run_one_after_the_other(table):

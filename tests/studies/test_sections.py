@@ -9,11 +9,11 @@ from scipy import stats
 from data.tokens import TASKS
 from plstm.runs.overrides import CONFIGS
 from plstm.studies.definitions import load_table
-from plstm.studies.records import read_records, write_record
+from plstm.studies.records import read_records
 from plstm.studies.sweeps import find_groups, superfluous_runs, t_interval
 from scripts.majority_baselines import majority_accuracy
 
-from .conftest import example_record, folds_of, lines_of, long_values, rendered, run_script
+from .conftest import folds_of, lines_of, long_values, rendered, run_script
 
 
 def chosen(table, folder, section="MUTAG"):
@@ -137,19 +137,10 @@ def test_published_numbers_of_a_section_by_column():
     }
 
 
-def test_chance_of_each_section_stands_in_every_column_of_accuracy(tmp_path):
+def test_chance_of_each_section_stands_in_every_column_of_accuracy(add_lengths, tmp_path):
     table = load_table(CONFIGS / "study/tokens-small.yaml")
     classes = {name: TASKS[name].classes for name in table.section_values}
     assert {name: round(1 / value) for name, value in table.chance.items()} == classes
-    row = table.rows[0]
-    lengths = {f"{kind}@{n}": 0.5 for kind in ("accuracy", "rescaled", "accuracy_all") for n in (32, 128, 512)}
-    metrics = {"last": {"test": lengths, "val": {"loss": 0.1}}, "best": None}
-    write_record(
-        example_record(
-            row.experiment, row=row.name, table=table.name, lr=3e-3, values={"data.name": "s3"}, metrics=metrics
-        ),
-        [],
-        tmp_path,
-    )
+    add_lengths(table.name, table.rows[0].name, "s3", 43, dict.fromkeys((32, 128, 512), 0.5), lr=3e-3)
     (_, _, cells, *_) = lines_of(rendered(table, tmp_path)["table.md"], "chance")
     assert [cell for _, cell in cells].count("0.167") == 3

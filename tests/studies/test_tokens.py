@@ -3,38 +3,15 @@
 import pytest
 
 from plstm.studies.definitions import load_table
-from plstm.studies.records import read_records, write_record
+from plstm.studies.records import read_records
 from plstm.studies.sweeps import planned_runs, superfluous_runs
 
-from .conftest import TABLES, example_record, lines_of, long_values, rendered
+from .conftest import TABLES, lines_of, long_values, rendered
 
 
-@pytest.fixture
-def add(tmp_path):
-    """Function of table, row, task, seed, the test's accuracy, and what else differs from an example record."""
-
-    def write(table, row, task, seed, accuracy, loss=0.1, **fields):
-        definition = load_table(TABLES / f"{table}.yaml")
-        longest = int(definition.columns[2].metric.partition("@")[2])
-        names = [
-            f"{name}@{n}"
-            for name in ("accuracy", "accuracy_all", "rescaled")
-            for n in (longest // 16, longest // 4, longest)
-        ]
-        test = dict.fromkeys(["accuracy", *names], accuracy)
-        metrics = {"last": {"test": test, "val": {"accuracy": 1.0, "loss": loss}}, "best": None}
-        experiment = next(other.experiment for other in definition.rows if other.name == row)
-        own = dict(table=table, row=row, seed=seed, values={"data.name": task}, metrics=metrics, task="tokens")
-        record = example_record(experiment, **own | fields)
-        write_record(record, [], tmp_path)
-        return record
-
-    return write
-
-
-def test_the_rate_of_the_lowest_loss_is_chosen(add, tmp_path):
+def test_the_rate_of_the_lowest_loss_is_chosen(add_lengths, tmp_path):
     for rate, loss, accuracy in ((3e-3, 0.2, 1.0), (1e-3, 0.01, 0.5), (1e-2, 0.1, 1.0)):
-        add("tokens-small", "GDN", "anbn", 43, accuracy, loss, lr=rate)
+        add_lengths("tokens-small", "GDN", "anbn", 43, dict.fromkeys((32, 128, 512), accuracy), loss, lr=rate)
     table = load_table(TABLES / "tokens-small.yaml")
     found = long_values(rendered(table, tmp_path)["table.csv"])
     own = {
@@ -51,9 +28,9 @@ def test_the_rate_of_the_lowest_loss_is_chosen(add, tmp_path):
     }
 
 
-def test_the_paper_s_numbers_stand_beside_the_highest_of_the_seeds(add, tmp_path):
+def test_the_paper_s_numbers_stand_beside_the_highest_of_the_seeds(add_lengths, tmp_path):
     for seed, accuracy in ((43, 0.5), (44, 0.9)):
-        add("tokens", "GDN[-1,1]", "parity", seed, accuracy)
+        add_lengths("tokens", "GDN[-1,1]", "parity", seed, dict.fromkeys((128, 512, 2048), accuracy))
     files = rendered(load_table(TABLES / "tokens.yaml"), tmp_path)
     place = ("parity", "GDN[-1,1]", "", "1", "difference", "test_rescaled@2048")
     assert long_values(files["table.csv"])[place] == pytest.approx(0.9 - 0.472)
@@ -61,7 +38,7 @@ def test_the_paper_s_numbers_stand_beside_the_highest_of_the_seeds(add, tmp_path
     assert len(cells) <= 7 and ("Accuracy, 2,048", "0.700 ± 1.263") in cells
 
 
-def test_the_overview_shows_the_column_that_the_table_names(add, tmp_path):
-    add("tokens", "xLSTM[1:1]", "z5", 43, 0.8)
+def test_the_overview_shows_the_column_that_the_table_names(add_lengths, tmp_path):
+    add_lengths("tokens", "xLSTM[1:1]", "z5", 43, dict.fromkeys((128, 512, 2048), 0.8))
     overview, _ = lines_of(rendered(load_table(TABLES / "tokens.yaml"), tmp_path)["table.md"], "xLSTM[1:1]")
     assert ("Sum mod 5 (Z5)", "0.800 (1.000)") in overview
