@@ -74,19 +74,30 @@ def fork_server():
 
 @pytest.fixture(scope="session")
 def start(fork_server):
-    """Function of (folder, plan, overrides): trains SMALLEST there to its end; returns exit status and output."""
+    """Function of (folder, plan, overrides): trains SMALLEST, or `base`, there; returns exit status and output."""
 
-    def start(folder: Path, plan: dict | None = None, *overrides: str) -> tuple[int, str]:
+    def start(folder: Path, plan: dict | None = None, *overrides: str, base: list[str] = SMALLEST) -> tuple[int, str]:
         folder.mkdir(exist_ok=True)
-        return fork_server.run([*SMALLEST, *overrides, *paths(folder)], folder / "output", plan)
+        return fork_server.run([*base, *overrides, *paths(folder)], folder / "output", plan)
 
     return start
 
 
 @pytest.fixture(scope="session")
-def undisturbed(start, tmp_path_factory) -> Path:
+def train(start):
+    """Function of (folder, overrides): runs train.py with them alone to its good end; returns what it printed."""
+
+    def train(folder: Path, *overrides: str) -> str:
+        status, output = start(folder, None, *overrides, base=[])
+        assert status == 0, output
+        return output
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def undisturbed(train, tmp_path_factory) -> Path:
     """The folder of a run of SMALLEST that nobody disturbed."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    status, output = start(folder)
-    assert status == 0, output
+    train(folder, *SMALLEST)
     return folder

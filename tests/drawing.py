@@ -1,8 +1,11 @@
-"""Arrays and parameters drawn from a normal."""
+"""Arrays and parameters drawn from a normal, and files of images."""
+
+import io
 
 import jax
 import numpy as np
 from flax import nnx
+from PIL import Image
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -15,3 +18,10 @@ def fill(build, scale: float = 0.5, seed: int = 0) -> nnx.Module:
     graphdef, params = nnx.split(nnx.eval_shape(build))
     drawn = jax.tree.map(lambda leaf: (scale * rng.normal(size=leaf.shape)).astype(leaf.dtype), params)
     return nnx.merge(graphdef, drawn)
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:
+    """The file of an image."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()

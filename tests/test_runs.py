@@ -14,19 +14,6 @@ PLSTM = [*TINY, "experiment=arrow/plstm"]
 
 
 @pytest.fixture(scope="module")
-def train(fork_server):
-    """Function of (folder, overrides): runs train.py to its good end; returns what it printed."""
-
-    def train(folder: Path, *overrides: str) -> str:
-        folder.mkdir(exist_ok=True)
-        status, output = fork_server.run([*overrides, *paths(folder)], folder / "output")
-        assert status == 0, output
-        return output
-
-    return train
-
-
-@pytest.fixture(scope="module")
 def finished(train, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     train(folder, *PLSTM)

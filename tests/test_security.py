@@ -31,6 +31,7 @@ from plstm.runs.weights import config_of, from_checkpoint
 from plstm.studies.definitions import load_table, read_baselines
 from plstm.studies.records import read_records, record_problems
 from tests.commands import ROOT
+from tests.drawing import encoded
 
 TOY = ROOT / "data/graphs/TOY"
 SECRET = "hunter2-not-to-be-seen"
@@ -245,7 +246,7 @@ def test_a_tar_of_imagenet_escapes_nowhere(sign, tmp_path):
                 file.addfile(info, io.BytesIO(content))
         return made.getvalue()
 
-    image, file = encoded("JPEG"), tarfile.REGTYPE
+    image, file = grey("JPEG"), tarfile.REGTYPE
     odd = [("../../escaped.JPEG", image, file), (str(tmp_path / "absolute.JPEG"), image, file)]
     odd += [("n01440764_link.JPEG", b"", tarfile.SYMTYPE), ("n01440764_hard.JPEG", b"", tarfile.LNKTYPE)]
     odd += [("device.JPEG", b"", tarfile.CHRTYPE), ("pipe.JPEG", b"", tarfile.FIFOTYPE)]
@@ -283,21 +284,19 @@ def test_features_of_a_prepared_data_set_name_no_foreign_class(sign, tmp_path, m
             load_source("train", str(tmp_path))
 
 
-def encoded(kind: str, size: int = 8) -> bytes:
-    picture = io.BytesIO()
-    Image.new("RGB", (size, size), (9, 9, 9)).save(picture, kind)
-    return picture.getvalue()
+def grey(kind: str, size: int = 8) -> bytes:
+    return encoded(Image.new("RGB", (size, size), (9, 9, 9)), kind)
 
 
 def png(width: int, height: int) -> bytes:
     """A small PNG whose header claims this size."""
-    content, header = encoded("PNG"), b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    content, header = grey("PNG"), b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:]
 
 
 def jpeg(width: int, height: int) -> bytes:
     """A small JPEG whose header claims this size."""
-    content = encoded("JPEG", 16)
+    content = grey("JPEG", 16)
     start = content.index(b"\xff\xc0") + 5
     return content[:start] + struct.pack(">HH", height, width) + content[start + 4 :]
 
@@ -315,7 +314,7 @@ def test_only_plain_picture_formats_are_read(sign, tmp_path):
         with pytest.raises(CorruptImage):
             decode(content)
     for kind in ("PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG", "MPO"):
-        assert decode(encoded(kind)).size == (8, 8)
+        assert decode(grey(kind)).size == (8, 8)
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.png").write_bytes(eps)
     with pytest.raises(CorruptImage):

@@ -10,6 +10,7 @@ from PIL import Image
 
 from data import decoding
 from data.decoding import CorruptImage, decode
+from tests.drawing import encoded
 
 RNG = np.random.default_rng(0)
 
@@ -19,12 +20,6 @@ def picture(width: int, height: int) -> Image.Image:
     grid = RNG.integers(0, 256, (4, 5, 3), np.uint8)
     smooth = np.asarray(Image.fromarray(grid).resize((width, height), Image.Resampling.BICUBIC), np.float64)
     return Image.fromarray((smooth + RNG.normal(0, 9, smooth.shape)).clip(0, 255).astype(np.uint8))
-
-
-def encoded(image: Image.Image, kind: str, **options) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 def by_pillow(content: bytes) -> np.ndarray:

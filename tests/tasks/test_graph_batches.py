@@ -57,9 +57,3 @@ def test_an_epoch_holds_every_graph_once_in_few_shapes():
             labels += batch["label"][batch["mask"]].tolist()
         assert labels == TOY.labels[order].tolist()
     assert len(shapes) <= 3
-
-
-def test_a_batch_larger_than_typical_still_fits():
-    nodes = np.diff(TOY.node_start)
-    largest = np.argsort(-nodes)[:8]
-    assert (GraphBatches(TOY, 8).batch(largest)["graph"] < 8).sum() == nodes[largest].sum()

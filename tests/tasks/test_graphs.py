@@ -18,24 +18,17 @@ from plstm.studies.records import read_curve, read_records, record_problems
 from plstm.tasks import TASKS, graphs
 from plstm.tasks.graphs import GraphBatches, GraphSplit, GraphTrainBatches
 from plstm.training.steps import evaluate, make_ready, named_leaves
-from tests.commands import SPEED, TIMES, paths, read_metrics, state_of, steps_of
+from tests.commands import SPEED, TIMES, read_metrics, state_of, steps_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["debug=smoke", "experiment=graphs/gin", "model.dim=8", "optim.epochs=8", "loop.save_every=2"]
 
 
 @pytest.fixture(scope="module")
-def start(fork_server):
-    """Function of (folder, plan, overrides): runs TINY there to its end; returns exit status and output."""
-    return lambda folder, plan, *more: fork_server.run([*TINY, *more, *paths(folder)], folder / "output", plan)
-
-
-@pytest.fixture(scope="module")
-def finished(start, tmp_path_factory) -> Path:
+def finished(train, tmp_path_factory) -> Path:
     """Two folds, one after the other in one process."""
     folder = tmp_path_factory.mktemp("folds")
-    status, output = start(folder, None, "data.fold=0,1")
-    assert status == 0, output
+    train(folder, *TINY, "data.fold=0,1")
     return folder
 
 
@@ -78,12 +71,11 @@ def test_each_fold_leaves_a_record_and_three_curves(finished, records):
 
 
 @pytest.mark.slow
-def test_a_killed_fold_resumes_to_the_same_numbers(records, run, start, tmp_path):
-    status, output = start(tmp_path, {"event": "save", "count": 3}, "data.fold=0")
+def test_a_killed_fold_resumes_to_the_same_numbers(records, run, start, train, tmp_path):
+    status, output = start(tmp_path, {"event": "save", "count": 3}, "data.fold=0", base=TINY)
     assert status == -signal.SIGKILL, output
     assert not (tmp_path / "results").exists()
-    status, output = start(tmp_path, None, "data.fold=0")
-    assert status == 0 and "resumed at step" in output, output
+    assert "resumed at step" in train(tmp_path, *TINY, "data.fold=0")
     (record,) = read_records(tmp_path / "results")
     ours, theirs = (dict(each) for each in (record, records[0]))
     for key in ours.keys() - TIMES - {"command", "overrides", "earlier"}:

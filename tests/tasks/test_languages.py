@@ -16,7 +16,6 @@ from plstm.studies.records import read_records
 from plstm.tasks import TASKS
 from plstm.tasks.languages import answer_metrics
 from plstm.training.steps import evaluate, make_predict
-from tests.commands import paths
 
 TINY = ["debug=smoke", "experiment=languages/rnn", "variant=steps_5k"]
 
@@ -112,11 +111,9 @@ def test_evaluation_compiles_one_program_a_width(make):
 
 
 @pytest.fixture(scope="module")
-def finished(fork_server, tmp_path_factory) -> Path:
+def finished(train, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("languages")
-    more = ["data.name=parity_check", "optim.epochs=0.5", "loop.eval_every=10", "loop.stop_at=0.4", *paths(folder)]
-    status, output = fork_server.run([*TINY, *more], folder / "output", None)
-    assert status == 0, output
+    train(folder, *TINY, "data.name=parity_check", "optim.epochs=0.5", "loop.eval_every=10", "loop.stop_at=0.4")
     return folder
 
 

@@ -19,15 +19,19 @@ from data.imagenet.batches import ImageBatches, ImageSplit
 from plstm.errors import UserError
 from tests.commands import ROOT, begin
 from tests.data.batching import assert_same, joined, take
+from tests.drawing import encoded
 
 COUNT, SIZE, SEED = 23, 16, 5
 CONFIG = AugmentConfig(repeats=3, color_jitter=0.3)
 
 
 def photograph(number: int) -> bytes:
-    rng, file = np.random.default_rng(number), io.BytesIO()
-    Image.fromarray(rng.integers(0, 256, (*rng.integers(18, 40, 2), 3), np.uint8)).save(file, "PNG")
-    return file.getvalue()
+    rng = np.random.default_rng(number)
+    return encoded(Image.fromarray(rng.integers(0, 256, (*rng.integers(18, 40, 2), 3), np.uint8)))
+
+
+def opened(index: int) -> Image.Image:
+    return Image.open(io.BytesIO(FILES[index])).convert("RGB")
 
 
 FILES = [photograph(number) for number in range(COUNT)]
@@ -52,8 +56,7 @@ def batches(source=None, batch_size=10, **options) -> ImageBatches:
 
 
 def view(epoch: int, index: int, number: int) -> np.ndarray:
-    picture = Image.open(io.BytesIO(FILES[index])).convert("RGB")
-    return augment(picture, SIZE, CONFIG, view_rng(SEED, epoch, index, number))
+    return augment(opened(index), SIZE, CONFIG, view_rng(SEED, epoch, index, number))
 
 
 def test_batches_are_the_views_of_each_epochs_order():
@@ -110,7 +113,7 @@ def split(source=None, **options) -> ImageSplit:
 
 
 def crop(index: int) -> np.ndarray:
-    return evaluation_crop(Image.open(io.BytesIO(FILES[index])).convert("RGB"), SIZE, 0.875)
+    return evaluation_crop(opened(index), SIZE, 0.875)
 
 
 def assert_whole(found: list[dict], batch_size: int) -> None:
