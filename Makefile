@@ -105,8 +105,7 @@ baselines: $(READY) ## Measure the accuracy of shortcuts: arrow pointing, formal
 	$(PY) scripts/shortcut_baselines.py
 	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 $(SIZES)
 	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 --distribution balanced --samples 20000000 $(SIZES)
-	$(PY) scripts/language_baselines.py
-	$(PY) scripts/majority_baselines.py
+	$(PY) scripts/baselines.py
 
 .PHONY: photos
 photos: $(READY) ## Draw the photographs of imagenet-small and prepare them like ImageNet

@@ -237,9 +237,10 @@ def serve(options: argparse.Namespace) -> None:
     state = programs.layout.place_state(init_state(task.build_model(0), programs.optimizer)[1])
     if config.task in ("arrow", "imagenet"):  # random images do, without the data set
         rng = np.random.default_rng(0)
-        arrays = {name: rng.integers(2, size=leaf.shape) for name, leaf in batch_shapes(config).items()}
-        arrays = {name: array.astype(batch_shapes(config)[name].dtype) for name, array in arrays.items()}
-        batch = programs.layout.place_rows(arrays)
+        shapes = batch_shapes(config).items()
+        batch = programs.layout.place_rows(
+            {name: rng.integers(2, size=leaf.shape, dtype=leaf.dtype) for name, leaf in shapes}
+        )
     else:
         batch = next(task.batches(programs.layout).from_step(0))
     key = jax.random.key(0)
@@ -292,12 +293,7 @@ def measure_data(options: argparse.Namespace) -> Iterator[Row]:
 
 
 # ---------------------------------------------------------------------- the command line
-SUBJECTS = {
-    "operator": measure_operator,
-    "sequences": measure_sequences,
-    "steps": measure_steps,
-    "data": measure_data,
-}
+SUBJECTS = {"operator": measure_operator, "sequences": measure_sequences, "steps": measure_steps, "data": measure_data}
 
 
 def parse_arguments() -> argparse.Namespace:

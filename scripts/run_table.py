@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -172,19 +172,23 @@ def execute(
     waiting = list(enumerate(work, 1))
     running: dict[subprocess.Popen, tuple[sweeps.Job, dict[str, str]]] = {}
     free = list(places)
+
+    def fail(job: sweeps.Job, why: object) -> None:
+        failures.append(f"{' '.join(job.overrides)}: {why}")
+        print(f"failed: {failures[-1]}", flush=True)
+
     try:
         while waiting or running:
-            held_back = []
-            while waiting and free:
-                number, job = waiting.pop(0)
-                with _noting(failures, job):
-                    try:
-                        own = overrides(job)
-                    except UserError:
-                        if not running:
-                            raise
-                        held_back.append((number, job))
+            for number, job in waiting.copy():
+                if not free:
+                    break
+                try:
+                    own = overrides(job)
+                except UserError as error:
+                    if running:
                         continue
+                    fail(job, error)
+                else:
                     command = ["train.py", *job.overrides, *(own or ())]
                     words = "no longer needed: python" if own is None else "python"
                     print(f"run {number}/{len(work)}: {words} {shlex.join(command)}", flush=True)
@@ -193,7 +197,7 @@ def execute(
                         own_place = free.pop()
                         options = {"stdin": subprocess.DEVNULL, "process_group": 0, "env": os.environ | own_place}
                         running[subprocess.Popen([sys.executable, *command], cwd=root, **options)] = job, own_place
-            waiting = held_back + waiting
+                waiting.remove((number, job))
             ended: list[subprocess.Popen] = []
             while running and not ended:
                 time.sleep(0.1)
@@ -201,10 +205,12 @@ def execute(
             for child in ended:
                 job, own_place = running.pop(child)
                 free.append(own_place)
-                with _noting(failures, job):
+                try:
                     if child.returncode:
                         raise UserError(f"exit status {child.returncode}")
                     after_job(job)
+                except UserError as error:
+                    fail(job, error)
     except BaseException:
         _stop(list(running))
         raise
@@ -220,15 +226,6 @@ def _stop(children: list[subprocess.Popen]) -> None:
             while children:
                 children[0].wait()
                 children.pop(0)
-
-
-@contextlib.contextmanager
-def _noting(failures: list[str], job: sweeps.Job) -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        failures.append(f"{' '.join(job.overrides)}: {error}")
-        print(f"failed: {failures[-1]}", flush=True)
 
 
 def main() -> int:

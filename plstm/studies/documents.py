@@ -149,10 +149,7 @@ def _read(path: Path) -> Any:
 def _table(studies: list[Path], folder: Path) -> str:
     """The first table of the study's table.md, its links made relative to `folder`."""
     (path,) = [study / "table.md" for study in studies]
-    lines = path.read_text(encoding="utf-8").splitlines()
-    start = next((n for n, line in enumerate(lines) if line.startswith("|")), len(lines))
-    end = next((n for n, line in enumerate(lines) if n > start and not line.startswith("|")), len(lines))
-    text = "\n".join(lines[start:end])
+    text = re.search(r"(?:^\|.*\n)+", path.read_text(encoding="utf-8"), re.MULTILINE)[0].rstrip()
     return re.sub(r"\]\(([^)\s]+)\)", lambda link: f"]({os.path.relpath(path.parent / link[1], folder)})", text)
 
 

@@ -1,4 +1,5 @@
-"""What a run says of images on other canvases. Whole probes are in tests/test_runs.py."""
+"""Altered images: the geometry's label is the data's own, and each alteration changes what it says it does; and what a
+run says of images on other canvases. Whole probes are in tests/test_runs.py."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,12 +8,84 @@ import jax
 import numpy as np
 import pytest
 
-from data.arrow_pointing.geometry import Canvas
+from data.arrow_pointing.geometry import DISTRIBUTIONS, Arrow, ArrowVariant, Canvas, render, sample_parameters
 from plstm.errors import UserError
 from plstm.runs.compose import compose_experiment
 from plstm.tasks import TASKS
 from scripts import probe_arrow
-from scripts.probe_arrow import draw_geometries
+from scripts.probe_arrow import NO_CIRCLE, PROBES, by_distance, distances, draw_geometries, score, true_label
+
+CANVAS = Canvas()
+
+
+@pytest.fixture(scope="module")
+def arrows() -> Arrow:
+    return sample_parameters(np.random.default_rng(0), 5_000, CANVAS)
+
+
+def one(arrows: Arrow, n: int) -> Arrow:
+    return Arrow(*(value[n].item() for value in arrows))
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("canvas", [CANVAS, Canvas(384), Canvas(48, 0.25)])
+def test_the_label_of_the_data_is_the_geometry_s(canvas, distribution):
+    arrows = sample_parameters(np.random.default_rng(1), 20_000, canvas, distribution)
+    np.testing.assert_array_equal(true_label(arrows), arrows.label)
+
+
+def test_turning_an_arrow_that_points_at_the_circle_makes_it_point_past(arrows):
+    turned = PROBES["arrow reversed"](arrows, CANVAS)
+    assert (turned.label[arrows.label == 1] == 0).all()
+    assert 0 < (turned.label == 1).sum() < (arrows.label == 0).sum()
+    np.testing.assert_allclose(np.cos(turned.phi), -np.cos(arrows.phi), atol=1e-12)
+
+
+def test_another_image_s_circle_takes_its_size_along(arrows):
+    exchanged = PROBES["circle of another image"](arrows, CANVAS)
+    np.testing.assert_array_equal(exchanged.radius[:-1], arrows.radius[1:])
+    np.testing.assert_array_equal(exchanged.phi, arrows.phi)
+    assert {-1, 0, 1} == set(exchanged.label.tolist())
+    assert (exchanged.label == 1).mean() < 0.2  # the arrow no longer knows
+
+
+def test_without_the_circle_only_the_arrow_is_drawn(arrows):
+    bare = PROBES[NO_CIRCLE](arrows, CANVAS)
+    np.testing.assert_array_equal(bare.label, arrows.label)
+    for n in range(5):
+        kept, whole = render(one(bare, n), CANVAS), render(one(arrows, n), CANVAS)
+        assert (kept == 0).sum() + 0.8 * np.pi * arrows.radius[n] ** 2 < (whole == 0).sum()
+        assert (whole[kept == 0] == 0).all()
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_run_is_probed_on_its_own_test_images(distribution):
+    for factor, split in ((1, "test"), (2, "test_ext")):
+        drawn = draw_geometries(Canvas(48 * factor, 0.25), Canvas(48, 0.25), 10, distribution)
+        assert [one(drawn, n) for n in range(10)] == list(
+            ArrowVariant(44, 48, 0.25, distribution=distribution).arrows(split, 10)
+        )
+
+
+def test_bands_of_distance_hold_every_image_once(arrows):
+    reach = float(distances(arrows).max()) / 2
+    rows = by_distance(arrows.label, arrows, reach)
+    assert sum(row["images"] for row in rows) == len(arrows.label) and all(row["accuracy"] == 1 for row in rows)
+    np.testing.assert_allclose([row["from_pixels"] for row in rows], [n * reach / 4 for n in range(2, 9)])
+    far = distances(arrows) >= reach
+    assert sum(row["images"] for row in rows[2:]) == far.sum()
+
+
+def test_the_area_under_the_roc_curve_does_not_depend_on_the_threshold():
+    rng = np.random.default_rng(4)
+    labels = rng.integers(-1, 2, 300)
+    evidence = np.round(labels + rng.normal(size=300), 1)  # some are equal
+    at, past = evidence[labels == 1, None], evidence[labels == 0]
+    scores, shifted = score(evidence, labels), score(evidence - 2, labels)
+    naive = ((at > past) + (at == past) / 2).mean()
+    assert scores["area_under_roc"] == shifted["area_under_roc"] == pytest.approx(naive, abs=1e-5)
+    assert scores["accuracy"] > shifted["accuracy"] + 0.1 and scores["answered_at"] > shifted["answered_at"] + 0.3
+    assert score(evidence[labels == 1], labels[labels == 1])["area_under_roc"] is None
 
 
 @pytest.fixture

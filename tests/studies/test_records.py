@@ -84,7 +84,7 @@ def test_a_run_outside_git_without_a_best_step_and_one_resumed(tmp_path):
         (lambda f: f["overrides"].append(43), r"overrides\[3\]: Input should be a valid string"),
         (lambda f: f["hardware"].update(host="gpu7"), "hardware.host: Extra inputs"),
         (lambda f: f.update(earlier=[{"until": 5}]), r"earlier\[0\].commit: Field required"),
-        (lambda f: f["metrics"]["last"]["val"].update(accuracy="high"), "metrics.last.val.accuracy: Input"),
+        (lambda f: f["metrics"]["last"]["val"].update(accuracy="high"), "metrics.last.val.accuracy.int: Input"),
         (lambda f: f["metrics"]["best"].pop("step"), "metrics.best.step: Field required"),
         (lambda f: f.update(finished="yesterday"), "finished: String should match pattern"),
         (lambda f: f.update(id="arrow"), "id: String should match pattern"),

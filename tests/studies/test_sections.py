@@ -11,7 +11,6 @@ from plstm.runs.overrides import CONFIGS
 from plstm.studies.definitions import load_table
 from plstm.studies.records import read_records
 from plstm.studies.sweeps import find_groups, superfluous_runs, t_interval
-from scripts.majority_baselines import majority_accuracy
 
 from .conftest import folds_of, lines_of, long_values, rendered, run_script
 
@@ -118,12 +117,6 @@ def test_the_table_says_what_is_there_and_what_is_not(graphs, add_folds, tmp_pat
     assert found["NCI1", "GIN", "4", "1", "paper", "test_best"] == 0.8175
     assert not any(key[:2] == ("NCI1", "GIN") and key[4] == "mean" for key in found)
     assert files == rendered(graphs, tmp_path, order=reversed)
-
-
-def test_the_majority_of_each_fold_s_training_graphs():
-    labels = np.repeat([0, 1], [60, 40])
-    assert majority_accuracy(labels, 10, 42) == pytest.approx(0.6)
-    assert majority_accuracy(1 - labels, 10, 42) == pytest.approx(0.6)
 
 
 def test_published_numbers_of_a_section_by_column():
