@@ -1,7 +1,6 @@
 """Arrow pointing on disk: its TFDS builder, its preparation, random access, and whole splits at one bit a pixel."""
 
 import dataclasses
-import shlex
 import sys
 import warnings
 from collections.abc import Iterator
@@ -89,12 +88,7 @@ def prepare(variant: ArrowVariant, root: str | None = None, generate: bool = Tru
         if builder.is_prepared():
             return builder
         if not generate:
-            command = f"python -m data.arrow_pointing build --seed {variant.train_seed} --size {variant.size}"
-            command += f" --scale {variant.object_scale} --train-images {variant.train_images}"
-            command += f" --eval-images {variant.eval_images}" if variant.eval_images else ""
-            command += f" --distribution {variant.distribution}" if variant.distribution != "paper" else ""
-            command += f" --root {shlex.quote(root)}" if root else ""
-            raise UserError(f"{builder.data_path}: no data there; build it with: {command}")
+            raise UserError(f"{builder.data_path}: no data there; data.generate=true makes it, or see data.root")
         with write_errors(folder), open(folder / f".arrow_pointing_{variant.name}.lock", "w") as file:
             lock(file, Path(file.name))
             builder = _builder(variant, folder)  # another process may have prepared it meanwhile

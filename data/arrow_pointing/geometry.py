@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from plstm.errors import UserError
-from plstm.limits import Count, Natural, OneOf, check_limits
+from plstm.limits import Count, Natural, OneOf, Positive, check_limits
 
 LABELS = ("away", "at")  # the class names in label order
 KAPPA = 1.2  # no arrow's ray passes the circle's centre at between r / KAPPA and KAPPA r
@@ -37,7 +37,7 @@ GAP = np.deg2rad([4, 8])  # between the ray and the circle, KAPPA times as large
 class Canvas:
     """`size` x `size` pixels; `scale` multiplies every other pixel length. The paper's: 192 and 384, 1.
 
-    Raises UserError for a scale that is not positive, and for a canvas too small for the objects.
+    Raises UserError for a canvas too small for the objects.
     """
 
     size: int = 192
@@ -48,8 +48,6 @@ class Canvas:
     radius = property(lambda self: 15 * self.scale)  # the smallest; radii are uniform between it and twice it
 
     def __post_init__(self):
-        if not (math.isfinite(self.scale) and self.scale > 0):
-            raise UserError(f"data.object_scale={self.scale}: must be a positive number; the paper's is 1.0")
         smallest = math.ceil(2 * self.margin + 4 * 2 * self.radius)
         if self.size < smallest:
             remedy = f"use a size of at least {smallest} or a smaller data.object_scale"
@@ -220,7 +218,7 @@ class ArrowVariant:
 
     train_seed: Natural = 43
     size: Count = 192  # of the training canvas; the extended splits double it
-    object_scale: float = 1.0  # see `Canvas`
+    object_scale: Positive = 1.0  # see `Canvas`
     train_images: Count = SPLITS["train"].images
     eval_images: Count | None = None  # of each other split; None: the paper's counts
     distribution: Annotated[str, OneOf(*DISTRIBUTIONS)] = "paper"
@@ -228,7 +226,7 @@ class ArrowVariant:
     def __post_init__(self):
         object.__setattr__(self, "object_scale", float(self.object_scale))
         check_limits(self, "data.")
-        Canvas(self.size, self.object_scale)  # checks both
+        Canvas(self.size, self.object_scale)  # refuses what is too small
         if self.train_seed in {split.seed for split in SPLITS.values()}:
             raise UserError(f"data.train_seed={self.train_seed}: gives images of an evaluation split; take another")
 

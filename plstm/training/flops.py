@@ -25,9 +25,9 @@ M2D_SCAN = 6
 SS2D_SCAN = 5
 
 
-def vision_flops(config: VisionConfig, image_size: int | None = None) -> int:
-    """Operations of one image's forward pass at `image_size` pixels a side (the training size unless given)."""
-    tokens = ((image_size or config.image_size) // config.patch_size) ** 2
+def vision_flops(config: VisionConfig) -> int:
+    """Operations of one image's forward pass at the training size."""
+    tokens = (config.image_size // config.patch_size) ** 2
     dim = config.dim
     pooled = dim * (4 if config.pooling == "corners" else 1)
     products = tokens * config.patch_size**2 * config.channels * dim + pooled * config.classes  # embedding and head
@@ -42,7 +42,7 @@ def vision_flops(config: VisionConfig, image_size: int | None = None) -> int:
 
 
 def efficientnet_flops(config: EfficientNetConfig) -> int:
-    """As `vision_flops`, at the training size: convolutions, depthwise ones too, squeeze-excite and the head."""
+    """As `vision_flops`: convolutions, depthwise ones too, squeeze-excite and the head."""
     side = -(-config.image_size // 2)
     dim = config.stem
     products = side**2 * 9 * config.channels * dim
@@ -57,7 +57,7 @@ def efficientnet_flops(config: EfficientNetConfig) -> int:
 
 
 def vil_flops(config: ViLConfig) -> int:
-    """As `vision_flops`, at the training size; the mLSTM as it runs, chunk by chunk: all pairs within a chunk, causal
+    """As `vision_flops`; the mLSTM as it runs, chunk by chunk: all pairs within a chunk, causal
     or not, and the state of each head, its normaliser as one more column."""
     tokens = (config.image_size // config.patch_size) ** 2
     dim = config.dim
@@ -73,7 +73,7 @@ def vil_flops(config: ViLConfig) -> int:
 
 
 def mamba2d_flops(config: Mamba2DConfig) -> int:
-    """As `vision_flops`, at the training size, with the scan's M2D_SCAN and attention between all pairs of cells."""
+    """As `vision_flops`, with the scan's M2D_SCAN and attention between all pairs of cells."""
     side = config.image_size
     dim_in = config.channels
     products = 0
@@ -93,7 +93,7 @@ def mamba2d_flops(config: Mamba2DConfig) -> int:
 
 
 def ss2d_flops(config: SS2DConfig) -> int:
-    """As `vision_flops`, at the training size, with the four scans' SS2D_SCAN."""
+    """As `vision_flops`, with the four scans' SS2D_SCAN."""
     side = config.image_size
     products = 0
     gated = config.form == "as_run"
