@@ -171,17 +171,11 @@ def test_a_full_disk_of_which_no_file_is_named(capsys):
     assert capsys.readouterr().err == "error: a file: No space left on device\n"
 
 
-def test_train_says_that_the_runs_folder_cannot_be_written(entry, tmp_path):
-    (tmp_path / "runs").write_text("a file where a folder should be")
-    assert_refused(entry("train", *TINY, *paths(tmp_path)), [f"{tmp_path}/runs", "paths.runs"])
-
-
-def test_results_that_could_not_be_written_and_a_missing_key_are_named_before_anything_is_computed(
-    entry, tmp_path, monkeypatch
-):
+def test_folders_that_cannot_be_written_and_a_missing_login_are_named_first(entry, tmp_path, monkeypatch):
     monkeypatch.setattr("train.train", lambda *_: pytest.fail("it has started"))
     (tmp_path / "file").write_text("")
-    runs = f"paths.runs={tmp_path}/runs"
+    runs, results = paths(tmp_path)
+    assert_refused(entry("train", *TINY, f"paths.runs={tmp_path}/file", results), [f"{tmp_path}/file", "paths.runs"])
     ended = entry("train", *TINY, runs, f"paths.results={tmp_path}/file/results")
     assert_refused(ended, [f"paths.results={tmp_path}/file/results: {tmp_path}/file cannot be written"])
     monkeypatch.setenv("WANDB_MODE", "loud")
