@@ -6,12 +6,8 @@ from typing import Annotated
 import pytest
 from annotated_types import Ge, Interval, Le, MinLen, MultipleOf
 
-from data.augment.recipes import AugmentConfig
-from plstm.config import Config, EvalConfig
 from plstm.errors import UserError
 from plstm.limits import Matches, OneOf, OnlyWith, Positive, Rate, Share, Size, check_limits
-from plstm.models import MODELS
-from plstm.tasks import TASKS
 
 Layer = Annotated[str, OneOf("lstm", "plstm")]
 
@@ -77,12 +73,3 @@ def test_what_is_within_limits_passes():
     check_limits(Example())
     check_limits(Example(dim=2**16, share=1.0, inner=Inner(rate=0.0), grid="released", stages=[[9, 1], []]))
     check_limits(Example(layers=["lstm", "plstm"], track=3))
-
-
-def test_the_defaults_of_every_schema_are_within_their_limits():
-    schemas = [Config, EvalConfig, AugmentConfig, *(task.data_schema for task in TASKS.values())]
-    for schema in [*schemas, *(family.config for family in MODELS.values())]:
-        config = schema()
-        if hasattr(config, "train_seed"):
-            config.train_seed = 43
-        check_limits(config)

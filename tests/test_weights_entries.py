@@ -75,7 +75,6 @@ def test_bad_input_is_named(trained, tmp_path):
     (tmp_path / "text.jpg").write_text("no picture")
     weights = trained / "model.safetensors"
     for arguments, words in (
-        (["eval.py", f"weights={tmp_path}/none.safetensors"], "no such file"),
         (["scripts/classify.py", tmp_path / "text.jpg", "--weights", weights], "text.jpg: not a picture"),
         (["scripts/classify.py", tmp_path / "none.jpg", "--weights", weights], "none.jpg: No such file"),
         (["scripts/export.py", "abc", tmp_path / "model.bin"], "name it *.safetensors"),

@@ -38,9 +38,7 @@ def test_sheet_holds_the_views(folder, recipe, count, columns):
         ("sheet a.png o.png --recipe deit4", "argument --recipe: invalid choice: 'deit4' (choose from"),
         ("sheet missing.jpg o.png", "missing.jpg: No such file"),
         ("sheet text.jpg o.png", "text.jpg: not a picture"),
-        ("sheet cut.jpg o.png", "cut.jpg: not a picture"),
         ("sheet a.png o.xyz", "o.xyz: Pillow writes no .xyz; take .png"),
-        ("sheet a.png o", "o: Pillow writes no file without a suffix"),
         ("sheet a.png b.jpg/o.png", "b.jpg/o.png: cannot write the picture (File exists"),
         ("sheet a.png o.png --views 0", "--views 0: must be 1 to 100"),
         ("sheet a.png o.png --seed -1", "--seed -1: must be 0"),
@@ -48,7 +46,6 @@ def test_sheet_holds_the_views(folder, recipe, count, columns):
 )
 def test_bad_input_is_one_line(folder, arguments, message):
     (folder / "text.jpg").write_text("no picture")
-    (folder / "cut.jpg").write_bytes((folder / "b.jpg").read_bytes()[:700])
     before = sorted(path.name for path in folder.iterdir())
     status, output, errors = run(*arguments.split())
     assert (status, output) == (2, "") and errors.startswith(f"error: {message}") and errors.count("\n") == 1
