@@ -11,6 +11,7 @@ Each undirected edge points from the lower to the higher node number.
 """
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from plstm.models.graph import ReadoutModel
 from plstm.ops.dag import Dag, PackedDags, pack
 from plstm.tasks.base import MachineData, Task, classification_metrics
 from plstm.training.meshes import Layout
-from plstm.training.steps import Batch, Metrics
+from plstm.training.steps import Batch, Metrics, Split
 
 SMALL = 128  # nodes of the largest graph that goes into blocks; larger ones share a block of their own
 BLOCK = 64  # nodes of a block, or as many as the largest of the small graphs has
@@ -87,10 +88,6 @@ class GraphBatches:
             "nodes": np.pad(self.nodes[indices], (0, missing)),
             "dags": dags,
         }
-
-    def batches(self, indices: np.ndarray) -> Iterator[dict[str, Any]]:
-        for start in range(0, len(indices), self.batch_size):
-            yield self.batch(indices[start : start + self.batch_size])
 
 
 class _Part:
@@ -162,7 +159,7 @@ def load_batches(name: str, root: str | None, download: bool, verify: bool, batc
     return GraphBatches(load_tudataset(name, root, download=download, verify=verify), batch_size)
 
 
-class GraphSplit:
+class GraphSplit(Split):
     """Some graphs of a set to evaluate on; their batches are made once."""
 
     def __init__(self, source: GraphBatches, indices: np.ndarray):
@@ -181,9 +178,6 @@ class GraphSplit:
                 self._made[size, start] = self._source.batch(self._indices[start : start + size])
             yield self._made[size, start]
 
-    def first(self, batch_size: int) -> Batch:
-        return next(self.batches(batch_size))
-
 
 @dataclass(eq=False, repr=False)
 class GraphTrainBatches:
@@ -196,12 +190,10 @@ class GraphTrainBatches:
 
     def from_step(self, step: int) -> Iterator[Batch]:
         size = self.source.batch_size
-        epoch, position = divmod(step, math.ceil(len(self.indices) / size))
-        while True:
-            order = self.indices[epoch_order(self.seed, epoch, len(self.indices))][position * size :]
-            yield from map(self.place, self.source.batches(order))
-            epoch = epoch + 1
-            position = 0
+        for number in itertools.count(step):
+            epoch, position = divmod(number, math.ceil(len(self.indices) / size))
+            order = epoch_order(self.seed, epoch, len(self.indices))[position * size : (position + 1) * size]
+            yield self.place(self.source.batch(self.indices[order]))
 
 
 class GraphTask(Task):

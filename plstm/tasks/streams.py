@@ -20,7 +20,7 @@ from plstm.config import Config
 from plstm.errors import require
 from plstm.tasks.base import Task
 from plstm.training.meshes import Layout
-from plstm.training.steps import Batch
+from plstm.training.steps import Batch, Split
 
 STEPS_PER_EPOCH = 1000
 
@@ -38,7 +38,7 @@ class StreamBatches:
 
 
 @dataclass
-class LengthSplit:
+class LengthSplit(Split):
     """Rows of several lengths to evaluate on; see `plstm.training.steps.Split`.
 
     draw(length): all `rows` rows, arrays [rows, ...], with a shape for each length, or padded to a few. A batch has
@@ -64,9 +64,6 @@ class LengthSplit:
                 batch = {name: _pad(value[start : start + count], size) for name, value in drawn.items()}
                 group_of = {"group": np.full(size, group, np.int32), "mask": np.arange(size) < count}
                 yield own_rows(batch | group_of)
-
-    def first(self, batch_size: int) -> Batch:
-        return next(self.batches(batch_size))
 
 
 def _pad(array: np.ndarray, rows: int) -> np.ndarray:

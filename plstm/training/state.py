@@ -4,6 +4,7 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,7 +27,7 @@ class RunState:
     final: Found | None = None  # of loop.final_splits at the run's end
     seconds: float = 0.0  # of all sessions, up to the last checkpoint
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    sessions: list[dict[str, Any]] = field(default_factory=list)  # {"since": step, **environment}, where it changed
+    sessions: list[dict[str, Any]] = field(default_factory=list)  # {"since": step, "environment": ...} at each change
     averages: dict[str, Any] = field(default_factory=dict)  # `MetricAverager.state`
     lines: list[dict[str, Any]] = field(default_factory=list)  # of metrics.jsonl
 
@@ -44,9 +45,8 @@ class RunState:
         return vars(self) | {"sessions": [*self.sessions], "lines": [*self.lines]}
 
     def begin_session(self, environment: dict[str, Any]) -> None:
-        last = {name: value for name, value in (self.sessions or [{}])[-1].items() if name != "since"}
-        if last != environment:
-            self.sessions.append({"since": self.step, **environment})
+        if not self.sessions or self.environment != environment:
+            self.sessions.append({"since": self.step, "environment": environment})
 
     def add_evaluation(self, found: Found, loop: LoopConfig, metric: str) -> None:
         """Notes an evaluation at this step: whether it is the best, and whether it ends the run."""
@@ -68,11 +68,9 @@ class RunState:
     @property
     def environment(self) -> dict[str, Any]:
         """Of the session under way."""
-        return {name: value for name, value in self.sessions[-1].items() if name != "since"}
+        return self.sessions[-1]["environment"]
 
     @property
     def earlier(self) -> list[dict[str, Any]]:
         """The environments of earlier sessions, each {"until": its last step, **environment}."""
-        ends = [session["since"] for session in self.sessions[1:]]
-        environments = [session | {"until": end} for session, end in zip(self.sessions, ends, strict=False)]
-        return [{name: value for name, value in each.items() if name != "since"} for each in environments]
+        return [{"until": after["since"], **session["environment"]} for session, after in pairwise(self.sessions)]

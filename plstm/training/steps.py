@@ -40,7 +40,7 @@ class Split(Protocol):
 
     def first(self, batch_size: int) -> Batch:
         """The first of `batches`."""
-        ...
+        return next(self.batches(batch_size))
 
 
 GUARDED = ("loss", "gradient_norm", "parameter_norm")  # a run stops when one of these is not finite
