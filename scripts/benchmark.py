@@ -46,7 +46,7 @@ from plstm.runs.compose import compose_experiment
 from plstm.tasks import TASKS
 from plstm.tasks.programs import compile_programs
 from plstm.training.steps import init_state
-from scripts.common import ROOT, Parser, batch_shapes, positive, write_results
+from scripts.common import ROOT, Parser, batch_shapes, planned_bytes, positive, write_results
 from scripts.make_photos import draw, encode
 
 Row = dict[str, Any]
@@ -77,13 +77,11 @@ def wall_seconds(run: Callable[[], Any]) -> float:
 
 
 def compile_program(function: Any, arguments: tuple) -> tuple[Callable, Row]:
-    """The executable, the seconds of its compilation, and the bytes that XLA plans for it on a device."""
+    """The executable, the seconds of its compilation and the bytes it needs on a device."""
     start = time.perf_counter()
     run = jax.jit(function).lower(*arguments).compile()
     seconds = time.perf_counter() - start
-    plan = run.memory_analysis()
-    used = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
-    return run, {"compile_seconds": seconds, "memory_bytes": used - plan.alias_size_in_bytes}
+    return run, {"compile_seconds": seconds, "memory_bytes": planned_bytes(run)}
 
 
 def compare_operators(operators: Mapping[str, tuple[Callable, tuple]], repeats: int) -> Iterator[Row]:

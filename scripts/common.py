@@ -48,6 +48,13 @@ def batch_shapes(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
     return {"image": jax.ShapeDtypeStruct(image, jnp.uint8), "label": jax.ShapeDtypeStruct((count,), jnp.int32)}
 
 
+def planned_bytes(program: jax.stages.Compiled) -> int:
+    """The memory that XLA plans for a compiled program on a device."""
+    plan = program.memory_analysis()
+    used = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
+    return used - plan.alias_size_in_bytes
+
+
 def machine_folder(name: str, root: Path = ROOT) -> Path:
     """The folder `runs` or `results`: where configs/local/default.yaml has it, else in the repository `root`."""
     return root / (OmegaConf.select(local_settings(), f"paths.{name}") or name)

@@ -32,7 +32,7 @@ from plstm.tasks import TASKS
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import init_state, make_train_step
-from scripts.common import ROOT, Parser, batch_shapes, positive, write_results
+from scripts.common import ROOT, Parser, batch_shapes, planned_bytes, positive, write_results
 
 # XLA chooses between cuBLAS and Triton products by trying them on the GPU; without one, it takes cuBLAS.
 OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
@@ -120,10 +120,8 @@ def report(experiment: str, devices: int, overrides: list[str]) -> dict[str, Any
     """One compiled step, printed and as a row; sizes are those of one device."""
     config = compose_experiment(experiment, *overrides)
     compiled = compile_step(config, devices)
-    memory = compiled.memory_analysis()
-    used = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
     row = {"experiment": experiment, "gpu": GPU, "devices": devices, "overrides": overrides}
-    row |= {"batch": config.optim.batch_size, "memory_bytes": used - memory.alias_size_in_bytes}
+    row |= {"batch": config.optim.batch_size, "memory_bytes": planned_bytes(compiled)}
     row["collectives"] = collectives(compiled.as_text())
     what = [f"{one['count']} {kind} of {one['bytes'] / 1e6:.1f} MB" for kind, one in row["collectives"].items()]
     size = f"{row['memory_bytes'] / 2**30:.2f} GiB a device"

@@ -193,7 +193,7 @@ def probe(run: str, options: argparse.Namespace) -> None:
         rows.append(row)
         scores = "".join(f"{'-' if row[key] is None else format(row[key], '.3f'):>18}" for key in SHOWN)
         print(f"{canvas.size:18}{row['images']:18,}{scores}  {name}", flush=True)
-    path = options.out or options.results / "probes" / f"{run_name(config)}-{folder.name}.json"
+    path = options.results / "probes" / f"{run_name(config)}-{folder.name}.json"
     write_results(path, {"count": options.count, "run": folder.name, "name": run_name(config), "rows": rows})
     print(f"Written to {path}")
 
@@ -217,16 +217,10 @@ def main() -> None:
         "--sizes", type=positive, nargs="+", default=[], help="further canvases in pixels, unaltered images only"
     )
     parser.add_argument("--count", type=positive, default=10_240, help="images a canvas; the paper's test has as many")
-    parser.add_argument("--out", type=Path, help="of one run (default: RESULTS/probes/<name>-<id>.json)")
     options = parser.parse_args()
     if bool(options.run) == bool(options.table):
         parser.error("name a run, or --table")
-    if options.out and (options.table or len(options.run) > 1):
-        parser.error("--out is for one run")
-    if options.out:
-        check_writable(options.out.parent, f"--out {options.out}")
-    else:
-        check_writable(options.results / "probes", f"--results {options.results}")
+    check_writable(options.results / "probes", f"--results {options.results}")
     for run in options.run or shown_runs(options.table, options.results, options.runs):
         probe(run, options)
 

@@ -53,10 +53,10 @@ def test_eval_prints_the_digits_of_the_end_of_training_and_of_the_best_step(fini
 
 
 def test_probes_of_the_run_start_from_its_test_accuracy(finished):
-    out = finished / "probe.json"
     run = run_folder(finished).name[:6]
-    call("scripts/probe_arrow.py", run, f"--runs={finished}/runs", "--count=64", f"--out={out}")
-    rows = json.loads(out.read_text())["rows"]
+    call("scripts/probe_arrow.py", run, f"--runs={finished}/runs", "--count=64", f"--results={finished}/probed")
+    (path,) = (finished / "probed/probes").iterdir()
+    rows = json.loads(path.read_text())["rows"]
     assert [(row["canvas_pixels"], row["probe"]) for row in rows[::4]] == [(48, "as given"), (96, "as given")]
     for row, split in zip(rows[::4], ("test", "test_ext"), strict=True):  # which have 64 images in this run
         assert row["accuracy"] == pytest.approx(record_of(finished).metrics["last"][split]["accuracy"], abs=1e-5)

@@ -159,20 +159,15 @@ def schema(task: Any = "arrow", family: Any = "vision") -> DictConfig:
     return OmegaConf.structured(Config(task=task, model=MODELS[family].config(), data=TASKS[task].data_schema()))
 
 
-def from_plain(plain: dict[str, Any]) -> Config:
-    """The unchecked dataclasses of nested dictionaries, defaults filled in; OmegaConf's error for an unknown key."""
-    model = plain.get("model")
-    family = model.get("family", "vision") if isinstance(model, dict) else "vision"
-    return OmegaConf.to_object(OmegaConf.merge(schema(plain.get("task", "arrow"), family), plain))
-
-
 def to_config(node: DictConfig) -> Config:
     """The checked dataclasses of a composed Hydra config, or one read back; interpolations resolved."""
-    task, family = (OmegaConf.select(node, key) for key in ("task", "model.family"))
+    task, family = (
+        OmegaConf.select(node, key, default=usual) for key, usual in (("task", "arrow"), ("model.family", "vision"))
+    )
     if task in TASKS and family in MODELS:
         _check_inputs(task, family)  # first, as the other model's keys may refer to keys of other data
     try:
-        config = from_plain(_resolved(node))
+        config = OmegaConf.to_object(OmegaConf.merge(schema(task, family), _resolved(node)))
     except OmegaConfBaseException as error:
         raise UserError(explain(error)) from error
     check(config)

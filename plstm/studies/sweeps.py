@@ -154,7 +154,6 @@ class Cell:
     section: Any
     choice: Any
     ids: list[str]  # of all its runs
-    planned_seeds: int
     finished: int  # how many runs
     runs: list[Record]  # of whole seeds
     means: pd.DataFrame  # over `average_over`: a line a whole seed, a column a measure, in the table's unit
@@ -196,7 +195,6 @@ def find_groups(table: TableDefinition, records: Sequence[Record]) -> list[Group
             section=table.section_values[section],
             choice=table.sweep[table.chosen_key][choice] if table.select else None,
             ids=ids,
-            planned_seeds=len(seeds),
             finished=len(found.keys() & ids),
             runs=runs,
             means=means.loc[place] if runs else means[:0],

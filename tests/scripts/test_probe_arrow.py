@@ -105,7 +105,7 @@ def untrained(monkeypatch):
 @pytest.mark.parametrize("size", [44, 50])  # too small for the objects; no multiple of a patch
 def test_a_size_that_cannot_be_is_refused_before_any_is_probed(untrained, tmp_path, size):
     untrained("arrow_48/vit")
-    options = SimpleNamespace(runs=Path(), results=tmp_path, out=None, count=5, sizes=[size])
+    options = SimpleNamespace(runs=Path(), results=tmp_path, count=5, sizes=[size])
     with pytest.raises(UserError, match=f"^--sizes {size}: "):
         probe_arrow.probe("a run", options)
     assert not list(tmp_path.iterdir())
