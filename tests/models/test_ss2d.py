@@ -11,7 +11,8 @@ from plstm.models.ss2d import SS2D, Block, SS2DModel
 
 from .golden import check, dense, fill, maps, norm, waves
 
-TINY_MAMBA2D = {"dtype": "float32", "dims": [8, 8], "depths": [1, 1], "mixers": ["m2d", "attention"], "states": 2}
+TINY = SS2DConfig(drop_path=0.5, dims=[8], depths=[2])
+TINY_MAMBA2D = Mamba2DConfig(dtype="float32", dims=[8, 8], depths=[1, 1], mixers=["m2d", "attention"], states=2)
 
 
 def mixer_tensors(mixer: SS2D) -> list:
@@ -49,7 +50,7 @@ def test_the_model_meets_its_golden_values(float64):
     check("T3", lambda x: (model(x), None), x=waves((2, 32, 32, 3)))
 
 
-@pytest.mark.parametrize("config", [SS2DConfig(drop_path=0.5, dims=[8], depths=[2]), Mamba2DConfig(**TINY_MAMBA2D)])
+@pytest.mark.parametrize("config", [TINY, pytest.param(TINY_MAMBA2D, marks=pytest.mark.slow)])
 def test_recomputed_blocks_give_the_same_gradients(config):
     images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 16, 16, 3)), jnp.float32)
 

@@ -37,14 +37,6 @@ def test_starts():
     assert all(np.all(leaf == 0) for name, leaf in params.items() if "qkv" in name and name.endswith("bias"))
 
 
-def test_the_seed_alone_decides_the_start():
-    build = nnx.jit(lambda seed: build_model(tiny(), seed))
-    first, again, other = (named_leaves(nnx.state(build(jax.random.key(seed)), nnx.Param)) for seed in (0, 0, 1))
-    for name, leaf in first.items():
-        np.testing.assert_array_equal(leaf, again[name], err_msg=name)
-        assert np.any(leaf != other[name]) == (name.endswith("kernel") or name == "position"), name
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_of_other_resolutions_take_a_resized_position(name):
     model = filled(tiny(**MODELS[name]))
