@@ -1,4 +1,4 @@
-"""What does a model look at? Its accuracy on altered arrow-pointing images, on larger canvases, and by distance.
+"""What does a model look at? Its accuracy on altered arrow-pointing images, and on larger canvases.
 
     python scripts/probe_arrow.py 1f392a                         # a run's folder, or the first digits of its id
     python scripts/probe_arrow.py 1f392a --sizes 48 64 96 144    # canvases in pixels; objects keep their size
@@ -7,7 +7,7 @@
 Altered images have the training size and twice it, unaltered ones all sizes. Balanced accuracy is the mean of the
 accuracies on images that point at the circle and on those that do not: altered images are mostly of the second kind.
 The area under the ROC curve does not depend on the threshold.
-Writes results/probes/<name>-<id>.json, from which `make tables` draws accuracy by size and by distance.
+Writes results/probes/<name>-<id>.json, from which `make tables` draws accuracy by size.
 """
 
 import argparse
@@ -42,7 +42,6 @@ SHOWN = ("accuracy", "balanced_accuracy", "area_under_roc", "answered_at", "labe
 Answer = Callable[[Arrow, Canvas], np.ndarray]  # geometries [n] -> evidence: the logit of "at" less that of "past" [n]
 NO_CIRCLE = "without the circle"
 NO_LABEL = -1  # of a geometry that is not counted
-BANDS = 4  # of equal width, of the distances that training has; beyond these as many more as there are
 
 
 def check_size(size: int, scale: float) -> Canvas:
@@ -74,7 +73,8 @@ def _altered(arrow: Arrow, canvas: Canvas, **fields: np.ndarray) -> Arrow:
     arrow = arrow._replace(**fields)
     centres = np.stack([arrow.ax, arrow.ay, arrow.cx, arrow.cy])
     inside = ((centres >= canvas.margin) & (centres <= canvas.size - canvas.margin)).all(axis=0)
-    apart = distances(arrow) >= KAPPA * arrow.radius  # nearer, the arrow's midpoint lies in or at the circle
+    distance = np.hypot(arrow.cx - arrow.ax, arrow.cy - arrow.ay)
+    apart = distance >= KAPPA * arrow.radius  # nearer, the arrow's midpoint lies in or at the circle
     return arrow._replace(label=np.where(inside & apart, true_label(arrow), NO_LABEL))
 
 
@@ -101,12 +101,6 @@ def probe_geometries(
             yield canvas, name, alter(draw_geometries(canvas, training, count, distribution), canvas)
 
 
-def probe_row(canvas: Canvas, name: str, evidence: np.ndarray, arrows: Arrow, reach: float) -> dict[str, Any]:
-    """The scores of one canvas and alteration, of geometries as given also by distance."""
-    row = {"canvas_pixels": canvas.size, "probe": name, **score(evidence, arrows.label)}
-    return row | ({"by_distance": by_distance(evidence, arrows, reach)} if name == GIVEN else {})
-
-
 def score(evidence: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     """Scores of the images that have a label; None where there is none to count.
 
@@ -129,27 +123,6 @@ def score(evidence: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
         return {"images": len(right), **shares, "balanced_accuracy": None, "area_under_roc": None}
     area = round(float(roc_auc_score(labels, evidence)), 5)
     return {"images": len(right), **shares, "balanced_accuracy": sum(kinds) / 2, "area_under_roc": area}
-
-
-def distances(arrows: Arrow) -> np.ndarray:
-    """Pixels between the centres of arrow and circle [n]."""
-    return np.hypot(arrows.cx - arrows.ax, arrows.cy - arrows.ay)
-
-
-def by_distance(evidence: np.ndarray, arrows: Arrow, reach: float) -> list[dict[str, Any]]:
-    """Scores in bands of the distance; `reach`, the farthest in training, is the upper end of the last that it has."""
-    rows = []
-    width = reach / BANDS
-    bands = np.floor(distances(arrows) / width)
-    for band in np.unique(bands).tolist():
-        limits = {"from_pixels": width * band, "to_pixels": width * (band + 1)}
-        rows.append(limits | score(evidence[bands == band], arrows.label[bands == band]))
-    return rows
-
-
-def training_reach(training: Canvas, count: int, distribution: str) -> float:
-    """The farthest distance in pixels of `count` geometries of the training canvas."""
-    return float(distances(draw_geometries(training, training, count, distribution)).max())
 
 
 # ---------------------------------------------------------------------- runs
@@ -178,7 +151,6 @@ def probe(run: str, options: argparse.Namespace) -> None:
     training = Canvas(config.data.size, config.data.object_scale)
     distribution = config.data.distribution
     rows = []
-    reach = training_reach(training, options.count, distribution)
     sizes = {training.size, 2 * training.size, *options.sizes}
     canvases = [check_size(size, training.scale) for size in sorted(sizes)]
     for canvas in canvases:
@@ -189,7 +161,7 @@ def probe(run: str, options: argparse.Namespace) -> None:
     print(f"{run_name(config)} ({folder.name})")
     print("".join(f"{title:>18}" for title in ("canvas_pixels", "images", *SHOWN)), " probe")
     for canvas, name, arrows in probe_geometries(canvases, training, options.count, distribution):
-        row = probe_row(canvas, name, answer(arrows, canvas), arrows, reach)
+        row = {"canvas_pixels": canvas.size, "probe": name, **score(answer(arrows, canvas), arrows.label)}
         rows.append(row)
         scores = "".join(f"{'-' if row[key] is None else format(row[key], '.3f'):>18}" for key in SHOWN)
         print(f"{canvas.size:18}{row['images']:18,}{scores}  {name}", flush=True)

@@ -33,7 +33,7 @@ from data.arrow_pointing.geometry import (
 )
 from plstm.errors import run_script
 from scripts.common import Parser, machine_folder, positive, write_results
-from scripts.probe_arrow import NO_CIRCLE, check_size, probe_geometries, probe_row, training_reach
+from scripts.probe_arrow import NO_CIRCLE, check_size, probe_geometries, score
 
 SHORTCUTS = {  # name: the quantities seen and their bins
     "arrow direction only": {"phi": 360},
@@ -148,12 +148,12 @@ def measure_sizes(
 ) -> list[dict[str, Any]]:
     """One row a canvas size, alteration and baseline, scored on `count` images as `probe_arrow.py` scores models."""
     rows = []
-    reach = training_reach(training, count, distribution)
     canvases = [Canvas(size, training.scale) for size in sizes]
     for canvas, name, arrows in probe_geometries(canvases, training, count, distribution):
         if name != NO_CIRCLE:  # which most baselines need
             evidence = answer(arrows, canvas, fitted, distribution).items()
-            rows += [{"name": shown, **probe_row(canvas, name, given, arrows, reach)} for shown, given in evidence]
+            place = {"canvas_pixels": canvas.size, "probe": name}
+            rows += [{"name": shown, **place, **score(given, arrows.label)} for shown, given in evidence]
     return rows
 
 

@@ -17,7 +17,7 @@ Rows = list[dict[str, Any]]  # a canvas size and an alteration (of baselines: a 
 DASH = "–"
 GIVEN = "as given"
 RETRAINED = "-retrained"  # in the name of a second training's file: the same config, as the run's weights were gone
-FEWEST = 50  # images, of a band of distances or of the rarer label: a score of fewer is not shown
+FEWEST = 50  # images of the rarer label: a score of fewer is not shown
 
 
 class Probes(NamedTuple):

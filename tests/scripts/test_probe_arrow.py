@@ -13,7 +13,7 @@ from plstm.errors import UserError
 from plstm.runs.compose import compose_experiment
 from plstm.tasks import TASKS
 from scripts import probe_arrow
-from scripts.probe_arrow import NO_CIRCLE, PROBES, by_distance, distances, draw_geometries, score, true_label
+from scripts.probe_arrow import NO_CIRCLE, PROBES, draw_geometries, score, true_label
 
 CANVAS = Canvas()
 
@@ -65,15 +65,6 @@ def test_a_run_is_probed_on_its_own_test_images(distribution):
         assert [one(drawn, n) for n in range(10)] == list(
             ArrowVariant(44, 48, 0.25, distribution=distribution).arrows(split, 10)
         )
-
-
-def test_bands_of_distance_hold_every_image_once(arrows):
-    reach = float(distances(arrows).max()) / 2
-    rows = by_distance(arrows.label, arrows, reach)
-    assert sum(row["images"] for row in rows) == len(arrows.label) and all(row["accuracy"] == 1 for row in rows)
-    np.testing.assert_allclose([row["from_pixels"] for row in rows], [n * reach / 4 for n in range(2, 9)])
-    far = distances(arrows) >= reach
-    assert sum(row["images"] for row in rows[2:]) == far.sum()
 
 
 def test_the_area_under_the_roc_curve_does_not_depend_on_the_threshold():
