@@ -1,6 +1,5 @@
 """What all figures share: type, the canvas, and files that come out the same byte for byte."""
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,6 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def save(figure: Any, path: Path) -> Path:
-    """Writes the figure as PNG, the same bytes for the same figure; returns the file: `path` with .png appended."""
-    data = io.BytesIO()
-    figure.savefig(data, format="png", metadata={"Software": None})
-    written = path.with_name(f"{path.name}.png")
-    write_file(written, data.getvalue())
-    return written
+    """Writes the figure as PNG, the same bytes for the same figure; returns `path`."""
+    write_file(path, lambda file: figure.savefig(file, format="png", metadata={"Software": None}))
+    return path

@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("run", nargs="+", help="a run's folder, or the first digits of its id")
     parser.add_argument("--runs", type=Path, default=machine_folder("runs"), help="folder of the runs")
     parser.add_argument("--count", type=positive, default=2, help="images of each size")
-    parser.add_argument("--out", type=Path, default=ROOT / "results/arrow-48/flow", help="without .png")
+    parser.add_argument("--out", type=Path, default=ROOT / "results/arrow-48/flow.png", help="the picture")
     options = parser.parse_args()
     models = [from_checkpoint(run, runs=options.runs) for run in options.run]
     if other := [model for model in models if model.info.config.task != "arrow"]:

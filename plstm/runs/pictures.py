@@ -31,11 +31,11 @@ def draw_run(
     for split, source in splits.items():
         batch = source.first(min(task.config.optim.batch_size, len(source)))
         samples[split] = as_pixels(batch["image"]), batch, predict(weights, batch)
-    written = draw_samples(samples, task.class_names, folder / f"{name}-samples")
+    written = draw_samples(samples, task.class_names, folder / f"{name}-samples.png")
     if not isinstance(model, VisionModel):
         return written
     image = normalise(next(iter(samples.values()))[0][:1])[0]
-    return written + draw_gating(model, image, folder / f"{name}-gating")
+    return written + draw_gating(model, image, folder / f"{name}-gating.png")
 
 
 def draw_samples(

@@ -51,7 +51,7 @@ def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: P
         with style():
             figure = draw(table, cells, results_dir) if is_wanted and cells else None
             if figure is not None:
-                written.append(save(figure, results_dir / table.name / name))
+                written.append(save(figure, results_dir / table.name / f"{name}.png"))
     return written
 
 

@@ -30,7 +30,7 @@ def test_samples_show_prediction_and_correctness(drawn, tmp_path):
         name: (images[part], {"label": label[part], "mask": np.ones(len(at[part]), bool)}, logits[part])
         for name, part in (("val", slice(6)), ("test", slice(6, None)))
     }
-    (png,) = draw_samples(samples, ("past", "at"), tmp_path / "samples")
+    (png,) = draw_samples(samples, ("past", "at"), tmp_path / "samples.png")
     texts = texts_of(drawn[0])
     assert [text for text in texts if text.startswith(("✓", "✗"))] == [
         *["✓ at 0.97", "✓ past 0.98", "✗ at 0.90", "✗ past 0.70"],
@@ -47,7 +47,7 @@ def test_gating_shows_sign_scale_and_source(drawn, tmp_path, monkeypatch):
     patterns = [("P", np.zeros((1, 12, 12))), ("D", pattern), ("P", pattern)]
     monkeypatch.setattr(pictures, "capture_flow", lambda *arguments: patterns)
     model = VisionModel(VisionConfig(image_size=24, patch_size=2, dim=16, depth=2, heads=1, classes=2), nnx.Rngs(0))
-    (png,) = draw_gating(model, np.zeros((24, 24, 3), np.float32), tmp_path / "gating")
+    (png,) = draw_gating(model, np.zeros((24, 24, 3), np.float32), tmp_path / "gating.png")
     texts = texts_of(drawn[0])
     assert [text for text in texts if "mode" in text] == ["P-mode, layer 1, head 1", "D-mode, layer 2, head 1"]
     assert {"-1", "0", "1"} <= set(texts)

@@ -22,7 +22,7 @@ def drawn(tmp_path, monkeypatch):
 
     def draw(table):
         made = {}
-        monkeypatch.setattr(figures, "save", lambda figure, path: made.update({path.name: figure}))
+        monkeypatch.setattr(figures, "save", lambda figure, path: made.update({path.stem: figure}))
         draw_table(table, read_records(tmp_path), tmp_path)
         return made
 
