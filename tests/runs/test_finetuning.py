@@ -120,9 +120,11 @@ def test_a_larger_image_gives_what_the_trained_model_gives(finetuning, pretraini
     np.testing.assert_array_equal(fresh(images), wanted)
 
 
-@pytest.mark.parametrize("small", ["efficientnet_small", "vil_small"])
-def test_so_does_a_model_with_running_statistics_or_a_resize_of_its_own(composed, tmp_path, small):
-    chosen = ["debug=smoke", "experiment=imagenet/vit", f"model={small}", f"paths.runs={tmp_path}"]
+@pytest.mark.parametrize(
+    "model", [["model=efficientnet_small", "model.stages=[[3,1,1,2,8]]"], ["model=vil_small", "model.depth=2"]], ids=str
+)
+def test_so_does_a_model_with_running_statistics_or_a_resize_of_its_own(composed, tmp_path, model):
+    chosen = ["debug=smoke", "experiment=imagenet/vit", *model, f"paths.runs={tmp_path}"]
     pretraining = to_config(composed(*chosen, "data.size=48"))
     trained, folder = filled(pretraining.model, 1), tmp_path / run_id(pretraining)
     params, statistics = nnx.state(trained, nnx.Param), nnx.state(trained, nnx.BatchStat)

@@ -81,10 +81,10 @@ def test_the_area_under_the_roc_curve_does_not_depend_on_the_threshold():
 
 @pytest.fixture
 def untrained(monkeypatch):
-    """Function of an experiment: any run that is looked for is one of it that has not been trained."""
+    """Function of an experiment and overrides: any run that is looked for is one of it that has not been trained."""
 
-    def use(experiment: str) -> None:
-        config = compose_experiment(experiment, "optim.batch_size=3")
+    def use(experiment: str, *overrides: str) -> None:
+        config = compose_experiment(experiment, "optim.batch_size=3", *overrides)
         build = TASKS["arrow"](config).build_model
         monkeypatch.setattr(probe_arrow, "find_run", lambda run, runs: runs)
         monkeypatch.setattr(probe_arrow, "load_config", lambda folder: config)
@@ -103,7 +103,7 @@ def test_a_size_that_cannot_be_is_refused_before_any_is_probed(untrained, tmp_pa
 
 
 def test_a_model_with_statistics_answers_on_a_canvas_larger_than_that_of_its_training(untrained):
-    untrained("arrow_48/efficientnet")
+    untrained("arrow_48/efficientnet", "model.stages=[[3,1,1,2,8]]")
     *_, answer = probe_arrow.load_answer("a run", Path())
     canvas = Canvas(64, 0.25)
     evidence = answer(draw_geometries(canvas, Canvas(48, 0.25), 5, "paper"), canvas)
