@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from plstm.errors import UserError
 from plstm.runs.compose import compose_config, to_config
 from plstm.runs.identity import plain_config
-from plstm.runs.overrides import CONFIGS
+from plstm.runs.overrides import CONFIGS, choices
+from plstm.studies.records import value_at
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
@@ -38,7 +39,7 @@ def planned_config(
         _set(plain, key, value, f"experiment={experiment} {key}={value}")
     for key, source in composed.references.items():
         if key not in values:
-            _set(plain, key, functools.reduce(lambda node, part: node[part], source.split("."), plain), key)
+            _set(plain, key, value_at(plain, source), key)
     return plain
 
 
@@ -53,11 +54,9 @@ def compose_once(experiment: str, groups: tuple[str, ...] = ()) -> Composed:
 @functools.cache
 def variant_values(name: str) -> dict[str, Any]:
     """The values of configs/variant/<name>.yaml by dotted key; a variant has keys alone, no defaults list."""
-    path = CONFIGS / "variant" / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
-        raise UserError(f"variant={name}: there is no such choice; there are {known}")
-    return dict(leaves(OmegaConf.to_container(OmegaConf.load(path))))
+    if name not in choices("variant"):
+        raise UserError(f"variant={name}: there is no such choice; there are {', '.join(choices('variant'))}")
+    return dict(leaves(OmegaConf.to_container(OmegaConf.load(CONFIGS / "variant" / f"{name}.yaml"))))
 
 
 def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 
+from plstm.runs.identity import drop
 from plstm.studies.records import PRIMARY_METRIC, Record, value_at
 
 
@@ -23,8 +24,7 @@ class SweepSummary(Callback):
         if job_return.status is JobStatus.COMPLETED and isinstance(record := job_return.return_value, Record):
             rest = copy.deepcopy(record.config)
             for key in self.over:
-                group, _, leaf = key.rpartition(".")
-                (value_at(rest, group, {}) if group else rest).pop(leaf, None)
+                drop(rest, key)
             self.groups.setdefault(json.dumps(rest, sort_keys=True), []).append(record)
 
     def on_multirun_end(self, config: Any, **kwargs: Any) -> None:
