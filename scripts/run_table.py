@@ -112,7 +112,7 @@ def place(jobs: int, processes: int | None, hardware: Hardware) -> list[dict[str
 
 
 def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[sweeps.Job]:
-    """Prints a line a job and a total; returns what is unfinished in order."""
+    """Prints a total, in a dry run after a line a job; returns what is unfinished in order."""
     records = read_records(arguments.results)
     found = sweeps.match_records(table, records)
     started = sweeps.started_runs(arguments.runs)
@@ -138,8 +138,9 @@ def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
             seconds += own
             job = sweeps.Job(left, job.shared)
             unfinished.append(job)
-        command = shlex.join(["python", "train.py", *job.overrides, *arguments.overrides])
-        print(f"{state:8}  {cost:>14}  {command}")
+        if arguments.dry_run:
+            command = shlex.join(["python", "train.py", *job.overrides, *arguments.overrides])
+            print(f"{state:8}  {cost:>14}  {command}")
     known = [cost for cost in seconds if cost is not None]
     at_most = "at most " if table.choose_once and seconds else ""  # later choices save runs
     counts = f"{finished} finished, {rejected} not needed, {at_most}{len(seconds)} to run"
@@ -189,14 +190,11 @@ def execute(
                         continue
                     fail(job, error)
                 else:
-                    command = ["train.py", *job.overrides, *(own or ())]
-                    words = "no longer needed: python" if own is None else "python"
-                    print(f"run {number}/{len(work)}: {words} {shlex.join(command)}", flush=True)
+                    words = "no longer needed: " if own is None else ""
+                    print(f"run {number}/{len(work)}: {words}{shlex.join(job.overrides)}", flush=True)
                     if own is not None:
-                        # A process group of its own: the terminal's Ctrl-C reaches this process only, which hands it on
                         own_place = free.pop()
-                        options = {"stdin": subprocess.DEVNULL, "process_group": 0, "env": os.environ | own_place}
-                        running[subprocess.Popen([sys.executable, *command], cwd=root, **options)] = job, own_place
+                        running[_start(["train.py", *job.overrides, *own], root, own_place)] = job, own_place
                 waiting.remove((number, job))
             ended: list[subprocess.Popen] = []
             while running and not ended:
@@ -215,6 +213,12 @@ def execute(
         _stop(list(running))
         raise
     return failures
+
+
+def _start(command: list[str], root: Path, place: dict[str, str]) -> subprocess.Popen:
+    """A Python process in a group of its own: the terminal's Ctrl-C reaches this process only, which hands it on."""
+    options = {"stdin": subprocess.DEVNULL, "process_group": 0, "env": os.environ | place}
+    return subprocess.Popen([sys.executable, *command], cwd=root, **options)
 
 
 def _stop(children: list[subprocess.Popen]) -> None:

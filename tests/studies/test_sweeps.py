@@ -347,4 +347,4 @@ def test_a_job_that_is_no_longer_needed_is_left_out(graphs, tmp_path, capsys):
 
     assert run_table.execute(sweeps.jobs(graphs, runs), overrides, tmp_path, done.append) == []
     assert (tmp_path / "started").read_text() == "experiment=graphs/gat experiment=graphs/gin "
-    assert "run 2/3: no longer needed: python train.py experiment=graphs/gcn" in capsys.readouterr().out
+    assert "run 2/3: no longer needed: experiment=graphs/gcn" in capsys.readouterr().out
