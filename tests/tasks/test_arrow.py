@@ -21,6 +21,11 @@ def test_parts_of_a_batch_divide_it_and_are_small(overrides, parts):
     assert ArrowTask(compose_experiment("arrow_48/plstm", *overrides)).microbatches() == parts
 
 
+@pytest.mark.parametrize("model", ["vil", "2dmamba", "mamba2d"])
+def test_other_models_count_pixels(model):
+    assert ArrowTask(compose_experiment(f"arrow_48/{model}")).microbatches() == 8
+
+
 def test_models_with_batch_norms_take_their_batch_whole():
     config = compose_experiment("arrow_48/plstm")
     config.model = EfficientNetConfig()

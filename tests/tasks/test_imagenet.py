@@ -1,11 +1,13 @@
 """ImageNet as a task: what its config may say, its loss, and its data from end to end where nothing is prepared."""
 
+import io
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 
 from data.augment.mixing import mix
 from data.augment.recipes import AugmentConfig
@@ -129,3 +131,13 @@ def test_another_number_of_images_than_the_config_s_is_refused(monkeypatch):
     with pytest.raises(UserError, match="data.train_images=100: the prepared data have 60"):
         task.batches(LAYOUT)
     assert len(task.split("test")) == 50
+
+
+def test_mosaics_are_pictures_that_classes_tell_apart():
+    train = MosaicSource("train", 40)
+    test = MosaicSource("test", 40)
+    assert train[3] == MosaicSource("train", 40)[3] and train[3]["image"] != test[3]["image"]
+    pictures = [np.asarray(Image.open(io.BytesIO(train[n]["image"])), float) for n in range(40)]
+    assert [train[n]["label"] for n in (0, 9, 10)] == [0, 900, 0]
+    within = abs(pictures[0] - pictures[10]).mean()
+    assert all(abs(pictures[0] - other).mean() > within for other in pictures[1:10])
