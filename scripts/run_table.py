@@ -196,11 +196,7 @@ def execute(
                         own_place = free.pop()
                         running[_start(["train.py", *job.overrides, *own], root, own_place)] = job, own_place
                 waiting.remove((number, job))
-            ended: list[subprocess.Popen] = []
-            while running and not ended:
-                time.sleep(0.1)
-                ended = [child for child in running if child.poll() is not None]
-            for child in ended:
+            for child in _wait(list(running)):
                 job, own_place = running.pop(child)
                 free.append(own_place)
                 try:
@@ -219,6 +215,15 @@ def _start(command: list[str], root: Path, place: dict[str, str]) -> subprocess.
     """A Python process in a group of its own: the terminal's Ctrl-C reaches this process only, which hands it on."""
     options = {"stdin": subprocess.DEVNULL, "process_group": 0, "env": os.environ | place}
     return subprocess.Popen([sys.executable, *command], cwd=root, **options)
+
+
+def _wait(children: list[subprocess.Popen]) -> list[subprocess.Popen]:
+    """Returns the processes that have ended, as soon as there are any; none of none."""
+    ended: list[subprocess.Popen] = []
+    while children and not ended:
+        time.sleep(0.1)
+        ended = [child for child in children if child.poll() is not None]
+    return ended
 
 
 def _stop(children: list[subprocess.Popen]) -> None:

@@ -91,9 +91,13 @@ def run_id(config: Config) -> str:
 # ---------------------------------------------------------------------- names
 def run_name(config: Config) -> str:
     """A name to read, such as arrow-plstm-d_mode-s43, or graphs-gin-MUTAG-f0-s43."""
-    variants = config.variant.split(",") if config.variant else []
+    variants = variant_names(config)
     parts = TASKS[config.task].name_parts(config)
     return "-".join([config.experiment.replace("/", "-"), *variants, *parts, f"s{config.seed}"])
+
+
+def variant_names(config: Config) -> list[str]:
+    return config.variant.split(",") if config.variant else []
 
 
 def named(config: Config, overrides: Sequence[str]) -> Config:

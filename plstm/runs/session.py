@@ -11,7 +11,7 @@ from plstm.config import Config
 from plstm.errors import UserError
 from plstm.runs.finetuning import initial_weights
 from plstm.runs.folders import write_config
-from plstm.runs.identity import plain_config, run_name
+from plstm.runs.identity import plain_config, run_name, variant_names
 from plstm.tasks import TASKS, Task
 from plstm.tasks.programs import compile_programs
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
@@ -167,7 +167,6 @@ class Session:
 
 
 def _open_tracker(config: Config, folder: Path, name: str) -> Tracker:
-    variants = config.variant.split(",") if config.variant else []
     return Tracker(
         config.logger.mode if is_main() else "disabled",
         id=folder.name,
@@ -175,7 +174,7 @@ def _open_tracker(config: Config, folder: Path, name: str) -> Tracker:
         name=name,
         group=config.experiment,
         job_type="train",
-        tags=[*config.experiment.split("/"), *variants, f"seed {config.seed}"],
+        tags=[*config.experiment.split("/"), *variant_names(config), f"seed {config.seed}"],
         config=plain_config(config),
         project=config.logger.project,
         entity=config.logger.entity,

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from plstm.ops.common import add_up, chunked_map, direct_term
-from plstm.ops.grid import cpu
+from plstm.ops.grid.cpu import num_state_chunks
 from plstm.ops.grid.gates import GridGates, mirror, mirror_gates
 from plstm.ops.grid.recurrence import pass_node
 
@@ -42,7 +42,7 @@ def chunkwise(
     dtype = direct.dtype
     leading = q.ndim - 3
     if chunks is None:
-        chunks = cpu.num_state_chunks(math.prod(q.shape[:leading]))
+        chunks = num_state_chunks(math.prod(q.shape[:leading]))
     one_chunk: Callable[..., Array] = functools.partial(_one_chunk, structure=structure, block=block)
     if chunks == 1:  # several are checkpointed by `chunked_map`
         one_chunk = jax.checkpoint(one_chunk)

@@ -11,9 +11,10 @@ import math
 import jax
 from jax import Array
 
+import plstm.ops.grid.cpu as cpu
+import plstm.ops.grid.kernels as kernels
 from plstm.errors import UserError
 from plstm.ops.common import accumulation_dtype, check_axes, check_choice, split_over_devices
-from plstm.ops.grid import cpu, kernels
 from plstm.ops.grid.chunkwise import chunkwise
 from plstm.ops.grid.gates import GATE_AXES, STRUCTURES, GridGates
 from plstm.ops.grid.matrix import FORMS, by_matrix

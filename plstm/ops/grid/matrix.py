@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from plstm.ops.common import accumulation_dtype, add_up, attend, check_axes, check_choice, chunked_map, product
-from plstm.ops.grid import cpu
+from plstm.ops.grid.cpu import FASTEST_FORM, d_mode, num_chunks, shared_incoming
 from plstm.ops.grid.gates import GATE_AXES, STRUCTURES, GridGates, fill_unread, mirror, mirror_gates
 from plstm.ops.grid.recurrence import scan_sources
 from plstm.ops.sequence import segment_products
@@ -54,7 +54,7 @@ def by_matrix(
     def turn(tensor):  # the batch moves fastest, as in `plstm.nn.gates`
         return tensor.transpose(*reversed_lead, *range(len(lead), tensor.ndim))
 
-    chunks = chunks or cpu.num_chunks(math.prod(lead), nodes**2 * direct.dtype.itemsize)
+    chunks = chunks or num_chunks(math.prod(lead), nodes**2 * direct.dtype.itemsize)
     return turn(chunked_map(one_chunk, jax.tree.map(turn, (q, k, v, gates, direct)), chunks, len(lead)))
 
 
@@ -63,7 +63,7 @@ def _gating_by_target(gates: GridGates, direct: Array, structure: str, form: str
     direct [B, Y, X]: its diagonal."""
     forms = FORMS[structure]
     if form == "auto":
-        form = cpu.FASTEST_FORM[structure] if jax.default_backend() == "cpu" else next(iter(forms))
+        form = FASTEST_FORM[structure] if jax.default_backend() == "cpu" else next(iter(forms))
     if form not in forms:
         raise ValueError(f'form={form!r} with structure="{structure}": must be one of auto, {", ".join(forms)}')
     return forms[form](fill_unread(gates, structure), direct)
@@ -127,6 +127,6 @@ def _add_direct(matrix: Array, direct: Array) -> Array:
 # By structure. The first needs no measurement: backends other than CPUs take it.
 FORMS = {
     "general": {"row_transfer": row_transfer, "source_scan": source_scan},
-    "shared_incoming": {"row_transfer": row_transfer, "cpu": cpu.shared_incoming},
-    "d_mode": {"single_path": single_path, "cpu": cpu.d_mode},
+    "shared_incoming": {"row_transfer": row_transfer, "cpu": shared_incoming},
+    "d_mode": {"single_path": single_path, "cpu": d_mode},
 }
