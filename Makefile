@@ -104,6 +104,7 @@ SIZES = --sizes 48 56 64 72 80 96 128 144
 baselines: $(READY) ## Measure the accuracy of shortcuts: arrow pointing, formal languages, graphs
 	$(PY) scripts/shortcut_baselines.py
 	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 $(SIZES)
+	$(PY) scripts/shortcut_baselines.py --size 96 --scale 0.5 --thinnest 4 --sizes 96 144 192 240 288
 	$(PY) scripts/shortcut_baselines.py --size 48 --scale 0.25 --distribution balanced --samples 20000000 $(SIZES)
 	$(PY) scripts/baselines.py
 

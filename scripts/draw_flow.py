@@ -46,7 +46,7 @@ def main() -> None:
     if other := [model for model in models if not isinstance(model.info.config.model, VisionConfig)]:
         raise UserError(f"{other[0].info.run}: drawn are pLSTM and ViT, not {other[0].info.config.model.family}")
     data = models[0].info.config.data
-    variant = ArrowVariant(0, data.size, data.object_scale, distribution=data.distribution)
+    variant = ArrowVariant(0, data.size, data.object_scale, distribution=data.distribution, thinnest=data.thinnest)
     shown = [(split, arrow) for split in SPLITS for arrow in pick(variant, split, options.count)]
     with style():
         figure = new_figure(1.7 * len(shown) + 0.5, 1.75 * (1 + sum(model.info.config.model.depth for model in models)))

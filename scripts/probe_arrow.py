@@ -14,6 +14,7 @@ import argparse
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,10 @@ NO_CIRCLE = "without the circle"
 NO_LABEL = -1  # of a geometry that is not counted
 
 
-def check_size(size: int, scale: float) -> Canvas:
-    """The canvas of one of `--sizes`; UserError where the objects do not fit."""
+def resized(canvas: Canvas, size: int) -> Canvas:
+    """The canvas with one of `--sizes`; UserError where the objects do not fit."""
     try:
-        return Canvas(size, scale)
+        return replace(canvas, size=size)
     except UserError as error:
         raise UserError(str(error).replace(f"data.size={size}", f"--sizes {size}")) from error
 
@@ -148,11 +149,11 @@ def load_answer(run: str, runs: Path) -> tuple[Config, Path, Answer]:
 def probe(run: str, options: argparse.Namespace) -> None:
     """Scores one run on all canvases; prints the rows and writes them."""
     config, folder, answer = load_answer(run, options.runs)
-    training = Canvas(config.data.size, config.data.object_scale)
+    training = Canvas(config.data.size, config.data.object_scale, config.data.thinnest)
     distribution = config.data.distribution
     rows = []
     sizes = {training.size, 2 * training.size, *options.sizes}
-    canvases = [check_size(size, training.scale) for size in sorted(sizes)]
+    canvases = [resized(training, size) for size in sorted(sizes)]
     for canvas in canvases:
         try:
             answer(draw_geometries(canvas, training, 1, distribution), canvas)

@@ -3,6 +3,7 @@
     python scripts/shortcut_baselines.py                         # the paper's canvas; results/baselines/arrow-192.json
     python scripts/shortcut_baselines.py --size 48 --scale 0.25  # a small one
     python scripts/shortcut_baselines.py --size 48 --scale 0.25 --sizes 48 64 96 144  # also on other canvases
+    python scripts/shortcut_baselines.py --size 96 --scale 0.5 --thinnest 4  # with arrows of at least 24 x 4 pixels
     python scripts/shortcut_baselines.py --size 48 --scale 0.25 --distribution balanced --samples 20000000
 
 Each shortcut is a histogram over the quantities it sees, fitted on samples of the training distribution; it answers
@@ -33,7 +34,7 @@ from data.arrow_pointing.geometry import (
 )
 from plstm.errors import run_script
 from scripts.common import Parser, machine_folder, positive, write_results
-from scripts.probe_arrow import NO_CIRCLE, check_size, probe_geometries, score
+from scripts.probe_arrow import NO_CIRCLE, probe_geometries, resized, score
 
 SHORTCUTS = {  # name: the quantities seen and their bins
     "arrow direction only": {"phi": 360},
@@ -128,7 +129,9 @@ def measure(
     canvas: Canvas, fitted: dict[str, np.ndarray], count: int | None = None, distribution: str = "paper"
 ) -> list[dict[str, Any]]:
     """One row a baseline: its name and its accuracy on every evaluation split, or on its first `count` images."""
-    variant = ArrowVariant(size=canvas.size, object_scale=canvas.scale, distribution=distribution)
+    variant = ArrowVariant(
+        size=canvas.size, object_scale=canvas.scale, thinnest=canvas.thinnest, distribution=distribution
+    )
     rows = {name: {"name": name} for name in (*fitted, PERFECT)}
     for split in SPLITS_SEEN:
         arrow = Arrow(*(np.array(values) for values in zip(*variant.arrows(split, count), strict=True)))
@@ -148,7 +151,7 @@ def measure_sizes(
 ) -> list[dict[str, Any]]:
     """One row a canvas size, alteration and baseline, scored on `count` images as `probe_arrow.py` scores models."""
     rows = []
-    canvases = [Canvas(size, training.scale) for size in sizes]
+    canvases = [resized(training, size) for size in sizes]
     for canvas, name, arrows in probe_geometries(canvases, training, count, distribution):
         if name != NO_CIRCLE:  # which most baselines need
             evidence = answer(arrows, canvas, fitted, distribution).items()
@@ -161,6 +164,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--size", type=int, default=192, help="training canvas in pixels")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies every other pixel length")
+    parser.add_argument("--thinnest", type=positive, default=2, help="least width of an arrow's lines in pixels")
     parser.add_argument("--distribution", choices=DISTRIBUTIONS, default="paper", help="of the geometries")
     parser.add_argument("--samples", type=positive, default=4_000_000, help="geometries to fit on")
     parser.add_argument(
@@ -171,13 +175,14 @@ def main() -> None:
         "--out", type=Path, help="the file to write (default: baselines/arrow-[balanced-]<size>.json of the results)"
     )
     options = parser.parse_args()
-    canvas = Canvas(options.size, options.scale)
+    canvas = Canvas(options.size, options.scale, options.thinnest)
     for size in options.sizes:
-        check_size(size, options.scale)
+        resized(canvas, size)
     fitted = fit(canvas, options.samples, SEED, options.distribution)
     rows = measure(canvas, fitted, distribution=options.distribution)
     sizes = measure_sizes(canvas, fitted, options.sizes, options.count, options.distribution)
-    record = {"size": options.size, "scale": options.scale, "seed": SEED, "fit_samples": options.samples}
+    record = {"size": options.size, "scale": options.scale, "thinnest": options.thinnest}
+    record |= {"seed": SEED, "fit_samples": options.samples}
     distribution = {} if options.distribution == "paper" else {"distribution": options.distribution}
     name = "-".join(["arrow", *distribution.values(), str(options.size)])
     out = options.out or machine_folder("results") / "baselines" / f"{name}.json"

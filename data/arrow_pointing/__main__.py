@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ def main() -> None:
     sizes.add_argument("--seed", type=int, help="of the training images (43)")
     sizes.add_argument("--size", type=int, default=192, help="training canvas in pixels, half an extended one (192)")
     sizes.add_argument("--scale", type=float, default=1.0, help="multiplies every other pixel length (1.0)")
+    sizes.add_argument("--thinnest", type=int, default=2, help="least width of an arrow's lines in pixels (2)")
     sizes.add_argument("--distribution", choices=DISTRIBUTIONS, default="paper", help="of the geometries (paper)")
     some = Parser(add_help=False, parents=[sizes])
     some.add_argument("split", choices=SPLITS)
@@ -37,9 +39,10 @@ def main() -> None:
     build.add_argument("--root", help="folder of all data sets ($PLSTM_DATA, else ~/.cache/plstm/data)")
     args = parser.parse_args()
     seed = 43 if args.seed is None else args.seed
+    variant = ArrowVariant(seed, args.size, args.scale, distribution=args.distribution, thinnest=args.thinnest)
     if args.command == "build":
-        variant = ArrowVariant(seed, args.size, args.scale, args.train_images, args.eval_images, args.distribution)
-        print(prepare(variant, args.root).data_path)
+        counts = {"train_images": args.train_images, "eval_images": args.eval_images}
+        print(prepare(replace(variant, **counts), args.root).data_path)
         return
     most = 600 if args.command == "sheet" else SPLITS[args.split].images
     usual = 24 if args.command == "sheet" else most
@@ -48,7 +51,6 @@ def main() -> None:
         raise UserError(f"--count {count}: {args.command} {args.split} takes 1 to {most} images")
     if args.seed is not None and args.split != "train":
         raise UserError(f"--seed {args.seed}: {args.split} is the same for every run; leave --seed out, or take train")
-    variant = ArrowVariant(seed, args.size, args.scale, distribution=args.distribution)
     arrows = variant.arrows(args.split, count)
     canvas = variant.canvas(args.split)
     images = ((render(arrow, canvas), arrow.label) for arrow in tqdm(arrows, total=count, leave=False, disable=None))
@@ -65,7 +67,8 @@ def print_hash(args: argparse.Namespace, images: Iterator[tuple[np.ndarray, int]
     split = SPLITS[args.split]
     count, positives, sha = digest(images)
     print(args.split, count, positives, sha)
-    is_paper = (count, args.size, args.scale, args.distribution) == (split.images, 192, 1.0, "paper")
+    own = args.size, args.scale, args.thinnest, args.distribution
+    is_paper = (count, *own) == (split.images, 192, 1.0, 2, "paper")
     if is_paper and split.digest not in (None, sha):
         raise UserError(f"not the paper's images ({split.digest}); Pillow {PIL.__version__} may draw differently")
 

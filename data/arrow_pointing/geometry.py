@@ -20,10 +20,7 @@ from plstm.limits import Count, Natural, OneOf, Positive, check_limits
 
 LABELS = ("away", "at")  # the class names in label order
 KAPPA = 1.2  # no arrow's ray passes the circle's centre at between r / KAPPA and KAPPA r
-# Pixels; the paper's least are 15 and 2, so these act on reduced canvases only. With less, small models stay at chance
-# for thousands of steps: an arrow of 8 x 1 pixels hardly shows its direction.
-SHORTEST = 12
-THINNEST = 2
+SLENDERNESS = 6  # an arrow's least length over its least width; the paper's least length is 15 and its least width 2
 DISTRIBUTIONS = ("paper", "balanced")
 # Of "balanced". Distances of the place pointed at are uniform from 40 pixels (times the scale) to 0.75 of the span.
 NEAREST = 40
@@ -37,11 +34,16 @@ GAP = np.deg2rad([4, 8])  # between the ray and the circle, KAPPA times as large
 class Canvas:
     """`size` x `size` pixels; `scale` multiplies every other pixel length. The paper's: 192 and 384, 1.
 
+    thinnest: no arrow has thinner lines, nor is shorter than SLENDERNESS times as much. It acts on reduced canvases
+    only, where a scaled arrow would hardly show its direction: at 8 x 1 pixels small models stay at chance for
+    thousands of steps.
+
     Raises UserError for a canvas too small for the objects.
     """
 
     size: int = 192
     scale: float = 1.0
+    thinnest: int = 2
 
     margin = property(lambda self: 30 * self.scale)  # along each edge, where no centre falls
     span = property(lambda self: self.size - 2 * self.margin)  # of centres, and the period of the circle's displacement
@@ -87,10 +89,11 @@ def sample_parameters(rng: np.random.Generator, count: int, canvas: Canvas, dist
     return _balanced(rng, count, canvas) if distribution == "balanced" else _geometry(rng.random((9, count)), canvas)
 
 
-def _objects(side: np.ndarray, long: np.ndarray, wide: np.ndarray, unit: float) -> tuple[np.ndarray, ...]:
-    """Uniform draws and the scale -> label, length and width, of the draws' shape."""
-    length = np.maximum((15 * unit + 15 * unit * long).astype(np.int64), SHORTEST)
-    width = np.maximum((2 * unit + 2 * unit * wide).astype(np.int64), THINNEST)
+def _objects(side: np.ndarray, long: np.ndarray, wide: np.ndarray, canvas: Canvas) -> tuple[np.ndarray, ...]:
+    """Uniform draws -> label, length and width, of the draws' shape."""
+    unit = canvas.scale
+    length = np.maximum((15 * unit + 15 * unit * long).astype(np.int64), SLENDERNESS * canvas.thinnest)
+    width = np.maximum((2 * unit + 2 * unit * wide).astype(np.int64), canvas.thinnest)
     return (side < 0.5).astype(np.int64), length, width
 
 
@@ -98,7 +101,7 @@ def _geometry(draws: np.ndarray, canvas: Canvas) -> Arrow:
     """Nine uniform draws [9, ...] in the order of the stream -> the paper's geometry of shape [...]."""
     side, long, wide, x, y, big, right, down, turn = draws
     span = canvas.span
-    label, length, width = _objects(side, long, wide, canvas.scale)
+    label, length, width = _objects(side, long, wide, canvas)
     ax = span * x
     ay = span * y
     radius = canvas.radius + canvas.radius * big
@@ -117,7 +120,7 @@ def _geometry(draws: np.ndarray, canvas: Canvas) -> Arrow:
 def _balanced(rng: np.random.Generator, count: int, canvas: Canvas) -> Arrow:
     """`count` balanced geometries as arrays [count]: of each image's tries the first whose places lie on the canvas."""
     side, long, wide, kind = rng.random((4, count))
-    label, length, width = _objects(side, long, wide, canvas.scale)
+    label, length, width = _objects(side, long, wide, canvas)
     geometry = np.empty((6, count))
     open_ = np.arange(count)
     tries = max(16 // count, 1)
@@ -222,11 +225,12 @@ class ArrowVariant:
     train_images: Count = SPLITS["train"].images
     eval_images: Count | None = None  # of each other split; None: the paper's counts
     distribution: Annotated[str, OneOf(*DISTRIBUTIONS)] = "paper"
+    thinnest: Count = 2  # see `Canvas`
 
     def __post_init__(self):
         object.__setattr__(self, "object_scale", float(self.object_scale))
         check_limits(self, "data.")
-        Canvas(self.size, self.object_scale)  # refuses what is too small
+        Canvas(self.size, self.object_scale, self.thinnest)  # refuses what is too small
         if self.train_seed in {split.seed for split in SPLITS.values()}:
             raise UserError(f"data.train_seed={self.train_seed}: gives images of an evaluation split; take another")
 
@@ -239,7 +243,7 @@ class ArrowVariant:
         return "_".join([f"seed{self.train_seed}", *tags])
 
     def canvas(self, split: str) -> Canvas:
-        return Canvas(self.size * (2 if SPLITS[split].extended else 1), self.object_scale)
+        return Canvas(self.size * (2 if SPLITS[split].extended else 1), self.object_scale, self.thinnest)
 
     def images(self, split: str) -> int:
         if split not in SPLITS:

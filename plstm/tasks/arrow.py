@@ -1,6 +1,6 @@
 """Arrow pointing (Section 4.1): does the arrow point at the circle?"""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
 import jax
@@ -26,6 +26,7 @@ class ArrowData:
     classes: int = 2  # always
     size: Count = 192  # pixels a side; the extrapolation splits have twice that
     object_scale: Positive = 1.0  # 1 is the paper's
+    thinnest: Count = 2  # pixels: least width of an arrow's lines; its least length is 6 times that
     # Distribution of the geometries; balanced: parts of the geometry hardly tell the label.
     distribution: Annotated[str, OneOf(*DISTRIBUTIONS)] = "paper"
     train_images: Count = 100_000  # of one epoch
@@ -91,6 +92,5 @@ class ArrowTask(VisionTask):
     @property
     def _variant(self) -> ArrowVariant:
         data = self.config.data
-        return ArrowVariant(
-            data.train_seed, data.size, data.object_scale, data.train_images, data.eval_images, data.distribution
-        )
+        shared = {field.name: getattr(data, field.name) for field in fields(ArrowVariant)}
+        return ArrowVariant(**shared)
