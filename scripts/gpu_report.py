@@ -48,7 +48,7 @@ dnn_version_info {{major: 9 minor: 10}} runtime_version {{major: 12 minor: 9 pat
 CASES: list[tuple[str, int, list[str]]] = [  # experiment, devices, overrides
     ("imagenet/plstm", 1, ["optim.batch_size=1024"]),
     ("imagenet/vit", 1, ["optim.batch_size=1024"]),
-    ("imagenet/plstm", 1, ["optim.batch_size=1024", "model.method=parallel"]),
+    ("imagenet/plstm", 1, ["optim.batch_size=1024", "model.method=fused"]),
     ("imagenet/plstm", 1, ["optim.batch_size=1024", "model.remat=false"]),
     ("imagenet/plstm", 16, ["variant=size_b"]),
     ("arrow/plstm", 1, []),

@@ -175,8 +175,8 @@ def test_auto_is_chunkwise_from_the_measured_size_on_and_where_the_matrix_would_
         chosen = dispatch.choose_method(shape, structure, itemsize=4)
         assert chosen == ("chunkwise" if expected else "parallel"), shape
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert dispatch.choose_method((3, 9, 64, 20), "d_mode", itemsize=4) == "fused"
-    assert dispatch.choose_method((3, 9, 65, 20), "d_mode", itemsize=4) == "parallel"
+    assert dispatch.choose_method((1024, 3, 24, 24, 64), "d_mode", itemsize=4) == "parallel"
+    assert dispatch.choose_method((1024, 3, 32, 32, 64), "d_mode", itemsize=4) == "chunkwise"  # 12 GiB of matrices
 
 
 def test_auto_takes_the_form_that_it_says(monkeypatch):

@@ -43,7 +43,7 @@ def test_without_the_compiler_one_line_says_what_to_install():
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "fsdp"), [("auto", 1), ("parallel", 1), ("chunkwise", 1), ("auto", 8)])
+@pytest.mark.parametrize(("method", "fsdp"), [("fused", 1), ("parallel", 1), ("chunkwise", 1), ("fused", 8)])
 def test_eight_devices_exchange_nothing_but_gradients_and_split_parameters(method, fsdp):
     """With both modes of pLSTM, and mixup on. Each number of a parameter is exchanged once in each direction."""
     shrunk = ["optim.batch_size=1024", "model.depth=2", "data.size=64", "model.image_size=64", f"model.method={method}"]

@@ -74,14 +74,12 @@ def _run(q, k, v, gates: GridGates, direct, *, method: str, structure: str) -> A
 
 
 def choose_method(shape: tuple[int, ...], structure: str, itemsize: int) -> str:
-    """What "auto" does with a device's queries of a shape [..., Y, X, d_k]: the kernels on GPUs, elsewhere the gating
-    matrix, unless it is slower than matrix states, or too large."""
+    """What "auto" does with a device's queries of a shape [..., Y, X, d_k]: the gating matrix, unless it is slower than
+    matrix states, or too large. Never "fused", before a GPU has run its kernels and passed `make test-gpu`."""
     *lead, height, width, _ = shape
     nodes = height * width
     batch_heads = math.prod(lead)
     backend = jax.default_backend()
-    if backend == "gpu" and kernels.pl is not None and width <= WIDEST_FUSED:
-        return "fused"
     if backend == "cpu" and nodes >= cpu.CHUNKWISE_FROM.get(structure, math.inf):
         return "chunkwise"
     limit = cpu.max_matrix_bytes() if backend == "cpu" else MAX_MATRIX_BYTES
