@@ -19,7 +19,7 @@ from plstm.errors import ReadError
 from plstm.files import write_errors
 from plstm.runs.cli import one_line_errors, run_entry
 from plstm.runs.compose import to_config
-from plstm.runs.finetuning import initial_id, initial_run
+from plstm.runs.finetuning import check_start, initial_id
 from plstm.runs.folders import check_places, lock_folder
 from plstm.runs.identity import named, portable_overrides, run_id, run_name
 from plstm.runs.overrides import check_machine_keys
@@ -73,7 +73,7 @@ def start(config: Config, overrides: list[str], interrupt: Interrupt) -> Record 
     check_places(config)
     folder = Path(config.paths.runs, run)
     if init_from is not None and from_main(int(not any((folder / "checkpoints").glob("*")))):
-        initial_run(init_from, config)  # now, and not once the data are there
+        check_start(init_from, config)  # now, and not once the data are there
     overrides = portable_overrides(overrides, config.init_from)
     with lock_folder(folder) if is_main() else contextlib.nullcontext():
         session = Session(config, folder, overrides, init_from, interrupt, ROOT)

@@ -2,8 +2,10 @@
 
 import io
 
-import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
+
+from plstm.errors import UserError
+from plstm.preprocessing import to_rgb
 
 try:
     import simplejpeg
@@ -34,13 +36,12 @@ def decode(content: bytes, upright: bool = False) -> Image.Image:
     try:
         picture = Image.open(io.BytesIO(content), formats=FORMATS)
         _refuse_huge(*picture.size)
-        if picture.mode in ("I", "F"):
-            raise CorruptImage(f"pixels of mode {picture.mode}, whose range is not known; convert them to 8 bits")
-        if picture.mode.startswith("I;16"):  # Pillow would make all above 255 white
-            picture = Image.fromarray((np.asarray(picture) / 257).round().astype(np.uint8))
-        return (ImageOps.exif_transpose(picture) if upright else picture).convert("RGB")
+        picture.load()
+        return to_rgb(picture, upright)
     except (MemoryError, CorruptImage):
         raise
+    except UserError as error:
+        raise CorruptImage(str(error)) from error
     except Exception as error:  # Pillow's formats raise a dozen different ones
         raise CorruptImage(f"{type(error).__name__}: {error}".split(" <_io", 1)[0]) from error
 

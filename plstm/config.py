@@ -82,8 +82,9 @@ class Config:
     data: Any = MISSING  # the task's data_schema
     augment: AugmentConfig | None = None  # of training images; null: none
     optim: OptimConfig = field(default_factory=OptimConfig)
-    init_from: str | None = None  # the finished run to fine-tune: its id, the first digits of it, or its folder
-    init_checkpoint: Checkpoint = "last"  # which weights of that run
+    # The weights to fine-tune: a finished run's id, the first digits of it, its folder, or a .safetensors file.
+    init_from: str | None = None
+    init_checkpoint: Checkpoint = "last"  # which weights of a run
     loop: LoopConfig = field(default_factory=LoopConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)

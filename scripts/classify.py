@@ -1,9 +1,9 @@
 """Classify pictures: the five likeliest classes of each, with their probabilities.
 
-    python scripts/classify.py cat.jpg dog.png --weights model.safetensors
-    python scripts/classify.py cat.jpg --weights 1f392a         # a run's folder, or the first digits of its id
+    python scripts/classify.py model.safetensors cat.jpg dog.png
+    python scripts/classify.py 1f392a cat.jpg         # a run's folder, or the first digits of its id
 
-Without --weights it takes the newest run. Exit status: 0, or 2 for bad input.
+Exit status: 0, or 2 for bad input.
 """
 
 import re
@@ -19,7 +19,6 @@ from PIL import Image
 from data.decoding import CorruptImage, decode
 from data.imagenet.source import class_words
 from plstm.errors import UserError, first_line, printable, run_script
-from plstm.runs.identity import run_name
 from plstm.runs.weights import from_checkpoint
 from scripts.common import Parser, machine_folder
 
@@ -34,22 +33,18 @@ def read(path: Path) -> Image.Image:
 
 def main() -> None:
     parser = Parser(__doc__)
+    parser.add_argument("weights", help="a .safetensors file, or a run's folder or id")
     parser.add_argument("pictures", type=Path, nargs="+", metavar="picture", help="an image file")
-    parser.add_argument("--weights", help="a .safetensors file, or a run's folder or id")
     parser.add_argument("--checkpoint", choices=("last", "best"), default="last", help="of a run")
     parser.add_argument("--runs", type=Path, default=machine_folder("runs"), help="folder that ids are looked up in")
     arguments = parser.parse_args()
     pictures = [read(path) for path in arguments.pictures]
-    runs = sorted(arguments.runs.glob("*/checkpoints"), key=lambda path: path.stat().st_mtime)
-    if not (source := arguments.weights or (runs and runs[-1].parent)):
-        where = f"not given, and no run in {arguments.runs}"
-        raise UserError(f"--weights: {where}; name a .safetensors file, or train a model first")
+    source = arguments.weights
     model = from_checkpoint(source, runs=arguments.runs, checkpoint=arguments.checkpoint)
     info = model.info
     if info.preprocessing is None:
-        raise UserError(f"--weights {source}: a model of task {info.config.task} takes no pictures")
+        raise UserError(f"{source}: this model of family {info.config.family} takes no pictures, or does not say how")
     words = class_words() if any(re.fullmatch(r"n\d{8}", name) for name in info.class_names) else {}
-    print(f"{run_name(info.config)}, step {info.step:,} ({source})")
     for path, picture in zip(arguments.pictures, pictures, strict=True):
         probabilities = np.asarray(jax.nn.softmax(model(info.preprocessing(picture)[None])[0]))
         print(path)

@@ -16,12 +16,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from data.arrow_pointing.geometry import Arrow, ArrowVariant, Canvas, render
+from plstm.config import Config
 from plstm.drawing import new_figure, save, style
 from plstm.errors import UserError, run_script
 from plstm.models import VisionConfig
 from plstm.runs.identity import run_name
 from plstm.runs.pictures import capture_flow, draw_pattern, draw_scale
-from plstm.runs.weights import from_checkpoint
+from plstm.runs.weights import config_of, from_checkpoint
 from plstm.tasks.vision import normalise
 from scripts.common import ROOT, Parser, machine_folder, positive
 
@@ -40,25 +41,26 @@ def main() -> None:
     parser.add_argument("--count", type=positive, default=2, help="images of each size")
     parser.add_argument("--out", type=Path, default=ROOT / "results/arrow-48/flow.png", help="the picture")
     options = parser.parse_args()
+    configs = [config_of(run, options.runs) for run in options.run]
+    for run, config in zip(options.run, configs, strict=True):
+        if config.task != "arrow":
+            raise UserError(f"{run}: this run's task is {config.task}, not arrow pointing")
+        if not isinstance(config.model, VisionConfig):
+            raise UserError(f"{run}: drawn are pLSTM and ViT, not {config.model.family}")
     models = [from_checkpoint(run, runs=options.runs) for run in options.run]
-    if other := [model for model in models if model.info.config.task != "arrow"]:
-        raise UserError(f"{other[0].info.run}: this run's task is {other[0].info.config.task}, not arrow pointing")
-    if other := [model for model in models if not isinstance(model.info.config.model, VisionConfig)]:
-        raise UserError(f"{other[0].info.run}: drawn are pLSTM and ViT, not {other[0].info.config.model.family}")
-    data = models[0].info.config.data
+    data = configs[0].data
     variant = ArrowVariant(0, data.size, data.object_scale, distribution=data.distribution, thinnest=data.thinnest)
     shown = [(split, arrow) for split in SPLITS for arrow in pick(variant, split, options.count)]
     with style():
-        figure = new_figure(1.7 * len(shown) + 0.5, 1.75 * (1 + sum(model.info.config.model.depth for model in models)))
-        draw(figure, models, [(split, arrow, variant.canvas(split)) for split, arrow in shown])
+        figure = new_figure(1.7 * len(shown) + 0.5, 1.75 * (1 + sum(config.model.depth for config in configs)))
+        draw(figure, configs, models, [(split, arrow, variant.canvas(split)) for split, arrow in shown])
         print(save(figure, options.out))
 
 
-def draw(figure: Any, models: list[Any], images: list[tuple[str, Arrow, Canvas]]) -> None:
+def draw(figure: Any, configs: list[Config], models: list[Any], images: list[tuple[str, Arrow, Canvas]]) -> None:
     """A line of the images, and one of the patterns of each layer of each model."""
-    titles = [title for model in models for title in layer_titles(model)]
-    size = models[0].info.config.data.size
-    what = f"One run of each model, trained on {size}-pixel images; mean over heads"
+    titles = [title for config in configs for title in layer_titles(config)]
+    what = f"One run of each model, trained on {configs[0].data.size}-pixel images; mean over heads"
     figure.suptitle(f"What each layer carries from the arrow's patch (white dot)\n{what}", fontsize=9)
     top, *lines = figure.subplots(1 + len(titles), len(images), squeeze=False, subplot_kw={"xticks": [], "yticks": []})
     pixels = [render(arrow, canvas) for _, arrow, canvas in images]
@@ -76,7 +78,7 @@ def find_layers(model: Any, pixels: list[np.ndarray], arrows: list[Arrow]) -> li
     """For each layer, the pattern [Y, X] that it carries in each image, the mean over heads."""
     patch = model.patch_size
     flows = [
-        capture_flow(model, normalise(image[None, ..., None])[0], place(arrow, patch), model.info.config.model.depth)
+        capture_flow(model, normalise(image[None, ..., None])[0], place(arrow, patch), model.info.config.depth)
         for image, arrow in zip(pixels, arrows, strict=True)
     ]
     return [[pattern.mean(axis=0) for _, pattern in layer] for layer in zip(*flows, strict=True)]
@@ -98,8 +100,7 @@ def place(arrow: Arrow, patch: int) -> tuple[int, int]:
     return int(arrow.ay // patch), int(arrow.ax // patch)
 
 
-def layer_titles(model: Any) -> list[str]:
-    config = model.info.config
+def layer_titles(config: Config) -> list[str]:
     modes = list(config.model.modes)
     return [f"{run_name(config)}\nlayer {n + 1}, {modes[n % len(modes)]}" for n in range(config.model.depth)]
 

@@ -2,7 +2,7 @@
 
     python scripts/export.py 1f392a model.safetensors           # a run's folder, or the first digits of its id
 
-`plstm.runs.weights.from_checkpoint`, `eval.py weights=...` and `scripts/classify.py` read it.
+`plstm.load`, `eval.py weights=...`, `train.py init_from=...` and `scripts/classify.py` read it.
 Exit status: 0, or 2 for bad input.
 """
 
@@ -11,9 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import plstm
 from plstm.errors import UserError, run_script
 from plstm.runs.identity import run_name
-from plstm.runs.weights import from_checkpoint, save_safetensors
+from plstm.runs.weights import from_checkpoint, training_config
 from scripts.common import Parser, machine_folder
 
 
@@ -27,9 +28,9 @@ def main() -> None:
     if arguments.file.suffix != ".safetensors":
         raise UserError(f"{arguments.file}: name it *.safetensors")
     model = from_checkpoint(arguments.run, runs=arguments.runs, checkpoint=arguments.checkpoint)
-    save_safetensors(model, arguments.file)
-    what = f"{run_name(model.info.config)}, step {model.info.step:,}, {arguments.file.stat().st_size / 1e6:.1f} MB"
-    print(f"{arguments.file}: {what}")
+    plstm.save(model, arguments.file)
+    name = run_name(training_config(model.info, arguments.run))
+    print(f"{arguments.file}: {name}, step {model.info.step:,}, {arguments.file.stat().st_size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

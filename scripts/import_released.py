@@ -5,7 +5,7 @@
 
 A checkpoint is an .npz with "/" between the levels of a name, an Orbax folder, or a msgpack file of flax. Layers, sizes
 and classes follow from it. The experiment tells the rest, such as the preprocessing; more overrides may follow. The
-file's run is "released", and its step 0. Exit status: 0, or 2 for bad input.
+file names no run. Exit status: 0, or 2 for bad input.
 """
 
 import json
@@ -20,15 +20,15 @@ import orbax.checkpoint as ocp
 from flax.serialization import msgpack_restore
 from flax.traverse_util import flatten_dict
 
+import plstm
 from plstm.config import Config
 from plstm.errors import UserError, first_line, run_script
 from plstm.files import write_errors, write_file
 from plstm.models import VisionConfig
 from plstm.runs.compose import compose_experiment
-from plstm.runs.identity import run_name
 from plstm.runs.overrides import parse_overrides
 from plstm.runs.released import from_released, infer_config, to_released
-from plstm.runs.weights import Info, from_checkpoint, save_safetensors
+from plstm.runs.weights import from_checkpoint, trained_info
 from plstm.tasks import TASKS
 from scripts.common import Parser, machine_folder
 
@@ -82,9 +82,9 @@ def main() -> None:
     if arguments.export:
         model = from_checkpoint(arguments.source, runs=machine_folder("runs"))
         config = model.info.config
-        if not isinstance(config.model, VisionConfig):
+        if not isinstance(config, VisionConfig):
             raise UserError(f"{arguments.source}: released names are known for vision models only")
-        tree = to_released(model, config.model)
+        tree = to_released(model, config)
         with write_errors(arguments.file, "choose another file"):
             write_file(arguments.file, lambda file: np.savez(file, **tree))
     else:
@@ -92,9 +92,9 @@ def main() -> None:
         config = choose_config(tree, arguments.overrides)
         task = TASKS[config.task](config)
         model = from_released(tree, config.model)
-        model.info = Info("released", 0, tuple(task.class_names), task.preprocessing, task.sizes, config)
-        save_safetensors(model, arguments.file)
-    print(f"{arguments.file}: {run_name(config)}, {sum(leaf.size for leaf in tree.values()):,} parameters")
+        model.info = trained_info(model, config, task.sizes, task.class_names)
+        plstm.save(model, arguments.file)
+    print(f"{arguments.file}: {sum(leaf.size for leaf in tree.values()):,} parameters")
 
 
 if __name__ == "__main__":

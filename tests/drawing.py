@@ -25,3 +25,9 @@ def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
+
+
+def scene(height: int, width: int) -> Image.Image:
+    """A picture that is different everywhere."""
+    y, x, c = np.indices((height, width, 3))
+    return Image.fromarray(((x * (c + 1) + 2 * y + x * y // 40) % 256).astype(np.uint8))

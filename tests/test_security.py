@@ -131,16 +131,16 @@ def safetensors(path: Path, metadata: dict[str, str]) -> Path:
 
 
 def test_metadata_of_weights_fill_in_and_run_nothing(sign, tmp_path):
-    metadata = {"format": "plstm", "format_version": "3", "run": "0123456789ab", "step": "1", "class_names": "[]"}
-    metadata |= {"preprocessing": "null", "sizes": "{}", "sha256": ""}
+    metadata = {"format": "plstm", "format_version": "4", "run": "0123456789ab", "step": "1", "class_names": "[]"}
+    metadata |= {"preprocessing": "null", "sizes": "{}", "sha256": "0" * 64, "model": json.dumps(plain()["model"])}
     for value in ("${oc.env:PLSTM_PLANTED}", "${oc.env:PLSTM_PLANTED,x}", "${${oc.env:PLSTM_PLANTED}}", "a ${now:%Y}"):
         config = plain() | {"experiment": value}
-        path = safetensors(tmp_path / "model.safetensors", metadata | {"config": json.dumps(config)})
+        path = safetensors(tmp_path / "model.safetensors", metadata | {"training": json.dumps(config)})
         with pytest.raises(UserError, match="would be filled in from this machine") as refused:
             config_of(path)
         assert SECRET not in str(refused.value)
     for sizes in ('{"features": "x"}', '{"features": -1}', '{"features": 1e400}', "[1]", "{"):
-        safetensors(path, metadata | {"config": json.dumps(plain()), "sizes": sizes})
+        safetensors(path, metadata | {"training": "null", "sizes": sizes})
         with pytest.raises(UserError, match="its metadata are damaged"):
             from_checkpoint(path)
     pickles = [pickle.dumps(Planted(sign), protocol) for protocol in range(6)]

@@ -6,11 +6,12 @@ from pathlib import Path
 from PIL import Image
 
 from data.augment.recipes import RECIPES
-from data.augment.views import draw_view, evaluation_crop, make_view, view_rng
+from data.augment.views import draw_view, make_view, view_rng
 from data.commands import Parser
 from data.decoding import CorruptImage, decode
 from data.pictures import contact_sheet, write_picture
 from plstm.errors import UserError, run_script
+from plstm.preprocessing import evaluation_crop
 
 
 def main() -> None:

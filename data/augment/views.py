@@ -1,4 +1,4 @@
-"""Views: augmented versions of an image for training, and its centre for evaluation."""
+"""Views: augmented versions of an image for training."""
 
 import math
 from typing import NamedTuple
@@ -8,11 +8,11 @@ from PIL import Image
 
 from data.augment.operations import OPERATIONS
 from data.augment.recipes import THREE_AUGMENT, AugmentConfig, Step, parse_rand_augment
+from plstm.preprocessing import to_rgb
 
 AREA = (0.08, 1.0)  # of the image
 ASPECT = (3 / 4, 4 / 3)  # width over height
 TRIES = 10
-LONGEST = 16  # of a picture's sides in evaluation, over the shorter one; the rest is cut off
 
 Box = tuple[int, int, int, int]  # left, upper, right, lower, in pixels; right and lower are outside
 
@@ -54,12 +54,12 @@ def draw_view(width: int, height: int, config: AugmentConfig, rng: np.random.Gen
 def make_view(image: Image.Image, size: int, view: View) -> np.ndarray:
     """The view of an image; uint8 [size, size, 3], not to be written to."""
     # Cropped first: `Image.resize(box=...)` costs the same, but reads pixels outside the box near its border.
-    result = rgb(image).crop(view.box).resize((size, size), Image.Resampling.BICUBIC)
+    result = to_rgb(image).crop(view.box).resize((size, size), Image.Resampling.BICUBIC)
     if view.flip:
         result = result.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     for name, argument in view.steps:
         result = OPERATIONS[name](result, argument)
-    return np.asarray(rgb(result))
+    return np.asarray(to_rgb(result))
 
 
 def augment(image: Image.Image, size: int, config: AugmentConfig, rng: np.random.Generator) -> np.ndarray:
@@ -86,26 +86,3 @@ def random_resized_box(width: int, height: int, rng: np.random.Generator) -> Box
     left = (width - w) // 2
     upper = (height - h) // 2
     return left, upper, left + w, upper + h
-
-
-def evaluation_crop(image: Image.Image, size: int, ratio: float) -> np.ndarray:
-    """The central `size` x `size` pixels after resizing the shorter side to int(size / ratio); uint8 [size, size, 3].
-
-    `ratio` in (0, 1]: the share of the shorter side that stays in view.
-    """
-    if max(image.size) > LONGEST * min(image.size):  # resized whole, a strip of few pixels could fill the memory
-        width, height = (min(side, LONGEST * min(image.size)) for side in image.size)
-        left = (image.width - width) // 2
-        upper = (image.height - height) // 2
-        image = image.crop((left, upper, left + width, upper + height))
-    short = int(size / ratio)
-    width, height = (int(short * side / min(image.size)) for side in image.size)
-    resized = rgb(image).resize((width, height), Image.Resampling.BICUBIC)
-    left = round((width - size) / 2)
-    upper = round((height - size) / 2)
-    return np.array(resized.crop((left, upper, left + size, upper + size)))
-
-
-def rgb(image: Image.Image) -> Image.Image:
-    """The image in mode RGB; itself where it is."""
-    return image if image.mode == "RGB" else image.convert("RGB")

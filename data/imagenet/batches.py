@@ -20,11 +20,12 @@ import numpy as np
 from PIL import Image
 
 from data.augment.recipes import AugmentConfig
-from data.augment.views import augment, evaluation_crop, view_rng
+from data.augment.views import augment, view_rng
 from data.decoding import CorruptImage, decode
 from data.loading import MAX_STEPS, epoch_order, read
 from plstm.errors import ReadError
 from plstm.files import core_count
+from plstm.preprocessing import evaluation_crop
 
 GREY = 128
 MAX_CORRUPT = 0.001

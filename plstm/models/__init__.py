@@ -9,7 +9,7 @@ from plstm.models.efficientnet import EfficientNetConfig
 from plstm.models.graph import GraphConfig
 from plstm.models.languages import LanguageConfig
 from plstm.models.mamba2d import Mamba2DConfig
-from plstm.models.registry import MODELS, Family, build_model, named_variables
+from plstm.models.registry import MODELS, Family, Info, build_model, named_variables
 from plstm.models.sequence import SequenceConfig
 from plstm.models.ss2d import SS2DConfig
 from plstm.models.vil import ViLConfig
@@ -20,6 +20,7 @@ __all__ = [
     "EfficientNetConfig",
     "Family",
     "GraphConfig",
+    "Info",
     "LanguageConfig",
     "Mamba2DConfig",
     "SS2DConfig",

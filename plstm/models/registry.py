@@ -1,6 +1,7 @@
 """Models by family: a config, a builder and the kind of input it takes. A run chooses by `model.family`."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from plstm.models.vil import ViL, ViLConfig
 from plstm.models.vision import VisionConfig, VisionModel
 from plstm.nn.layers import resize
 from plstm.nn.maps import bicubic
+from plstm.preprocessing import Preprocessing
 
 
 class Family(NamedTuple):
@@ -44,11 +46,28 @@ MODELS: dict[str, Family] = {
 }
 
 
-def build_model(config: Any, key: jax.Array | int, sizes: Mapping[str, int] = MappingProxyType({})) -> nnx.Module:
-    """The model of a config, its parameters drawn from `key` (an integer or a jax.random key). Raises UserError naming
-    the key where the config does not fit together."""
+@dataclass(frozen=True)
+class Info:
+    """What a model is, how it is used and where its weights come from. Hashable, as nnx.jit needs it."""
+
+    config: Any = field(compare=False)  # the architecture, such as a VisionConfig
+    sizes: Mapping[str, int] = field(compare=False)  # see `Family`
+    class_names: tuple[str, ...] = ()  # the meaning of the logits, in order; empty where it is not known
+    preprocessing: Preprocessing | None = None  # from a picture to what the model takes; None where it is not known
+    run: str = ""  # the id of the run that the weights are of; empty where they are of none
+    step: int = 0  # of that run
+    # The config of the training but for its model, as nested dictionaries; None where it is not known.
+    training: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    sha256: str = field(default="", compare=False)  # of the weights as they were read, see `plstm.models.weights`
+
+
+def build_model(config: Any, key: jax.Array | int, sizes: Mapping[str, int] = MappingProxyType({})) -> Any:
+    """The model of a config, its parameters drawn from `key` (an integer or a jax.random key); its `info` is an `Info`.
+    Raises UserError naming the key where the config does not fit together."""
     config.check()
-    return MODELS[config.family].model(config, sizes, nnx.Rngs(key))
+    model: Any = MODELS[config.family].model(config, sizes, nnx.Rngs(key))
+    model.info = Info(config, dict(sizes))
+    return model
 
 
 def named_variables(state: nnx.State) -> dict[str, nnx.Variable]:

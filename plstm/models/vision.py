@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any
 
 import jax
@@ -14,7 +13,6 @@ from flax import nnx
 
 from plstm.errors import UserError, require
 from plstm.limits import OneOf, OnlyWith, Rate, Size, check_limits
-from plstm.nn.gates import DIRECT_BIAS, DModeGates, PModeGates
 from plstm.nn.layers import (
     DTYPES,
     MLP,
@@ -23,15 +21,15 @@ from plstm.nn.layers import (
     LayerScale,
     PatchEmbedding,
     drop_path,
-    head_norm,
     linear,
     norm,
     recomputes,
     resize,
     run_block,
 )
+from plstm.nn.mixers import AttentionMixer, PLSTMMixer
 from plstm.ops.common import HIGHEST
-from plstm.ops.grid import METHODS, WIDEST_FUSED, gating_matrix, plstm2d
+from plstm.ops.grid import METHODS, WIDEST_FUSED, gating_matrix
 
 Mode = Annotated[str, OneOf("P", "D", "attention")]
 WITH_GATES = OnlyWith("modes", ("P", "D"))
@@ -88,63 +86,23 @@ class VisionConfig:
         )
 
 
-class QueryKeyValue(nnx.Module):
-    """Three linear maps to heads."""
-
-    def __init__(self, dim: int, heads: int, *, dtype, rngs: nnx.Rngs):
-        self.heads = heads
-        self.query, self.key, self.value = (linear(dim, dim, dtype=dtype, rngs=rngs) for _ in range(3))
-
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """[..., dim] -> q, k, v, each [..., heads, dim / heads]."""
-        q, k, v = (layer(x).reshape(*x.shape[:-1], self.heads, -1) for layer in (self.query, self.key, self.value))
-        return q, k, v
-
-
-class PLSTMMixer(nnx.Module):
-    """pLSTM on a grid in P- or D-mode, then a multi-head RMSNorm and the output projection (Appendix E.1)."""
-
-    def __init__(self, config: VisionConfig, mode: str, rngs: nnx.Rngs):
-        self.mode = mode
-        self.method = config.method
-        dtype = DTYPES[config.dtype]
-        self.qkv = QueryKeyValue(config.dim, config.heads, dtype=dtype, rngs=rngs)
-        make = partial(PModeGates, released=config.gates == "released") if mode == "P" else DModeGates
-        normal = nnx.initializers.normal(math.sqrt(0.4 / (4 * config.heads)))
-        start = normal if config.gate_init == "normal" else nnx.initializers.zeros
-        self.gates = make(config.dim, config.heads, bias_only=config.stm_bias_only, weight_init=start, rngs=rngs)
-        self.direct_bias = nnx.Param(jnp.full((config.heads,), DIRECT_BIAS, jnp.float32))
-        self.norm_scale = nnx.Param(jnp.ones((config.dim,), jnp.float32))
-        self.out = linear(config.dim, config.dim, dtype=dtype, rngs=rngs, use_bias=False)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[batch, Y, X, dim] -> [batch, Y, X, dim]."""
-        q, k, v = (jnp.moveaxis(tensor, -2, 1) for tensor in self.qkv(x))
-        direct = jnp.broadcast_to(jax.nn.sigmoid(self.direct_bias[...])[:, None, None], q.shape[:-1])
-        hidden = plstm2d(q, k, v, self.gates(x), direct, method=self.method, structure=self.gates.structure)
-        return self.out(head_norm(jnp.moveaxis(hidden, 1, -2)) * self.norm_scale[...])
-
-
-class AttentionMixer(nnx.Module):
-    """Multi-head softmax attention."""
-
-    mode = "attention"
-
-    def __init__(self, config: VisionConfig, rngs: nnx.Rngs):
-        dtype = DTYPES[config.dtype]
-        self.qkv = QueryKeyValue(config.dim, config.heads, dtype=dtype, rngs=rngs)
-        self.out = linear(config.dim, config.dim, dtype=dtype, rngs=rngs)
-
-    def weights(self, x: jax.Array) -> jax.Array:
-        """[batch, tokens, dim] -> float32 [batch, heads, tokens that attend, tokens]; the pass does not store them."""
-        query, key, _ = self.qkv(x)
-        scores = jnp.einsum("btnd,bsnd->bnts", query, key, preferred_element_type=jnp.float32)
-        return jax.nn.softmax(scores / math.sqrt(query.shape[-1]), axis=-1)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[batch, tokens, dim] -> [batch, tokens, dim]."""
-        hidden = jax.nn.dot_product_attention(*self.qkv(x))
-        return self.out(hidden.reshape(x.shape))
+def make_mixer(config: VisionConfig, mode: str, rngs: nnx.Rngs) -> AttentionMixer | PLSTMMixer:
+    """The mixer of a block."""
+    dtype = DTYPES[config.dtype]
+    if mode == "attention":
+        return AttentionMixer(config.dim, config.heads, dtype=dtype, rngs=rngs)
+    normal = nnx.initializers.normal(math.sqrt(0.4 / (4 * config.heads)))
+    return PLSTMMixer(
+        config.dim,
+        config.heads,
+        mode,
+        released=config.gates == "released",
+        bias_only=config.stm_bias_only,
+        gate_init=normal if config.gate_init == "normal" else nnx.initializers.zeros,
+        dtype=dtype,
+        method=config.method,
+        rngs=rngs,
+    )
 
 
 class Block(nnx.Module):
@@ -153,7 +111,7 @@ class Block(nnx.Module):
     def __init__(self, config: VisionConfig, mode: str, rngs: nnx.Rngs):
         self.rate = config.drop_path
         self.mixer_norm = norm(config.norm, config.dim, rngs)
-        self.mixer = AttentionMixer(config, rngs) if mode == "attention" else PLSTMMixer(config, mode, rngs)
+        self.mixer = make_mixer(config, mode, rngs)
         self.mlp_norm = norm(config.norm, config.dim, rngs)
         self.mlp = MLP(config.dim, config.mlp_ratio, dtype=DTYPES[config.dtype], rngs=rngs)
         start = config.layer_scale

@@ -1,1 +1,24 @@
-"""flax.nnx layers: gates, mixers, recurrent cells, feature maps, and what models share."""
+"""flax.nnx layers: gates, mixers, recurrent cells, feature maps, and what models share.
+
+mixer = PLSTMMixer(64, 4, rngs=nnx.Rngs(0))  # on grids; GraphMixer on graphs, TrackingPLSTM on sequences
+y = mixer(x)  # [batch, Y, X, 64] -> the same
+"""
+
+from plstm.nn.graph import GraphMixer
+from plstm.nn.mixers import AttentionMixer, PLSTMMixer
+from plstm.nn.recurrent import PRLSTM, PRRNN
+from plstm.nn.sequence import MLSTM, SLSTM, CausalAttention, GatedDeltaNet, Mamba2, TrackingPLSTM
+
+__all__ = [
+    "MLSTM",
+    "PRLSTM",
+    "PRRNN",
+    "SLSTM",
+    "AttentionMixer",
+    "CausalAttention",
+    "GatedDeltaNet",
+    "GraphMixer",
+    "Mamba2",
+    "PLSTMMixer",
+    "TrackingPLSTM",
+]

@@ -63,7 +63,16 @@ class PModeGates(nnx.Module):
 
     structure = "shared_incoming"
 
-    def __init__(self, dim: int, heads: int, *, released: bool, bias_only: bool, weight_init, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        released: bool = True,
+        bias_only: bool = False,
+        weight_init: nnx.Initializer = nnx.initializers.zeros,
+        rngs: nnx.Rngs,
+    ):
         self.released = released
         biases = [SOURCE_BIAS, TRANSITION_BIAS, MARK_BIAS]
         self.gates = GroupedGates(dim, heads, biases, bias_only=bias_only, weight_init=weight_init, rngs=rngs)
@@ -94,7 +103,15 @@ class DModeGates(nnx.Module):
 
     structure = "d_mode"
 
-    def __init__(self, dim: int, heads: int, *, bias_only: bool, weight_init, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        bias_only: bool = False,
+        weight_init: nnx.Initializer = nnx.initializers.zeros,
+        rngs: nnx.Rngs,
+    ):
         biases = [SOURCE_BIAS] * 2 + [TRANSITION_BIAS] * 3 + [MARK_BIAS] * 2
         self.gates = GroupedGates(dim, heads, biases, bias_only=bias_only, weight_init=weight_init, rngs=rngs)
 

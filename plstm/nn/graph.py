@@ -21,7 +21,16 @@ class GraphMixer(nnx.Module):
     only the multitree, too. A transition reads the node where its edges meet or, by "tail", where the first begins."""
 
     def __init__(
-        self, dim: int, heads: int, mode: str, *, p_norm: str, pruned: bool, transition_node: str, method: str, rngs
+        self,
+        dim: int,
+        heads: int,
+        mode: str = "P",
+        *,
+        p_norm: str = "l1",
+        pruned: bool = False,
+        transition_node: str = "shared",
+        method: str = "auto",
+        rngs: nnx.Rngs,
     ):
         self.heads = heads
         self.mode = mode

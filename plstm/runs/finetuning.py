@@ -1,4 +1,4 @@
-"""Fine-tuning: the run that another starts from, and what becomes of its weights."""
+"""Fine-tuning: the run or file that a run starts from, and what becomes of its weights."""
 
 import re
 from collections.abc import Callable
@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from flax import nnx
 from jax.sharding import Sharding
 
 from plstm.config import Config
 from plstm.errors import UserError
 from plstm.models import MODELS
+from plstm.models.weights import load, read_info
 from plstm.nn.layers import resize
 from plstm.runs.folders import find_run, load_config, open_checkpoint, restore_state
-from plstm.runs.identity import run_id
+from plstm.runs.identity import ID_DIGITS, run_id
 from plstm.runs.weights import is_weights_file
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.steps import named_leaves
@@ -26,27 +28,53 @@ HEAD = "head."
 
 
 def initial_id(init_from: str, runs: Path) -> str:
-    """The id of the run that `init_from` names by id or folder: a new run's id must not follow from where it lies."""
+    """What `init_from` is in a new run's config, wherever the weights lie: a run's id, or the first 12 digits of the
+    SHA256 of a file's weights."""
     if not init_from:  # as experiments that fine-tune have it
-        raise UserError("init_from: name the run to fine-tune, init_from=<its id or folder>")
+        raise UserError("init_from: name the run or the .safetensors file to fine-tune, init_from=<id, folder or file>")
     if is_weights_file(init_from):
-        raise UserError(f"init_from={init_from}: takes a run, its id or folder, and not a file of weights")
+        return read_info(init_from).sha256[:ID_DIGITS]
     if re.fullmatch(r"[0-9a-f]{12}", init_from):
         return init_from
     return run_id(load_config(find_run(init_from, runs, "init_from")))
 
 
-def initial_run(run: str, config: Config) -> tuple[Config, Checkpoints, int]:
-    """The config and checkpoints of the run to fine-tune, and the step to start from. Raises UserError unless it has
-    finished, with the model of `config`."""
+def check_start(init_from: str, config: Config) -> None:
+    """Raises UserError unless `init_from` names weights of the model of `config`, and of a run that has finished."""
+    if is_weights_file(init_from):
+        _check_file(init_from, config)
+    else:
+        _open_run(init_from, config)
+
+
+def initial_weights(init_from: str, config: Config, params: Any, sharding: Sharding) -> tuple[dict[str, Any], str]:
+    """The `params` and `statistics` to start a run with `config` from, like its new `params`, which every process has
+    whole, and a line on them; else UserError as `check_start`."""
+    if is_weights_file(init_from):
+        _check_file(init_from, config)
+        _, found, statistics = nnx.split(load(init_from), nnx.Param, nnx.BatchStat)
+        trained, statistics = jax.device_put((found, statistics or None), sharding)
+        source = init_from
+    else:
+        config_there, checkpoints, step = _open_run(init_from, config)
+        _, state, _ = restore_state(checkpoints, step, config_there, sharding)
+        trained, statistics = state.params, state.statistics
+        source = f"{checkpoints.folder.parent}, step {step:,}"
+    params, changes = adapt(trained, params, MODELS[config.model.family].resize)
+    return {"params": params, "statistics": statistics}, "; ".join([f"the weights of {source}", *changes])
+
+
+def _check_file(file: str, config: Config) -> None:
+    if config.init_checkpoint != "last":
+        raise UserError(f"init_checkpoint={config.init_checkpoint}: a weights file has one step only; leave it out")
+    _check_model(file, read_info(file).config, config.model)
+
+
+def _open_run(run: str, config: Config) -> tuple[Config, Checkpoints, int]:
+    """The config and checkpoints of the run to fine-tune, and the step to start from."""
     folder = find_run(run, Path(config.paths.runs), "init_from")
     trained = load_config(folder)
-    theirs = asdict(trained.model)
-    ours = asdict(config.model)
-    for key in ours | theirs:
-        if key not in MAY_DIFFER and theirs.get(key) != ours.get(key):
-            has = f"the run {folder} has {theirs.get(key)}; fine-tune with the same model"
-            raise UserError(f"model.{key}={ours.get(key)}: {has}")
+    _check_model(f"the run {folder}", trained.model, config.model)
     checkpoints, step = open_checkpoint(folder, trained, config.init_checkpoint, "init_checkpoint")
     last = checkpoints.last_step()
     if checkpoints.info(last)["final"] is None:
@@ -54,14 +82,13 @@ def initial_run(run: str, config: Config) -> tuple[Config, Checkpoints, int]:
     return trained, checkpoints, step
 
 
-def initial_weights(run: str, config: Config, params: Any, sharding: Sharding) -> tuple[dict[str, Any], str]:
-    """A finished run's `params` and `statistics` for a run with `config` and the new `params`, which every process has
-    whole, and a line on them; else UserError."""
-    trained, checkpoints, step = initial_run(run, config)
-    _, state, _ = restore_state(checkpoints, step, trained, sharding)
-    params, changes = adapt(state.params, params, MODELS[config.model.family].resize)
-    origin = "; ".join([f"the weights of {checkpoints.folder.parent}, step {step:,}", *changes])
-    return {"params": params, "statistics": state.statistics}, origin
+def _check_model(source: str, trained: Any, new: Any) -> None:
+    theirs = asdict(trained)
+    ours = asdict(new)
+    for key in ours | theirs:
+        if key not in MAY_DIFFER and theirs.get(key) != ours.get(key):
+            has = f"{source} has {theirs.get(key)}; fine-tune with the same model"
+            raise UserError(f"model.{key}={ours.get(key)}: {has}")
 
 
 def adapt(trained_params: Any, fresh_params: Any, resize: Callable = resize) -> tuple[Any, list[str]]:

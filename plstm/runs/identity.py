@@ -31,6 +31,7 @@ OF_MACHINE = (
 # No part of a run's id: they change no number, but for the rounding of model.method.
 OUTSIDE_ID = (*OF_MACHINE, "loop.log_every", "loop.save_every", "model.method")
 NAMES = ("experiment", "variant")  # neither are these
+ID_DIGITS = 12
 
 
 # ---------------------------------------------------------------------- configs
@@ -81,7 +82,7 @@ def _differences(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, 
 
 def plain_id(plain: dict[str, Any]) -> str:
     """12 hexadecimal digits that name the run of a plain config: a hash of its `identity`."""
-    return hashlib.sha256(json.dumps(identity(plain), sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(identity(plain), sort_keys=True).encode()).hexdigest()[:ID_DIGITS]
 
 
 def run_id(config: Config) -> str:

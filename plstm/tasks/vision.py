@@ -1,29 +1,22 @@
 """Image classification: what arrow pointing and ImageNet share."""
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
-from PIL import Image
-from pydantic import Field, FiniteFloat, PositiveFloat
 
-from data.augment.views import evaluation_crop
 from data.imagenet.batches import MAX_CORRUPT, ImageSplit, default_workers
 from data.imagenet.source import folder_source
 from data.loading import unpack
 from plstm.config import Config
 from plstm.errors import require
 from plstm.models.vision import VisionModel, gate_statistics
+from plstm.preprocessing import IMAGE_DEVIATION, IMAGE_MEAN, Preprocessing
 from plstm.tasks.base import Task, classification_metrics
 from plstm.training.steps import Batch, Metrics, Split
-
-IMAGE_MEAN = (0.485, 0.456, 0.406)  # of ImageNet
-IMAGE_DEVIATION = (0.229, 0.224, 0.225)
 
 
 def as_pixels(images: Any) -> Any:
@@ -35,19 +28,6 @@ def normalise(images: Any) -> jax.Array:
     """uint8 [batch, bytes] (packed) or [batch, height, width, 1 or 3] -> float32 [batch, height, width, 3]."""
     images = jnp.asarray(as_pixels(images))
     return (images.astype(jnp.float32) / 255 - jnp.array(IMAGE_MEAN)) / jnp.array(IMAGE_DEVIATION)
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    size: Annotated[int, Field(ge=1, le=4096)]  # pixels a side
-    crop_ratio: Annotated[float, Field(ge=0.1, le=1)] = 1.0  # of `size` to the resized picture's shorter side
-    mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat] = IMAGE_MEAN  # of each channel, pixels in [0, 1]
-    deviation: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = IMAGE_DEVIATION
-
-    def __call__(self, image: Image.Image) -> np.ndarray:
-        """A picture of any size -> its centre, float32 [size, size, 3]."""
-        pixels = evaluation_crop(image, self.size, self.crop_ratio)
-        return ((pixels.astype(np.float32) / 255 - self.mean) / self.deviation).astype(np.float32)
 
 
 class VisionTask(Task):

@@ -8,13 +8,16 @@ import pytest
 from flax import nnx
 from hydra import compose
 
+import plstm
 from plstm.config import Config
 from plstm.errors import UserError
-from plstm.models import VisionConfig, build_model
+from plstm.models import GraphConfig, VisionConfig, build_model
+from plstm.models.weights import read_info
 from plstm.runs.cli import quote_ids
 from plstm.runs.compose import to_config, to_eval_config
-from plstm.runs.finetuning import adapt, initial_id, initial_weights
+from plstm.runs.finetuning import adapt, check_start, initial_id, initial_weights
 from plstm.runs.identity import run_id
+from plstm.runs.weights import from_checkpoint
 from plstm.training.steps import named_leaves
 from tests.models.vision_models import filled
 from tests.runs.test_weights import save_run
@@ -64,16 +67,42 @@ def test_a_run_is_named_by_its_id_its_first_digits_or_its_folder_and_the_new_id_
         assert initial_id(name, runs) == trained.name
     other = "0123456789ab"
     assert initial_id(other, runs) == other  # its folder need not be here
-    (file := tmp_path / "model.safetensors").touch()
-    with pytest.raises(UserError, match=f"init_from={file}: takes a run, its id or folder, and not a file of weights"):
-        initial_id(str(file), runs)
     for name in ("no-such", "/no/such"):
         with pytest.raises(UserError, match=f"init_from={name}: no such run.*{trained.name}"):
             initial_id(name, runs)
-    with pytest.raises(UserError, match="^init_from: name the run to fine-tune, init_from=<its id or folder>$"):
+    with pytest.raises(
+        UserError, match="^init_from: name the run or the .safetensors file to fine-tune, init_from=<id, "
+    ):
         initial_id("", runs)
     starts = ([], [f"init_from={other}"], ["init_checkpoint=best"])
     assert len({run_id(finetuning(*start)) for start in starts}) == 3
+
+
+def test_a_file_is_named_by_its_weights_and_starts_as_its_run_does(finetuning, trained, tmp_path):
+    file = tmp_path / "model.safetensors"
+    plstm.save(from_checkpoint(trained), file, class_names=())
+    renamed = shutil.copy(file, tmp_path / "renamed.safetensors")
+    digest = read_info(file).sha256[:12]
+    assert initial_id(str(file), trained.parent) == initial_id(str(renamed), trained.parent) == digest
+    config = finetuning(f"init_from={file}")
+    params = nnx.state(build_model(config.model, 99), nnx.Param)
+    found, line = initial_weights(str(file), config, params, HERE)
+    expected, _ = initial_weights(trained.name, config, params, HERE)
+    jax.tree.map(np.testing.assert_array_equal, found["params"], expected["params"])
+    assert line == f"the weights of {file}; position embedding 6 x 6 -> 8 x 8"
+
+    for change, words in (
+        ("model.dim=32", f"model.dim=32: {file} has 16; fine-tune with the same model"),
+        ("init_checkpoint=best", "init_checkpoint=best: a weights file has one step only; leave it out"),
+    ):
+        with pytest.raises(UserError, match=f"^{words}$"):
+            check_start(str(file), finetuning(change))
+    plstm.save(build_model(GraphConfig(), 0, {"features": 2, "classes": 2}), file)
+    with pytest.raises(UserError, match=f"^model.family=vision: {file} has graph"):
+        check_start(str(file), config)
+    file.write_bytes(b"damaged")
+    with pytest.raises(UserError, match=f"^{file}: not a whole safetensors file"):
+        initial_id(str(file), trained.parent)
 
 
 def test_a_training_starts_from_those_weights(finetuning, trained, weights, tmp_path, monkeypatch):

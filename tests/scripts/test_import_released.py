@@ -11,7 +11,7 @@ from flax.traverse_util import unflatten_dict
 
 from plstm.errors import UserError
 from plstm.runs.released import from_released, to_released
-from plstm.runs.weights import from_checkpoint
+from plstm.runs.weights import config_of, from_checkpoint
 from scripts.import_released import main, read
 from tests.models.vision_models import VIT, draw_images, filled, tiny
 
@@ -38,12 +38,12 @@ def test_a_checkpoint_becomes_a_model_and_a_checkpoint_again(run, tree, tmp_path
     source, file, back = (tmp_path / name for name in ("released.npz", "model.safetensors", "back.npz"))
     np.savez(source, **tree)
     run(source, file, "experiment=arrow_48/plstm", "model.dtype=float32")
-    assert capsys.readouterr().out.startswith(f"{file}: arrow_48-plstm-s43, ")
+    assert capsys.readouterr().out.startswith(f"{file}: ")
     model, images = from_checkpoint(file), draw_images(48, 48)
     np.testing.assert_array_equal(model(images), from_released(tree, CONFIG)(images))
     info = model.info
-    assert (info.run, info.step, info.class_names, info.preprocessing.size) == ("released", 0, ("away", "at"), 48)
-    assert (info.config.model.modes, info.config.model.dim, info.config.data.size) == (["P", "D"], 16, 48)
+    assert (info.run, info.step, info.class_names, info.preprocessing.size) == ("", 0, ("away", "at"), 48)
+    assert (info.config.modes, info.config.dim, config_of(file).data.size) == (["P", "D"], 16, 48)
     run("--export", file, back)
     assert_same(read(back), tree)
 

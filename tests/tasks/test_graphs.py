@@ -10,10 +10,11 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
+import plstm
 from data.graphs.tudataset import Sizes
 from plstm.errors import UserError
 from plstm.runs.compose import to_config
-from plstm.runs.weights import from_checkpoint, save_safetensors
+from plstm.runs.weights import from_checkpoint
 from plstm.studies.records import read_curve, read_records, record_problems
 from plstm.tasks import TASKS, graphs
 from plstm.tasks.graphs import GraphBatches, GraphSplit, GraphTrainBatches
@@ -99,7 +100,7 @@ def test_weights_hold_the_running_statistics_and_need_no_data(run, tmp_path, mon
     monkeypatch.setattr(graphs, "load_batches", None)
     monkeypatch.setattr(graphs, "SIZES", {})
     model = from_checkpoint(run)
-    save_safetensors(model, tmp_path / "gin.safetensors")
+    plstm.save(model, tmp_path / "gin.safetensors")
     other = from_checkpoint(tmp_path / "gin.safetensors")
     ours, theirs = (named_leaves(nnx.state(each, nnx.BatchStat)) for each in (model, other))
     assert len(ours) == 8

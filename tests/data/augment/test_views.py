@@ -1,5 +1,4 @@
 import itertools
-import resource
 import zlib
 
 import numpy as np
@@ -8,14 +7,10 @@ from PIL import Image, ImageEnhance, ImageOps
 from scipy import stats
 
 from data.augment.recipes import RECIPES, AugmentConfig
-from data.augment.views import View, augment, draw_view, evaluation_crop, make_view, random_resized_box, view_rng
+from data.augment.views import View, augment, draw_view, make_view, random_resized_box, view_rng
+from tests.drawing import scene
 
 STREAMS = list(itertools.product((0, 43, 2**40), (0, 799), (0, 1_281_166), (0, 2)))
-
-
-def scene(height: int, width: int) -> Image.Image:
-    y, x, c = np.indices((height, width, 3))
-    return Image.fromarray(((x * (c + 1) + 2 * y + x * y // 40) % 256).astype(np.uint8))
 
 
 def test_views_never_change():
@@ -102,33 +97,3 @@ def test_area_aspect_and_place_follow_their_distributions(width, height):
 def test_where_nothing_fits_the_central_box_is_taken(width, height, box):
     rng = np.random.default_rng(3)
     assert {random_resized_box(width, height, rng) for _ in range(50)} == {box}
-
-
-@pytest.mark.parametrize(
-    "width, height, size, ratio, resized, corner",
-    [
-        (500, 375, 192, 1.0, (256, 192), (32, 0)),
-        (192, 192, 192, 1.0, (192, 192), (0, 0)),
-        (375, 500, 192, 1.0, (192, 256), (0, 32)),
-        (500, 375, 224, 0.875, (341, 256), (58, 16)),
-        (64, 64, 192, 0.875, (219, 219), (14, 14)),
-        (30, 31, 192, 1.0, (192, 198), (0, 3)),
-    ],
-)
-def test_evaluation_crop(width, height, size, ratio, resized, corner):
-    image = scene(height, width)
-    left, upper = corner
-    expected = np.asarray(image.resize(resized, Image.Resampling.BICUBIC))[upper : upper + size, left : left + size]
-    ours = evaluation_crop(image, size, ratio)
-    assert ours.dtype == np.uint8 and ours.shape == (size, size, 3)
-    np.testing.assert_array_equal(ours, expected)
-
-
-@pytest.mark.parametrize("width, height", [(100_000, 1), (1, 100_000)])
-def test_a_strip_of_few_pixels_does_not_fill_the_memory(width, height):
-    """Resized whole to a shorter side of 192, it would take 11 GB."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    centre = scene(height, width).crop((width // 2, height // 2, width // 2 + 1, height // 2 + 1)).getpixel((0, 0))
-    ours = evaluation_crop(scene(height, width), 192, 1.0)
-    assert ours.shape == (192, 192, 3) and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
-    assert np.abs(np.median(ours, axis=(0, 1)) - centre).max() < 30

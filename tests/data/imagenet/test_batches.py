@@ -13,10 +13,11 @@ from grain.multiprocessing import SharedMemoryArray
 from PIL import Image
 
 from data.augment.recipes import AugmentConfig
-from data.augment.views import augment, evaluation_crop, view_rng
+from data.augment.views import augment, view_rng
 from data.imagenet import batches as images
 from data.imagenet.batches import ImageBatches, ImageSplit
 from plstm.errors import UserError
+from plstm.preprocessing import evaluation_crop
 from tests.commands import ROOT, begin
 from tests.data.batching import assert_same, joined, take
 from tests.drawing import encoded
