@@ -26,7 +26,7 @@ from plstm.training.steps import Split, describe, evaluate, make_predict, make_r
 
 ROOT = Path(__file__).resolve().parent
 WEIGHTS_FIGURES = ROOT / "outputs" / "eval"  # pictures of weights in a file, which have no run's folder
-RUN_KEYS = ("root", "generate", "download", "workers", "max_corrupt")  # of `data`: the run's unless given
+RUN_KEYS = ("root", "path", "generate", "download", "workers", "max_corrupt")  # of `data`: the run's unless given
 
 
 @hydra.main(config_path=str(ROOT / "configs"), config_name="eval", version_base="1.3")

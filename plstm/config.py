@@ -98,6 +98,7 @@ class EvalDataConfig:
     split: str | None = None  # null: all splits that the end of training evaluates
     folder: str | None = None  # instead: a folder of class folders of images, named as the classes or by their numbers
     root: Root | None = None  # folder of all data sets
+    path: str | None = None  # folder of one's own pictures
     generate: bool | None = None  # make missing images; otherwise missing data is an error
     download: bool | None = None  # fetch a missing set; otherwise missing data is an error
     workers: Workers | None = None  # reading processes

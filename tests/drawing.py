@@ -1,6 +1,7 @@
 """Arrays and parameters drawn from a normal, and files of images."""
 
 import io
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -31,3 +32,15 @@ def scene(height: int, width: int) -> Image.Image:
     """A picture that is different everywhere."""
     y, x, c = np.indices((height, width, 3))
     return Image.fromarray(((x * (c + 1) + 2 * y + x * y // 40) % 256).astype(np.uint8))
+
+
+def plain_pictures(folder: Path, counts: dict[str, int]) -> Path:
+    """Writes <folder>/<class>/<n>.png, so many of each class, of a colour for each class with noise; returns it."""
+    rng = np.random.default_rng(0)
+    for number, (name, count) in enumerate(counts.items()):
+        (folder / name).mkdir(parents=True)
+        colour = np.roll((200, 90, 30), number)
+        for n in range(count):
+            noise = rng.integers(-20, 20, (24, 20, 3))
+            Image.fromarray((colour + noise).astype(np.uint8)).save(folder / name / f"{n}.png")
+    return folder

@@ -20,7 +20,8 @@ import data.graphs.tudataset as tudataset
 import train
 from data.arrow_pointing.builder import _read
 from data.decoding import MOST_PIXELS, CorruptImage, decode
-from data.imagenet.source import folder_source, load_source, prepare
+from data.imagenet.folders import folder_source
+from data.imagenet.source import load_source, prepare
 from plstm.config import Config
 from plstm.errors import UserError
 from plstm.runs.cli import run_entry

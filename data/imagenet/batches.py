@@ -52,6 +52,7 @@ class _Reader:
     process_index: int = 0  # which part of each batch to read
     process_count: int = 1  # must divide the batch size
     max_corrupt: float = MAX_CORRUPT  # share of the images that may be undecodable; more of them raise ReadError
+    upright: bool = False  # turn pictures as their rotation tag says
 
     def __post_init__(self):
         self._corrupt = set()
@@ -73,7 +74,7 @@ class _Reader:
             if len(self._corrupt) > self.max_corrupt * len(self.source):
                 what = f"{len(self._corrupt)} of {len(self.source):,} images cannot be decoded, the last {name}"
                 limit = f"more than data.max_corrupt={self.max_corrupt:g} of them"
-                raise ReadError(f"{what}: {limit}; prepare the data again, or allow more")
+                raise ReadError(f"{what}: {limit}; repair or remove them, or allow more")
             yield {name: np.asarray(value) for name, value in batch.items()}  # NumPy's instead of grain's own class
             del batch
 
@@ -100,7 +101,7 @@ class _Reader:
         """The picture and label of an image; (None, -1) where it cannot be decoded, which `corrupt` then says."""
         example = self.source[index]
         try:
-            return decode(example["image"]), example["label"]
+            return decode(example["image"], self.upright), example["label"]
         except CorruptImage as error:
             corrupt[example["file_name"]] = str(error)
             return None, -1

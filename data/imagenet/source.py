@@ -6,14 +6,13 @@
 Labels are places in the sorted list of the 1,000 WordNet ids, as everywhere. Our splits: `val`, 10,000 training images
 held out to choose models and learning rates by; `train`, the others; `test`, the 50,000 official validation images.
 
-Also trees of class folders (the ImageFolder layout), and mosaics drawn when read.
+Also mosaics drawn when read.
 """
 
 import io
 import json
 import os
 import resource
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,6 @@ TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VAL_TAR = "ILSVRC2012_img_val.tar"
 SPLITS = {"train": "train", "val": "train", "test": "validation"}  # ours -> TFDS's
 HELD_OUT = 10_000
-SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
 
 
 def synsets(file: str = "labels.txt") -> list[str]:
@@ -129,53 +127,6 @@ def prepare(tars: Path, root: str | None = None) -> Path:
             setattr(part, name, value)
         builder.download_and_prepare(download_config=tfds.download.DownloadConfig(manual_dir=tars))
     return Path(builder.data_path)
-
-
-@dataclass(eq=False, repr=False)
-class FolderSource(Sequence):
-    """Item i: {"image": the file's bytes, "label": int, "file_name": path under the folder}, sorted by path."""
-
-    folder: Path
-    files: list[tuple[str, int]]  # path under the folder, and label
-    classes: list[str]  # the name of each label
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        name, label = self.files[index]
-        return {"image": (self.folder / name).read_bytes(), "label": label, "file_name": name}
-
-
-def folder_source(path: str | os.PathLike, known: Sequence[str] | None = None) -> FolderSource:
-    """The images under path/<class>/, at any depth, by their suffix; hidden files are left out.
-
-    Labels number the class folders in sorted order, or are ImageNet's where all have names such as n01440764, or are
-    places in `known`, a model's classes, by whose names or numbers folders must be named. Raises UserError where there
-    is no such folder, class folder, image, or class.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder of images")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if not names:
-        raise UserError(f"{folder}: has no class folders; images must lie in {folder}/<class>/")
-    classes = list(known or (synsets() if set(names) <= set(synsets()) else names))
-    label = {str(number): number for number in range(len(classes))} if known else {}
-    label |= {name: number for number, name in enumerate(classes)}
-    if unknown := [name for name in names if name not in label]:
-        few = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
-        raise UserError(f"{folder / unknown[0]}: the model has no such class; it has {few} (or numbers from 0)")
-    paths = [path for name in names for path in sorted((folder / name).rglob("*"))]
-    paths = [path for path in paths if path.is_file() and path.name[0] != "."]
-    images = [path for path in paths if path.suffix.lower() in SUFFIXES]
-    if not images:
-        raise UserError(f"{folder}: no images in its class folders ({', '.join(SUFFIXES)})")
-    if skipped := sorted({path.suffix.lower() for path in paths} - set(SUFFIXES)):
-        others = ", ".join(suffix or "no suffix" for suffix in skipped)
-        warnings.warn(f"{folder}: files with {others} are left out; images have {', '.join(SUFFIXES)}", stacklevel=2)
-    files = [(str(path), label[path.parts[0]]) for path in (image.relative_to(folder) for image in images)]
-    return FolderSource(folder, files, classes)
 
 
 @dataclass(eq=False, repr=False)

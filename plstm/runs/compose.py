@@ -160,14 +160,15 @@ def schema(task: Any = "arrow", family: Any = "vision") -> DictConfig:
 
 
 def to_config(node: DictConfig) -> Config:
-    """The checked dataclasses of a composed Hydra config, or one read back; interpolations resolved."""
+    """The checked dataclasses of a composed Hydra config, or one read back; interpolations are resolved, and keys that
+    follow from the data filled in."""
     task, family = (
         OmegaConf.select(node, key, default=usual) for key, usual in (("task", "arrow"), ("model.family", "vision"))
     )
     if task in TASKS and family in MODELS:
         _check_inputs(task, family)  # first, as the other model's keys may refer to keys of other data
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(schema(task, family), _resolved(node)))
+        config = OmegaConf.to_object(OmegaConf.merge(schema(task, family), _resolved(_with_data(node, task))))
     except OmegaConfBaseException as error:
         raise UserError(explain(error)) from error
     check(config)
@@ -175,10 +176,20 @@ def to_config(node: DictConfig) -> Config:
     return config
 
 
+def _with_data(node: DictConfig, task: str) -> DictConfig:
+    """A composed config with the missing keys of `data` that the task reads from its data."""
+    data = OmegaConf.select(node, "data")
+    if task not in TASKS or not isinstance(data, DictConfig):
+        return node
+    missing = {key for key in data if OmegaConf.is_missing(data, key)}
+    inferred = TASKS[task].infer_data(data) if missing else {}
+    return OmegaConf.merge(node, {"data": {key: value for key, value in inferred.items() if key in missing}})
+
+
 def from_file(plain: Any) -> Config:
     """The checked config of a run that was read from a file, which may be anybody's. Raises UserError where it has an
-    interpolation, which could read this machine; a run's own file has none."""
-    if found := re.search(r"\$\{[^}]*}?", str(plain)):
+    interpolation or a missing value, which could read this machine; a run's own file has none."""
+    if found := re.search(r"\$\{[^}]*}?|'\?\?\?'", str(plain)):
         raise UserError(f"{found[0]} would be filled in from this machine; write the value itself")
     return to_config(OmegaConf.create(plain))
 

@@ -22,6 +22,7 @@ OF_MACHINE = (
     "paths",
     "model.remat",
     "data.root",
+    "data.path",
     "data.generate",
     "data.placement",
     "data.workers",

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from data.imagenet.folders import TOY
+
 DATA: dict[str, dict[str, Any]] = {
     "arrow": {
         "data": {"size": 48, "object_scale": 0.25, "train_images": 256, "eval_images": 64},
@@ -10,6 +12,12 @@ DATA: dict[str, dict[str, Any]] = {
     "imagenet": {  # images are drawn when they are read, so no data set has to be prepared
         "data": {"name": "mosaics", "size": 48, "train_images": 288, "held_out": 28, "eval_images": 64, "workers": 0},
         "model": {"dtype": "float32"},
+    },
+    "folder": {  # twenty pictures of shapes, unless data.path is given
+        "data": {"path": str(TOY), "size": 48, "workers": 0},
+        "model": {"dtype": "float32"},
+        "optim": {"batch_size": 8},
+        "loop": {"unit": "steps"},
     },
     "graphs": {  # one fold of forty made-up graphs
         "data": {"name": "TOY"},

@@ -2,6 +2,7 @@
 
 from plstm.tasks.arrow import ArrowTask
 from plstm.tasks.base import Task
+from plstm.tasks.folder import FolderTask
 from plstm.tasks.graphs import GraphTask
 from plstm.tasks.imagenet import ImageNetTask
 from plstm.tasks.languages import LanguageTask
@@ -10,6 +11,7 @@ from plstm.tasks.tokens import TokenTask
 TASKS: dict[str, type[Task]] = {
     "arrow": ArrowTask,
     "imagenet": ImageNetTask,
+    "folder": FolderTask,
     "graphs": GraphTask,
     "languages": LanguageTask,
     "tokens": TokenTask,

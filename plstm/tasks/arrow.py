@@ -43,7 +43,6 @@ class ArrowTask(VisionTask):
     """Two classes, black-and-white images; `val_ext` and `test_ext` have twice the training size."""
 
     data_schema = ArrowData
-    classes = 2
     splits = ("train", "val", "val_ext", "test", "test_ext")
     class_names = LABELS
 

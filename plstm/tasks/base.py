@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from omegaconf import DictConfig
 
 from plstm.config import Config, LoopConfig
 from plstm.errors import UserError
@@ -46,6 +47,11 @@ class Task:
     @classmethod
     def check(cls, config: Config) -> None:
         """Raises UserError naming the key where data, model and optimizer do not fit together."""
+
+    @classmethod
+    def infer_data(cls, data: DictConfig) -> Mapping[str, Any]:
+        """Values for those keys of a composed config's `data` that are still missing, read from the data."""
+        return {}
 
     @classmethod
     def name_parts(cls, config: Config) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Image classification: what arrow pointing and ImageNet share."""
+"""Image classification: what arrow pointing and photographs share."""
 
 import math
 from typing import Any, ClassVar
@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 
 from data.imagenet.batches import MAX_CORRUPT, ImageSplit, default_workers
-from data.imagenet.source import folder_source
+from data.imagenet.folders import folder_source
 from data.loading import unpack
 from plstm.config import Config
 from plstm.errors import require
@@ -34,19 +34,21 @@ class VisionTask(Task):
     """Batches are {"image": as `normalise` takes it, "label": int32 [batch]}."""
 
     inputs = "images"
-    classes: ClassVar[int]
+    upright: ClassVar[bool] = False  # whether pictures in files are turned as their rotation tag says
 
     @classmethod
     def check(cls, config: Config) -> None:
         data = config.data
         model = config.model
-        images = cls(config).train_examples
+        task = cls(config)
+        images = task.train_examples
+        classes = len(task.class_names)
         batch_size = config.optim.batch_size
         follow = "model.classes and model.image_size follow data.classes and data.size; change those instead"
         too_few = f"more than the {images:,} training images of data.train_images={data.train_images}"
         require(
             config,
-            ("data.classes", data.classes == cls.classes, f"{data.name} has {cls.classes:,} classes"),
+            ("data.classes", data.classes == classes, f"the data have {classes:,} classes"),
             ("model.classes", model.classes == data.classes, follow),
             ("model.image_size", model.image_size == data.size, follow),
             ("model.channels", model.channels == 3, "the images have 3"),
@@ -55,7 +57,7 @@ class VisionTask(Task):
 
     @property
     def train_examples(self) -> int:
-        return self.config.data.train_images - getattr(self.config.data, "held_out", 0)
+        return self.config.data.train_images
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -68,7 +70,7 @@ class VisionTask(Task):
         source = folder_source(path, self.class_names)
         most = getattr(data, "max_corrupt", MAX_CORRUPT) if max_corrupt is None else max_corrupt
         workers = self.workers(how.size**2 * 3 * self.config.optim.batch_size)
-        return ImageSplit(source, how.size, how.crop_ratio, workers=workers, max_corrupt=most)
+        return ImageSplit(source, how.size, how.crop_ratio, workers=workers, max_corrupt=most, upright=self.upright)
 
     def workers(self, batch_bytes: int) -> int:
         """Reading processes of this process, as `data.workers` says."""

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from data.imagenet.folders import TOY
 from plstm.config import Config
 from plstm.errors import UserError
 from plstm.runs.compose import compose_experiment, from_file, to_config
-from plstm.runs.identity import plain_id, run_id
+from plstm.runs.identity import run_id
 from plstm.runs.overrides import CONFIGS
 from plstm.studies.definitions import load_table
-from plstm.studies.plans import planned_config
 from plstm.studies.records import read_records
 from plstm.tasks import TASKS
 
@@ -49,7 +49,9 @@ def steps_of(config: Config) -> tuple[int, int]:
 # ---------------------------------------------------------------------- files
 def test_no_experiment_repeats_another_and_no_variant_is_without_a_study():
     assert len(EXPERIMENTS) <= 40 and sorted(FIRST_ROWS) == VARIANTS
-    assert len({plain_id(planned_config(name, (), {})) for name in EXPERIMENTS}) == len(EXPERIMENTS)
+    pictures = {"folder/plstm": [f"data.path={TOY}"]}
+    ids = {run_id(config_of([f"experiment={name}"], *pictures.get(name, ()))) for name in EXPERIMENTS}
+    assert len(ids) == len(EXPERIMENTS)
 
 
 @pytest.mark.parametrize("overrides", CASES, ids=" ".join)

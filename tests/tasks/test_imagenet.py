@@ -16,7 +16,8 @@ from plstm.config import Config, LoopConfig, OptimConfig
 from plstm.errors import UserError
 from plstm.models import VisionConfig
 from plstm.runs.identity import run_id
-from plstm.tasks.imagenet import LOSSES, ImageNetData, ImageNetTask
+from plstm.tasks.imagenet import ImageNetData, ImageNetTask
+from plstm.tasks.photographs import LOSSES
 from plstm.tasks.vision import normalise
 from plstm.training.meshes import Layout, make_mesh
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import log_expit, log_softmax
 
-from plstm.tasks.imagenet import LOSSES
+from plstm.tasks.photographs import LOSSES
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ READER = """
 import sys, time
 from data.augment.recipes import AugmentConfig
 from data.imagenet.batches import ImageBatches
-from data.imagenet.source import folder_source
+from data.imagenet.folders import folder_source
 if __name__ == "__main__":
     stream = ImageBatches(folder_source(sys.argv[1]), 16, 4, AugmentConfig(), 0, workers=2).from_step(0)
     for _ in range(40):
