@@ -28,9 +28,8 @@ from data.loading import PackedSplit, pack
 from plstm.config import Config
 from plstm.errors import UserError, first_line, run_script
 from plstm.files import check_writable
-from plstm.runs.folders import find_run, load_config
 from plstm.runs.identity import run_name
-from plstm.runs.weights import from_checkpoint
+from plstm.runs.weights import config_of, from_checkpoint
 from plstm.studies.definitions import load_table
 from plstm.studies.probes import GIVEN, probe_path
 from plstm.studies.records import read_records
@@ -42,6 +41,7 @@ from scripts.common import ROOT, Parser, machine_folder, positive, write_results
 SHOWN = ("accuracy", "balanced_accuracy", "area_under_roc", "answered_at", "labelled_at")
 Answer = Callable[[Arrow, Canvas], np.ndarray]  # geometries [n] -> evidence: the logit of "at" less that of "past" [n]
 NO_CIRCLE = "without the circle"
+OTHER_CIRCLE = "circle of another image"
 NO_LABEL = -1  # of a geometry that is not counted
 
 
@@ -87,7 +87,7 @@ PROBES = {
     ),
     "arrow reversed": lambda arrow, canvas: _altered(arrow, canvas, phi=arrow.phi + np.pi),
     # The next geometry's: the arrow does not tell where the circle is, only whether it points to the canvas's middle.
-    "circle of another image": lambda arrow, canvas: _altered(
+    OTHER_CIRCLE: lambda arrow, canvas: _altered(
         arrow, canvas, **{name: np.roll(getattr(arrow, name), -1) for name in ("radius", "cx", "cy")}
     ),
 }
@@ -127,13 +127,13 @@ def score(evidence: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------- runs
-def load_answer(run: str, runs: Path) -> tuple[Config, Path, Answer]:
-    """The run's config and folder, and what its last checkpoint says of geometries."""
-    folder = find_run(run, runs)
-    config = load_config(folder)
+def load_answer(source: str | Path, runs: Path) -> tuple[Config, str, Answer]:
+    """The config and id of a run, or of the run that a file's weights come from, and what it says of geometries."""
+    config = config_of(source, runs)
     if config.task != "arrow":
-        raise UserError(f"{folder}: this run's task is {config.task}; probes are for arrow pointing")
-    graphdef, weights = nnx.split(from_checkpoint(folder))
+        raise UserError(f"{source}: this run's task is {config.task}; probes are for arrow pointing")
+    model = from_checkpoint(source, runs=runs)
+    graphdef, weights = nnx.split(model)
     predict = make_predict(graphdef, TASKS["arrow"](config).logits)
 
     def answer(arrows: Arrow, canvas: Canvas) -> np.ndarray:
@@ -143,32 +143,36 @@ def load_answer(run: str, runs: Path) -> tuple[Config, Path, Answer]:
         logits = np.concatenate([np.asarray(predict(weights, batch))[batch["mask"]] for batch in batches])
         return logits[:, 1] - logits[:, 0]
 
-    return config, folder, answer
+    return config, model.info.run, answer
 
 
 def probe(run: str, options: argparse.Namespace) -> None:
     """Scores one run on all canvases; prints the rows and writes them."""
-    config, folder, answer = load_answer(run, options.runs)
+    config, run_id, answer = load_answer(run, options.runs)
+    print(f"{run_name(config)} ({run_id})")
+    print("".join(f"{title:>18}" for title in ("canvas_pixels", "images", *SHOWN)), " probe")
+    rows = []
+    for row in probe_rows(config, answer, options.sizes, options.count):
+        rows.append(row)
+        scores = "".join(f"{'-' if row[key] is None else format(row[key], '.3f'):>18}" for key in SHOWN)
+        print(f"{row['canvas_pixels']:18}{row['images']:18,}{scores}  {row['probe']}", flush=True)
+    path = options.results / "probes" / f"{run_name(config)}-{run_id}.json"
+    write_results(path, {"count": options.count, "run": run_id, "name": run_name(config), "rows": rows})
+    print(f"Written to {path}")
+
+
+def probe_rows(config: Config, answer: Answer, sizes: Sequence[int], count: int) -> Iterator[dict[str, Any]]:
+    """The scores of a canvas and an alteration each, on `count` images; UserError for a size that cannot be."""
     training = Canvas(config.data.size, config.data.object_scale, config.data.thinnest)
     distribution = config.data.distribution
-    rows = []
-    sizes = {training.size, 2 * training.size, *options.sizes}
-    canvases = [resized(training, size) for size in sorted(sizes)]
+    canvases = [resized(training, size) for size in sorted({training.size, 2 * training.size, *sizes})]
     for canvas in canvases:
         try:
             answer(draw_geometries(canvas, training, 1, distribution), canvas)
         except ValueError as error:  # of the model, for instance for a side that patches do not divide
             raise UserError(f"--sizes {canvas.size}: {first_line(error)}") from error
-    print(f"{run_name(config)} ({folder.name})")
-    print("".join(f"{title:>18}" for title in ("canvas_pixels", "images", *SHOWN)), " probe")
-    for canvas, name, arrows in probe_geometries(canvases, training, options.count, distribution):
-        row = {"canvas_pixels": canvas.size, "probe": name, **score(answer(arrows, canvas), arrows.label)}
-        rows.append(row)
-        scores = "".join(f"{'-' if row[key] is None else format(row[key], '.3f'):>18}" for key in SHOWN)
-        print(f"{canvas.size:18}{row['images']:18,}{scores}  {name}", flush=True)
-    path = options.results / "probes" / f"{run_name(config)}-{folder.name}.json"
-    write_results(path, {"count": options.count, "run": folder.name, "name": run_name(config), "rows": rows})
-    print(f"Written to {path}")
+    for canvas, name, arrows in probe_geometries(canvases, training, count, distribution):
+        yield {"canvas_pixels": canvas.size, "probe": name, **score(answer(arrows, canvas), arrows.label)}
 
 
 def shown_runs(name: str, results: Path, runs: Path) -> list[str]:

@@ -35,6 +35,8 @@ class Hardware(TypedDict):
     device_kind: str
     device_count: int
     cpu_model: str
+    cpu_family: NotRequired[str]  # vendor, family, model and stepping
+    cpu_vectors: NotRequired[str]  # vector instructions
     cpu_cores: int
 
 

@@ -123,7 +123,7 @@ def expected_seconds(
 ) -> float | None:
     """Mean wall seconds of the row's runs on the hardware, of its section and, if there are any, chosen value."""
     own = [other for other in planned_runs(table) if other.row is run.row and other.id in found]
-    own = [other for other in own if found[other.id].hardware == hardware]
+    own = [other for other in own if found[other.id].hardware.items() <= hardware.items()]  # older records say less
     if key := table.sections:
         own = [other for other in own if other.values[key] == run.values[key]]
     if key := table.chosen_key:

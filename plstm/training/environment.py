@@ -23,6 +23,7 @@ DISTRIBUTIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", 
 # Settings of JAX that change numbers, with their defaults; others enter the record.
 NUMERIC = {"jax_threefry_partitionable": True, "jax_default_prng_impl": "threefry2x32", "jax_enable_x64": False}
 NUMERIC |= {"jax_default_matmul_precision": None}
+VECTORS = ("avx", "fma", "amx", "f16c", "asimd", "sve")  # how the names of vector instructions begin
 CACHE = Path("~/.cache/plstm/jax").expanduser()
 SHARED_CACHE = ".compiled"
 
@@ -38,13 +39,11 @@ def describe_environment(repo_root: str | Path) -> dict:
     status = _git(root, "status", "--porcelain", "--untracked-files=all", "--", *CODE_PATHS) if commit else None
     found = {name: next((d.version for d in metadata.distributions(name=name)), None) for name in DISTRIBUTIONS}
     device = jax.devices()[0]
-    cpuinfo = Path("/proc/cpuinfo")
-    model = re.search(r"^model name\s*:\s*(.*)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
     hardware = {
         "platform": device.platform,
         "device_kind": device.device_kind,
         "device_count": jax.device_count(),  # over all processes
-        "cpu_model": model[1].strip() if model else platform.processor() or platform.machine(),
+        **_describe_processor(),
         "cpu_cores": core_count(),
     }
     return {
@@ -54,6 +53,19 @@ def describe_environment(repo_root: str | Path) -> dict:
         "hardware": hardware,
         "xla_flags": os.environ.get("XLA_FLAGS"),  # its threads change the last digits of sums
         "jax_settings": {name: value for name in NUMERIC if (value := getattr(jax.config, name)) != NUMERIC[name]},
+    }
+
+
+def _describe_processor() -> dict[str, str]:
+    """Its names, and the vector instructions that XLA may compile for, on which the rounding of sums depends."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    found = dict(re.findall(r"^(\w[\w ]*?)\s*: (.*)$", text, re.MULTILINE))
+    flags = found.get("flags", found.get("Features", "")).split()
+    return {
+        "cpu_model": found.get("model name") or platform.processor() or platform.machine(),
+        "cpu_family": " ".join(found[key] for key in ("vendor_id", "cpu family", "model", "stepping") if key in found),
+        "cpu_vectors": " ".join(flag for flag in flags if flag.startswith(VECTORS)),
     }
 
 

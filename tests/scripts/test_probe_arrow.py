@@ -85,10 +85,10 @@ def untrained(monkeypatch):
 
     def use(experiment: str, *overrides: str) -> None:
         config = compose_experiment(experiment, "optim.batch_size=3", *overrides)
-        build = TASKS["arrow"](config).build_model
-        monkeypatch.setattr(probe_arrow, "find_run", lambda run, runs: runs)
-        monkeypatch.setattr(probe_arrow, "load_config", lambda folder: config)
-        monkeypatch.setattr(probe_arrow, "from_checkpoint", lambda _: build(jax.random.key(0)))
+        model = TASKS["arrow"](config).build_model(jax.random.key(0))
+        model.info = SimpleNamespace(run="untrained")
+        monkeypatch.setattr(probe_arrow, "config_of", lambda source, runs: config)
+        monkeypatch.setattr(probe_arrow, "from_checkpoint", lambda source, runs: model)
 
     return use
 

@@ -206,8 +206,8 @@ def prepare(folder, table):
 def test_runs_what_is_missing_and_goes_on_after_a_failure(project, tmp_path):
     command = project("arrow-demo", TRAIN, "--seeds", "43")
     prepare(tmp_path, "arrow-demo")
-    first = "experiment=arrow_48/plstm variant=demo seed=43"
-    second = "experiment=arrow_48/vit variant=demo optim.peak_lr=0.004 seed=43"
+    first = "experiment=arrow_small/plstm variant=demo seed=43"
+    second = "experiment=arrow_small/vit variant=demo seed=43"
     (tmp_path / "fails").write_text(first)
     done = subprocess.run(**command)
     assert done.returncode == 1
