@@ -16,12 +16,14 @@ from plstm.config import Config, EvalConfig
 from plstm.errors import UserError
 from plstm.runs.cli import one_line_errors, run_entry
 from plstm.runs.compose import check, to_eval_config
-from plstm.runs.folders import find_run
+from plstm.runs.folders import find_run, load_overrides, open_checkpoint
 from plstm.runs.identity import run_name
 from plstm.runs.pictures import draw_run
+from plstm.runs.session import open_tracker
 from plstm.runs.weights import config_of, from_checkpoint
 from plstm.tasks import TASKS, Task
 from plstm.training.environment import check_devices, memory_errors
+from plstm.training.state import Found, RunState
 from plstm.training.steps import Split, describe, evaluate, make_predict, make_ready
 
 ROOT = Path(__file__).resolve().parent
@@ -57,10 +59,13 @@ def print_metrics(options: EvalConfig) -> None:
     rows = min(config.optim.batch_size, len(splits["folder"])) if options.data.folder else config.optim.batch_size
     batch_size = -(-rows // devices) * devices  # the run's, where the devices divide it and no folder has fewer images
     measure, weights, place = make_ready(model, task.metrics, batch_size)
+    found = {}
     for name, split in splits.items():
         with memory_errors(batch_size, "take more devices, or one with more memory"):
-            found = evaluate(measure, weights, split, batch_size, place)
-        print(f"{describe(name, found, digits=6)}  ({found['count']:,} {task.unit})", flush=True)
+            found[name] = evaluate(measure, weights, split, batch_size, place)
+        print(f"{describe(name, found[name], digits=6)}  ({found[name]['count']:,} {task.unit})", flush=True)
+    if options.weights is None and config.logger.mode != "disabled":
+        log_numbers(find_run(source, Path(options.paths.runs)), task, model, options, found)
     if options.figures:
         predict = make_predict(nnx.graphdef(model), task.logits)
         best = ["best"] if options.checkpoint == "best" else []
@@ -70,6 +75,18 @@ def print_metrics(options: EvalConfig) -> None:
         folder = WEIGHTS_FIGURES if options.weights else find_run(source, Path(options.paths.runs)) / "figures"
         for path in draw_run(task, model, predict, splits, folder, name):
             print(path)
+
+
+def log_numbers(folder: Path, task: Task, model: nnx.Module, options: EvalConfig, found: Found) -> None:
+    """Adds the metrics to the summary of the run's own W&B run, as eval/<split>/<metric>, with the step."""
+    checkpoints, step = open_checkpoint(folder, task.config, options.checkpoint)
+    run = RunState.from_json(checkpoints.info(step), folder)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    tracker = open_tracker(options.logger.mode, task, folder, load_overrides(folder), run.environment, parameters)
+    values = {f"eval/{split}": metrics | {"step": step} for split, metrics in found.items()}
+    own = {f"{split}/{name}": value for split, metrics in values.items() for name, value in metrics.items()}
+    tracker.summary(run.summary(task.primary_metric) | own)  # all of it, as uploads of offline runs replace the summary
+    tracker.finish()
 
 
 def choose_source(options: EvalConfig) -> str:

@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from plstm.config import Config
-from plstm.errors import ReadError
+from plstm.errors import ReadError, first_line
 from plstm.files import write_errors
 from plstm.runs.cli import one_line_errors, run_entry
 from plstm.runs.compose import to_config
@@ -144,14 +144,17 @@ def finish(session: Session, overrides: list[str]) -> Record | None:
     model = nnx.merge(session.programs.graphdef, weights)
     final_splits = {split: session.splits[split] for split in config.loop.final_splits}
     folder = session.folder / "figures"
-    for picture in draw_run(session.task, model, session.programs.predict, final_splits, folder, session.name):
-        session.tracker.image(picture.stem, picture, run.step)
-    metric = session.task.primary_metric
-    session.tracker.summary({f"final/{split}/{metric}": values[metric] for split, values in run.final.items()})
+    try:
+        pictures = draw_run(session.task, model, session.programs.predict, final_splits, folder, session.name)
+    except Exception as error:  # whatever Matplotlib meets on this machine costs no record
+        pictures = []
+        log_main(f"{folder}: pictures could not be drawn ({type(error).__name__}: {first_line(error)})")
+    for picture in pictures:
+        session.tracker.image(picture.stem.removeprefix(f"{session.name}-"), picture, run.step)
+    session.tracker.summary(run.summary(session.task.primary_metric))
     session.tracker.finish()
     curve = curve_points(run.lines)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(session.state.params))
-    record = finished_record(config, overrides, session.task, session.plan, run, parameters, curve)
+    record = finished_record(config, overrides, session.task, session.plan, run, session.parameters, curve)
     curve = [point for point in curve if session.task.keeps_curve(point.split, point.metric)]
     with write_errors(Path(config.paths.results), "correct that, or choose another paths.results; then rerun"):
         path = write_record(record, curve, config.paths.results)

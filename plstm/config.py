@@ -113,4 +113,4 @@ class EvalConfig:
     data: EvalDataConfig = field(default_factory=EvalDataConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
     figures: bool = False  # also draw samples and gating patterns, into the run's folder; weights: outputs/eval
-    logger: LoggerConfig = field(default_factory=LoggerConfig)  # accepted, as configs/local has it; nothing is logged
+    logger: LoggerConfig = field(default_factory=LoggerConfig)  # its mode; the rest is the run's

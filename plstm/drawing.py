@@ -17,10 +17,10 @@ STYLE = {
 
 
 def style():
-    """The context in which a figure is drawn."""
-    import matplotlib
+    """The context in which a figure is drawn: Matplotlib's defaults, whatever a matplotlibrc says, and STYLE."""
+    from matplotlib.style import context
 
-    return matplotlib.rc_context(STYLE)
+    return context(["default", STYLE])
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -1,6 +1,7 @@
 """The exception that means: the user can fix this, and the message says how."""
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -81,7 +82,11 @@ class _Lasting:
 
 @contextlib.contextmanager
 def lasting_output(note: str = "") -> Iterator[None]:
-    """Within it printing never fails. When standard output is lost, a line on standard error says so, with `note`."""
+    """Within it printing never fails. When standard output is lost, a line on standard error says so, with `note`.
+    Characters that an encoding lacks are escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # and not closed
+            stream.reconfigure(errors="backslashreplace")
     with contextlib.redirect_stderr(_Lasting(sys.stderr, "")), contextlib.redirect_stdout(_Lasting(sys.stdout, note)):
         try:
             yield

@@ -3,25 +3,46 @@ what is wrong.
 
 --check names tables and pages that are stale, and metrics of records that differ from their curves; figures are not
 looked at, as another Matplotlib draws them otherwise. With names of studies, as in `python scripts/make_tables.py
---check arrow-48`, only these. Pages quote the repository's own results, and are left alone with others. Exit status:
+--check arrow-48`, only these. Pages quote the repository's own results, and are left alone with others. --wandb also
+logs table.csv of each study to W&B as a wandb.Table, offline (in outputs/wandb) when nobody is logged in. Exit status:
 0, 1 if --check finds something, 2 if a record, a definition or a page is wrong.
 """
 
+import io
 import sys
 from pathlib import Path
+
+import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plstm.errors import run_script
 from plstm.files import write_file
+from plstm.runs.compose import compose_config, to_eval_config
 from plstm.studies.definitions import load_table
 from plstm.studies.documents import document_paths, document_problems, fill_document
 from plstm.studies.figures import draw_table
 from plstm.studies.records import read_records, record_problems
 from plstm.studies.tables import render_table
+from plstm.training.tracking import Tracker
 from scripts.common import Parser, machine_folder
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def log_table(name: str, csv: bytes, folder: Path) -> None:
+    """Logs a study's table.csv, a column a metric, to the W&B run table-<name> of the local settings' account."""
+    lines = pd.read_csv(io.BytesIO(csv), dtype=str, keep_default_na=False)
+    lines = lines[lines.metric != "id"]  # of which a seed of many folds has many
+    wide = lines.pivot(index=[*lines.columns[:-2]], columns="metric", values="value").reset_index()
+    for metric in {*lines.metric}:
+        numbers = pd.to_numeric(wide[metric], errors="coerce")
+        wide[metric] = numbers if numbers.count() == wide[metric].count() else wide[metric].fillna("")
+    logger = to_eval_config(compose_config("eval", [])).logger
+    place = {"id": f"table-{name}", "dir": str(folder), "name": f"table {name}", "job_type": "table"}
+    tracker = Tracker(logger.mode, **place, project=logger.project, entity=logger.entity)
+    tracker.table("table", wide)
+    tracker.finish()
 
 
 def main() -> int:
@@ -30,6 +51,7 @@ def main() -> int:
     place = machine_folder("results", ROOT)
     parser.add_argument("--results", type=Path, default=place, help="folder of records and tables")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something is wrong")
+    parser.add_argument("--wandb", action="store_true", help="also log the tables to W&B")
     arguments = parser.parse_args()
     results = arguments.results
     folder = ROOT / "configs/study"
@@ -47,8 +69,11 @@ def main() -> int:
             print("wrote", path)
 
     for table in tables:
-        for path, data in render_table(table, records, results).items():
+        files = render_table(table, records, results)
+        for path, data in files.items():
             update(path, data)
+        if arguments.wandb and files:
+            log_table(table.name, files[results / table.name / "table.csv"], results.parent / "outputs")
         if not arguments.check:
             for path in draw_table(table, records, results):
                 print("drew", path)

@@ -1,9 +1,10 @@
 """Run what is missing of a results table, most telling runs first, and keep its tables and figures up to date.
 
     python scripts/run_table.py arrow --dry-run             # what is finished, what is not, and what it should cost
-    python scripts/run_table.py arrow --max-runs 2 logger.mode=disabled
+    python scripts/run_table.py arrow --max-runs 2 logger.mode=offline      # W&B for every run; =disabled for none
     python scripts/run_table.py graphs --processes 2 --sections MUTAG       # two runs side by side
 
+A run of over 12 hours by its operations is not started on CPUs without --yes.
 On CPUs as many runs as there are cores go side by side, one thread each: a second core speeds up one small run by a
 quarter only. On GPUs a run takes all of them, or with --processes its share.
 Rerunning the same command resumes where the last one stopped.
@@ -27,12 +28,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plstm.errors import UserError, run_script
 from plstm.files import write_file
+from plstm.runs.compose import from_file
 from plstm.runs.identity import OUTSIDE_ID
 from plstm.studies import sweeps
 from plstm.studies.definitions import TableDefinition, load_table
 from plstm.studies.figures import draw_table
+from plstm.studies.plans import planned_config
 from plstm.studies.records import Hardware, read_records
 from plstm.studies.tables import render_table, text_table
+from plstm.tasks import TASKS
+from plstm.training.flops import MANY_HOURS
 from scripts.common import Parser, machine_folder, positive
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,6 +50,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("table", help="a file of configs/study, without .yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides for every run")
     parser.add_argument("--dry-run", action="store_true", help="list the runs and stop")
+    parser.add_argument("--yes", action="store_true", help="start runs of over 12 hours on CPUs, too")
     parser.add_argument("--max-runs", type=positive, help="start at most this many processes")
     parser.add_argument("--processes", type=positive, help="how many run side by side (a core each; on GPUs 1)")
     parser.add_argument("--sections", metavar="A,B", help="only these sections of the table")
@@ -109,6 +115,23 @@ def place(jobs: int, processes: int | None, hardware: Hardware) -> list[dict[str
     share = devices // count
     own = (",".join(visible[n * share : (n + 1) * share]) for n in range(count))
     return [{"CUDA_VISIBLE_DEVICES": each} | PLAIN_LINES for each in own]
+
+
+def check_cost(runs: Sequence[sweeps.PlannedRun]) -> None:
+    """Raises UserError for runs that take many hours each on this machine's CPU, by their operations."""
+    rows = {run.row.name: run for run in runs}
+    hours = {}
+    for name, run in rows.items():
+        settings = run.row.set | run.values
+        config = from_file(planned_config(run.row.experiment, run.row.variants, settings))
+        hours[name] = TASKS[config.task](config).cpu_hours()
+    most = max(hours.values(), default=0)
+    if most > MANY_HOURS:
+        total = sum(hours[run.row.name] for run in runs)
+        raise UserError(
+            f"about {total:,.0f} hours on this machine's CPU, up to {most:,.0f} a run, by the operations; add --yes to "
+            "start all the same"
+        )
 
 
 def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[sweeps.Job]:
@@ -245,6 +268,8 @@ def main() -> int:
     unfinished = list_jobs(table, arguments)
     if arguments.dry_run:
         return 0
+    if query_hardware()["platform"] == "cpu" and not arguments.yes:
+        check_cost([run for job in unfinished[: arguments.max_runs] for run in job.runs])
 
     def report() -> None:
         records = read_records(results)

@@ -48,6 +48,8 @@ def entry(tmp_path, monkeypatch, capsys):
     ("command", "line"),
     [
         ("", "experiment: choose one, such as experiment=arrow/plstm"),
+        ("seed=44 optim.peak_lr=1e-3", "experiment: choose one, such as experiment=arrow/plstm"),
+        ("-m seed=43,44", "experiment: choose one, such as experiment=arrow/plstm"),
         ("optim.peak_lrr=1e-3", "optim.peak_lrr: there is no such key; did you mean optim.peak_lr?"),
         ("optim.lr=1e-3", "optim.lr: there is no such key; did you mean optim.peak_lr?"),
         ("lr=1e-3", "lr: there is no such key; did you mean optim.peak_lr?"),

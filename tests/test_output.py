@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 
 import pytest
@@ -52,3 +53,10 @@ def test_errors_of_a_script_are_one_line_and_a_closed_output_is_none(capfd):
         with contextlib.redirect_stdout(None), pytest.raises(SystemExit, match="2"):  # None, as after >&-
             run_script(lambda: fail(error))  # noqa: B023
         assert capfd.readouterr().err == f"error: {words}\n"
+
+
+def test_characters_that_an_encoding_lacks_are_escaped():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    with contextlib.redirect_stdout(stream), lasting_output():
+        print("✓ \udcff ü")
+    assert stream.buffer.getvalue() == b"\\u2713 \\udcff \xfc\n"

@@ -8,6 +8,7 @@ import pytest
 
 from plstm.studies.records import read_curve, record_problems
 from tests.commands import begin, call, end, one_error, paths, read_metrics, record_of, run_folder, steps_of
+from tests.wandb_files import assert_complete, summary
 
 TINY = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.epochs=2", "loop.eval_splits=[val]", "loop.eval_every=4"]
 PLSTM = [*TINY, "experiment=arrow/plstm"]
@@ -16,7 +17,7 @@ PLSTM = [*TINY, "experiment=arrow/plstm"]
 @pytest.fixture(scope="module")
 def finished(train, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
-    train(folder, *PLSTM)
+    train(folder, *PLSTM, "logger.mode=offline")
     return folder
 
 
@@ -36,20 +37,32 @@ def test_a_run_leaves_its_record_curve_and_pictures(finished):
     assert record_problems(record, results) == []
 
 
+def test_wandb_gets_all_of_it_and_no_panel_has_the_name_of_a_run(finished):
+    assert_complete(run_folder(finished), record_of(finished), pictures={"samples", "gating"})
+
+
 def test_eval_prints_the_digits_of_the_end_of_training_and_of_the_best_step(finished):
-    _, *lines = call("eval.py", f"run={run_folder(finished).name[:6]}", *paths(finished)).splitlines()
+    run = run_folder(finished)
+    logged = summary(run)
+    _, *lines = call("eval.py", f"run={run.name[:6]}", *paths(finished)).splitlines()
     assert len(lines) == 4
     for line in lines:
         split, _, loss, _, accuracy, *_ = line.split()
         values = record_of(finished).metrics["last"][split]
         assert (loss, accuracy) == (f"{values['loss']:.6f}", f"{values['accuracy']:.6f}")
+    added = {key: value for key, value in summary(run).items() if key.startswith("eval/")}
+    assert added["eval/test/accuracy"] == logged["final/test/accuracy"] and added["eval/test/step"] == 16
+    kept = {key: value for key, value in logged.items() if key.startswith(("final/", "train/", "val/"))}
+    assert kept.items() <= summary(run).items(), "an upload of this part replaces the summary"
     best = record_of(finished).metrics["best"]
-    arguments = [f"run={run_folder(finished)}", "checkpoint=best", "data.split=val", "figures=true", *paths(finished)]
+    arguments = [f"run={run}", "checkpoint=best", "data.split=val", "figures=true", "logger.mode=disabled"]
+    arguments += paths(finished)
     header, line, *pictures = call("eval.py", *arguments).splitlines()
     assert pictures and all("-best-val-" in path and Path(path).is_file() for path in pictures)
-    assert {Path(path).parent for path in pictures} == {run_folder(finished) / "figures"}
+    assert {Path(path).parent for path in pictures} == {run / "figures"}
     assert header.endswith(f"step {best['step']:,}")
     assert f"loss {best['val']['loss']:.6f}  accuracy {best['val']['accuracy']:.6f}" in line
+    assert added.items() <= summary(run).items(), "nothing was logged where W&B is off"
 
 
 def test_probes_of_the_run_start_from_its_test_accuracy(finished):

@@ -46,8 +46,6 @@ def run_entry(main: Callable[[], Any], schema: type) -> None:
 
 def check_command(words: Sequence[str], schema: type) -> None:
     """Raises UserError for words that start no run, or a sweep of which one job has a bad config."""
-    if not words and schema is Config:
-        raise UserError("experiment: choose one, such as experiment=arrow/plstm; python train.py --help lists them")
     parser = get_args_parser()
     parser.allow_abbrev = False
     parser.error = _refuse
@@ -61,6 +59,9 @@ def check_command(words: Sequence[str], schema: type) -> None:
     overrides = parse_overrides(flags.overrides, schema)
     if not flags.cfg:
         check_jobs(overrides, schema, flags.multirun)
+        chosen = {override.key_or_group for override in overrides}
+        if schema is Config and not chosen & {"experiment", "model", "data", "debug"}:
+            raise UserError("experiment: choose one, such as experiment=arrow/plstm; python train.py --help lists them")
 
 
 def _refuse(message: str) -> NoReturn:

@@ -99,6 +99,14 @@ def load_config(folder: Path) -> Config:
         raise UserError(f"{path}: not the config of a run ({str(error).splitlines()[0]})") from error
 
 
+def load_overrides(folder: Path) -> list[str]:
+    """The overrides that the run in `folder` was started with; none where they cannot be read."""
+    try:
+        return [str(word) for word in yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text()) or []]
+    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        return []
+
+
 def open_checkpoint(folder: Path, config: Config, which: str, key: str = "checkpoint") -> tuple[Checkpoints, int]:
     """The checkpoints of a run, and the step of its "last" or "best". Raises UserError where there is none."""
     loop = config.loop

@@ -68,7 +68,7 @@ def _check_choice(override: Override) -> None:
         if name not in (*known, "null"):
             listed = f"there are {', '.join(known)}" if len(known) <= FEW else f"they are the files of configs/{group}"
             close = did_you_mean(name, known)
-            raise UserError(f"{group}={name[:200]}: there is no such choice{close}; {listed}")
+            raise UserError(f"{group}={name[:200]}: there is no such choice{close} ({listed})")
 
 
 def each_word(override: Override) -> list[str]:

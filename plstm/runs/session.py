@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -16,6 +17,7 @@ from plstm.tasks import TASKS, Task
 from plstm.tasks.programs import compile_programs
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
 from plstm.training.environment import describe_environment
+from plstm.training.flops import MANY_HOURS
 from plstm.training.plan import Plan
 from plstm.training.processes import Interrupt, SharedSignal, is_main, log_main
 from plstm.training.progress import MetricAverager, Progress, banner, print_plain
@@ -52,9 +54,13 @@ class Session:
         # -------------------------------------------------------- data
         loop = config.loop
         self.task = task = TASKS[config.task](config)
+        self.plan = task.plan()
+        if jax.default_backend() == "cpu" and (hours := task.cpu_hours()) > MANY_HOURS:
+            log_main(
+                f"warning: about {hours:,.0f} hours on this machine's CPU, by the operations; debug=smoke tries it out"
+            )
         self.splits = {name: task.split(name) for name in dict.fromkeys([*loop.eval_splits, *loop.final_splits])}
         self.probe = self.splits[loop.eval_splits[0]].first(PROBED * jax.process_count())
-        self.plan = task.plan()
         self.programs = compile_programs(task, self.plan)
         layout = self.programs.layout
         self.batches = task.batches(layout)
@@ -63,6 +69,7 @@ class Session:
         init_key, _, self.step_key = (jax.random.fold_in(jax.random.key(config.seed), n) for n in range(3))
         state = init_state(task.build_model(init_key), self.programs.optimizer)[1]
         self.state = layout.place_state(state)
+        self.parameters = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
 
         # -------------------------------------------------------- restore: the first of these that is there
         # 1. the last undamaged checkpoint of this run, 2. the weights of the run to fine-tune, 3. the state just drawn
@@ -88,7 +95,8 @@ class Session:
         self._signal = SharedSignal(layout)
         if is_main():  # from here on nothing refuses the run
             write_config(folder, config, overrides)
-        self.tracker = _open_tracker(config, folder, long_name(self.name, overrides))
+        mode = config.logger.mode if is_main() else "disabled"
+        self.tracker = open_tracker(mode, task, folder, overrides, self.run.environment, self.parameters)
 
     # ------------------------------------------------------------------ in the loop
     def log(self, metrics: StepMetrics) -> None:
@@ -166,16 +174,21 @@ class Session:
         self.tracker.log(self.metrics.write(self.run.step, self.run.step / self.plan.steps_per_epoch, split, values))
 
 
-def _open_tracker(config: Config, folder: Path, name: str) -> Tracker:
+def open_tracker(
+    mode: str, task: Task, folder: Path, overrides: Sequence[str], environment: dict[str, Any], parameters: int
+) -> Tracker:
+    """The W&B run of a run in `folder`, trained with these overrides in this environment; mode: as of `Tracker`."""
+    config = task.config
+    facts = {"parameters": parameters, "flops_per_example": task.flops(), **environment}
     return Tracker(
-        config.logger.mode if is_main() else "disabled",
+        mode,
         id=folder.name,
         dir=str(folder),
-        name=name,
+        name=long_name(run_name(config), overrides),
         group=config.experiment,
         job_type="train",
         tags=[*config.experiment.split("/"), *variant_names(config), f"seed {config.seed}"],
-        config=plain_config(config),
+        config=plain_config(config) | facts,
         project=config.logger.project,
         entity=config.logger.entity,
     )

@@ -13,9 +13,10 @@ from omegaconf import DictConfig
 
 from plstm.config import Config, LoopConfig
 from plstm.errors import UserError
+from plstm.files import core_count
 from plstm.limits import Root, Workers
 from plstm.models import build_model
-from plstm.training.flops import forward_flops
+from plstm.training.flops import CPU_RATE, forward_flops
 from plstm.training.meshes import Layout
 from plstm.training.plan import Plan
 from plstm.training.steps import Batch, Batches, Metrics, Split
@@ -116,6 +117,14 @@ class Task:
     def flops(self) -> int | None:
         """Operations of one example's forward pass; None if not implemented for the model."""
         return forward_flops(self.config.model)
+
+    def cpu_hours(self) -> float:
+        """What the training takes on this machine's CPU cores, by its operations; 0 where nobody counted them."""
+        flops = self.flops()
+        if flops is None:
+            return 0.0
+        plan = self.plan()
+        return 3 * flops * plan.steps * plan.examples_per_step / (CPU_RATE * core_count()) / 3600
 
     def logits(self, model: nnx.Module, batch: Batch) -> jax.Array:
         """A deterministic pass: float32 [batch, ...]. Traced."""

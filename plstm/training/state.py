@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import statistics
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -10,6 +11,7 @@ from typing import Any, Self
 
 from plstm.config import LoopConfig
 from plstm.errors import UserError
+from plstm.training.tracking import named_values
 
 Found = dict[str, dict[str, float]]  # split -> metric -> value
 
@@ -56,6 +58,16 @@ class RunState:
         reached = found.get(loop.eval_splits[0], {}).get(metric, -math.inf)
         if loop.stop_at is not None and reached >= loop.stop_at:
             self.steps = self.step
+
+    def summary(self, metric: str) -> dict[str, float]:
+        """W&B's summary of the run: the last value of each metric, those of `metric` at the end, speed and time."""
+        values: dict[str, float] = {}
+        for line in self.lines:
+            values |= named_values(line)
+        final = {f"final/{split}/{metric}": found[metric] for split, found in (self.final or {}).items()}
+        speeds = [line["examples_per_second"] for line in self.lines if "examples_per_second" in line]
+        speed = {"examples_per_second": statistics.median(speeds)} if speeds else {}
+        return values | final | speed | {"wall_seconds": self.seconds}
 
     def _is_best(self, found: Found, loop: LoopConfig, metric: str) -> bool:
         """Ties are broken by loop.best_tie."""

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -72,12 +72,14 @@ class Tracker:
 
     def log(self, line: Mapping) -> None:
         """Logs a line of `metrics.jsonl`, as {"train/loss": 0.61, ..., "epoch": 0.26}; steps must not decrease."""
-        values = {name: line[name] for name in line if name not in ("step", "epoch", "split", "count")}
-        row = {f"{line['split']}/{name}": value for name, value in values.items() if value is not None}
-        self._log(lambda: row | {"epoch": line["epoch"]}, line["step"])
+        self._log(lambda: named_values(line) | {"epoch": line["epoch"]}, line["step"])
 
     def image(self, name: str, path: str | Path, step: int) -> None:
         self._log(lambda: {name: _client().Image(str(path))}, step)
+
+    def table(self, name: str, frame: Any) -> None:
+        """Logs a pandas frame."""
+        self._log(lambda: {name: _client().Table(dataframe=frame)}, 0)
 
     def _log(self, make_row: Callable[[], dict], step: int) -> None:
         # A server drops rows of steps that it has had, and a resumed run may log some again: online W&B counts rows,
@@ -104,6 +106,12 @@ class Tracker:
             print(f"W&B: could not {action} ({reason}); training continues", file=sys.stderr, flush=True)
             with contextlib.suppress(Exception):
                 _client().teardown()  # a client left half alive complains when the process ends
+
+
+def named_values(line: Mapping) -> dict[str, float]:
+    """The metrics of a line of `metrics.jsonl` as W&B has them, {"train/loss": 0.61, ...}; null ones are left out."""
+    values = {name: line[name] for name in line if name not in ("step", "epoch", "split", "count")}
+    return {f"{line['split']}/{name}": value for name, value in values.items() if value is not None}
 
 
 def long_name(name: str, overrides: Sequence[str]) -> str:
@@ -158,6 +166,10 @@ def _start_client(mode: str, **arguments):
     run = wandb.init(settings=settings, mode=mode, resume="allow", **arguments)
     run.define_metric("*", step_metric="step")
     if mode == "offline":
-        files = f"{shlex.quote(f'{folder}/offline-run-')}*"
-        print(f"W&B: offline; to upload:\n  wandb sync {files}", file=sys.stderr, flush=True)
+        _offer_upload(folder)
     return run
+
+
+@cache
+def _offer_upload(folder: Path) -> None:
+    print(f"W&B: offline; to upload: wandb sync {shlex.quote(str(folder))}", file=sys.stderr, flush=True)

@@ -37,9 +37,7 @@ def test_the_local_config_of_the_readme_is_taken_where_nothing_is_given(tmp_path
     for config in (*trainings.values(), evaluation):
         assert (config.data.root, config.data.workers) == ("/scratch/data", 2)
         assert config.paths.runs == "/scratch/runs"
-        own_mode = getattr(config, "task", None) in ("graphs", "tokens")  # their experiments say "disabled"
-        mode = "disabled" if own_mode else "online"
-        assert (config.logger.mode, config.logger.entity) == (mode, "my-team")
+        assert (config.logger.mode, config.logger.entity) == ("online", "my-team")
     assert (own.data.root, own.paths.runs, own.logger.mode) == ("there", "here", "disabled")
     for name, config in trainings.items():
         assert config != without[name] and run_id(config) == run_id(without[name])

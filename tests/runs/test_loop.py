@@ -2,9 +2,12 @@
 
 import itertools
 import json
+import re
 import signal
 from types import SimpleNamespace
+from unittest.mock import Mock
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -71,6 +74,27 @@ def test_a_record_names_the_commits_and_machines_of_all_sessions(start, config, 
         start()
     path.write_text("")  # an empty file is no record of a finished run: it is written again
     assert start().metrics == record.metrics and len(read_records(tmp_path / "results")) == 1
+
+
+def test_pictures_that_cannot_be_drawn_cost_no_record(start, config, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train, "draw_run", Mock(side_effect=RuntimeError("no LaTeX\nat all")))
+    record = start()
+    assert read_records(tmp_path / "results") == [record]
+    assert "figures: pictures could not be drawn (RuntimeError: no LaTeX)\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("backend", "experiment"), [("cpu", "arrow"), ("gpu", "arrow"), ("cpu", "arrow_48")])
+def test_a_cpu_s_day_of_training_is_announced_before_the_data(
+    composed, tmp_path, monkeypatch, capsys, backend, experiment
+):
+    config = to_config(composed(f"experiment={experiment}/plstm", "logger.mode=disabled", *paths(tmp_path)))
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(TASKS["arrow"], "split", Mock(side_effect=UserError("no data")))
+    with pytest.raises(UserError, match="no data"), Interrupt() as interrupt:
+        train.start(config, [], interrupt)
+    is_long = (backend, experiment) == ("cpu", "arrow")
+    said = capsys.readouterr().out
+    assert re.fullmatch(r"warning: about [\d,]+ hours on this machine's CPU, .*\n" if is_long else "", said)
 
 
 def test_the_host_reads_from_the_device_at_log_points_only(start, config, monkeypatch):

@@ -1,3 +1,4 @@
+import matplotlib
 import numpy as np
 import pytest
 from flax import nnx
@@ -39,6 +40,21 @@ def test_samples_show_prediction_and_correctness(drawn, tmp_path):
     titles = [*(f"val {n}" for n in range(6)), "test 0", "test 1"]
     assert [text for text in texts if text.startswith(("val", "test"))] == titles
     assert (pixels(png) == 0).all(-1).mean() > 0.01
+
+
+def test_a_matplotlibrc_changes_nothing(tmp_path, monkeypatch):
+    samples = {"val": (np.zeros((1, 48, 48, 1), np.uint8), {"label": [0], "mask": np.ones(1, bool)}, np.zeros((1, 2)))}
+    (usual,) = draw_samples(samples, ("past", "at"), tmp_path / "usual.png")
+    for key, value in {
+        "text.usetex": True,
+        "figure.facecolor": "red",
+        "savefig.dpi": 20,
+        "font.family": "serif",
+    }.items():
+        monkeypatch.setitem(matplotlib.rcParams, key, value)
+    (png,) = draw_samples(samples, ("past", "at"), tmp_path / "samples.png")
+    assert png.read_bytes() == usual.read_bytes()
+    assert matplotlib.rcParams["text.usetex"], "the user's settings are as they were"
 
 
 def test_gating_shows_sign_scale_and_source(drawn, tmp_path, monkeypatch):

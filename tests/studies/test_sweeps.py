@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -151,6 +152,21 @@ def test_dry_run_lists_every_run(add, tmp_path):
     add(wall_seconds=7200.0, hardware=describe_environment(ROOT)["hardware"])
     total = run_script("run_table", "arrow", "--dry-run", "--results", tmp_path).stdout.splitlines()[-1]
     assert f"{PLANNED - 1} to run, about 28.00 h for 14 of them, going by finished runs on this hardware" in total
+
+
+def test_runs_of_days_on_a_cpu_take_a_yes(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_table, "query_hardware", lambda: describe_environment(ROOT)["hardware"])
+    started = Mock(return_value=[])
+    monkeypatch.setattr(run_table, "execute", started)
+    options = ["--results", tmp_path / "results", "--runs", tmp_path / "runs"]
+    done = run_script("run_table", "arrow", "--seeds", "43", *options)
+    assert done.returncode == 2 and not started.called
+    assert re.fullmatch(
+        r"error: about [\d,]+ hours on this machine's CPU, up to \d+ a run, .*add --yes .*\n", done.stderr
+    )
+    for command in (["arrow", "--yes", "logger.mode=disabled"], ["arrow-demo"], ["graphs", "--seeds", "43"]):
+        assert run_script("run_table", *command, *options).returncode == 0
+    assert started.call_count == 3
 
 
 @pytest.mark.parametrize(

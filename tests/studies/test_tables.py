@@ -8,6 +8,7 @@ from plstm.studies.definitions import load_table
 from plstm.studies.records import read_records, record_path
 from plstm.studies.sweeps import planned_runs, t_interval
 from plstm.studies.tables import DASH, text_table
+from tests.wandb_files import history
 
 from .conftest import ROOT, TABLES, edit_line, lines_of, long_values, rendered, run_script
 
@@ -132,6 +133,19 @@ def test_costs_stand_in_the_table_that_asks_for_them(add, tmp_path):
     add(experiment="imagenet/plstm", table=full.name)
     cells = [cell for _, cell in cells_of(rendered(full, tmp_path)["table.md"], "DeiT-T (Touvron et al., 2021)")]
     assert cells[1:] == [DASH, "6M", "1.3G", DASH, "72.2", DASH]
+
+
+def test_script_logs_a_table_to_wandb(add, tmp_path):
+    add()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "runs").rename(tmp_path / "results/runs")
+    done = run_script("make_tables", "--results", tmp_path / "results", "arrow", "--wandb")
+    assert done.returncode == 0 and "offline" in done.stderr
+    row = {key: value for row in history(tmp_path / "outputs") for key, value in row.items()}
+    logged = json.loads((tmp_path / "outputs/wandb/latest-run/files" / row["table/path"]).read_text())
+    lines = [dict(zip(logged["columns"], line, strict=True)) for line in logged["data"]]
+    (mean,) = [line for line in lines if (line["row"], line["seed"]) == ("pLSTM", "mean")]
+    assert mean["test"] == 0.97 and mean["wall_seconds"] == 3600
 
 
 def test_script_writes_what_check_accepts_and_reports_bad_input_in_one_line(add, tmp_path):

@@ -3,8 +3,8 @@
 import json
 import math
 import os
+import shlex
 import socket
-import subprocess
 import textwrap
 from pathlib import Path
 from unittest.mock import Mock
@@ -18,8 +18,9 @@ from plstm.training import tracking
 from plstm.training.tracking import MetricsWriter, Tracker, long_name
 from tests.commands import begin, end, read_metrics
 from tests.wandb_files import has_ended, history
+from tests.wandb_server import wandb_server
 
-RUN = dict(id="0123abcd", name="arrow-plstm-s43", group="arrow", job_type="train", tags=["small"])
+RUN = dict(id="0123abcd", name="arrow-plstm-s43", group="arrow", job_type="train", tags=["small"], project="plstm")
 
 
 def lines_until(step: int) -> list[dict]:
@@ -111,9 +112,7 @@ def test_offline_run_holds_what_was_logged_and_no_secret(tmp_path):
     secrets = {"PLANTED_TOKEN": "planted-environment", "WANDB_API_KEY": "planted-key-" + "0" * 40}
     output, errors = run_script(folder, script, "--password=planted-argument", **secrets)
     assert output == "console line\n"
-    said = f"  wandb sync '{folder}/wandb/offline-run-'*"
-    assert errors.splitlines() == ["W&B: offline; to upload:", said]
-    assert subprocess.run(["bash", "-c", f"ls -d {said.split('sync ')[1]}"], capture_output=True).returncode == 0
+    assert errors == f"W&B: offline; to upload: wandb sync '{folder}/wandb'\n"
     rows = history(folder)
     assert [row["_step"] for row in rows] == [1, 2] and has_ended(folder)
     assert [row["train/loss"] for row in rows] == [1.4375, 2.4375]
@@ -126,6 +125,44 @@ def test_offline_run_holds_what_was_logged_and_no_secret(tmp_path):
         for unwanted in (b"planted", b"PLANTED_TOKEN", b"console line", b"--password"):
             assert unwanted not in content, f"{unwanted} is in {path}"
     assert {path.suffix for path in files} == {".wandb", ".log", ".png"}, "no code, requirements or metadata"
+
+
+def test_the_offered_command_uploads_a_run_and_its_later_parts_and_one_of_a_sweep(tmp_path):
+    script = """
+        import sys
+        tracker = start("offline")
+        step = int(sys.argv[1])
+        tracker.log({"step": step, "epoch": 0.5 * step, "split": "train", "loss": 0.25 * step})
+        tracker.image("gating", folder + "/gating.png", step)
+        tracker.summary({"last": step})
+        tracker.finish()
+    """
+    said = {}
+    for step, environment in ((1, {}), (2, {}), (3, {"WANDB_SWEEP_ID": "abcd1234"})):
+        place = tmp_path / ("of a sweep" if environment else "alone")
+        place.mkdir(exist_ok=True)
+        Image.new("L", (8, 8), 200).save(place / "gating.png")
+        said[run_script(place, script, str(step), **environment)[1]] = environment
+    with wandb_server() as server:
+        login = {"WANDB_BASE_URL": server.address, "WANDB_API_KEY": "0" * 40}
+        folders = [word for line in said for word in shlex.split(line.partition("to upload: wandb sync ")[2])]
+        end(begin("-m", "wandb", "sync", *folders, environment=os.environ | login))
+    assert len(said) == 2, "both parts of the first run offer the same"
+    run = server.runs.pop(RUN["id"])
+    about = {key: run.about[key] for key in ("displayName", "groupName", "jobType", "tags", "project")}
+    assert about == {
+        "displayName": RUN["name"],
+        "groupName": "arrow",
+        "jobType": "train",
+        "tags": ["small"],
+        "project": "plstm",
+    }
+    assert run.config["optim"] == {"peak_lr": 0.00123}
+    assert [(row["step"], row["train/loss"]) for row in run.history.values()] == [(1, 0.25), (2, 0.5)]
+    assert all(row["gating"]["path"] in server.uploads for row in run.history.values())
+    assert run.summary["last"] == 2
+    (swept,) = server.runs.values()  # under an id of W&B's
+    assert swept.about["sweep"] == "abcd1234" and [row["step"] for row in swept.history.values()] == [3]
 
 
 @pytest.mark.parametrize("listens", [False, True])
