@@ -124,5 +124,5 @@ def test_a_client_that_dies_changes_nothing(undisturbed, start, tmp_path):
     status, output = start(tmp_path, {"event": "evaluate", "count": 2, "to_client": True})
     assert status == 0 and "<evaluate>" in output, output
     said = [line for line in output.splitlines() if line.startswith("W&B: ")]
-    assert len(said) == 2 and said[-1].endswith("; training continues") and "Traceback" not in output
+    assert len(said) == 2 and said[-1].endswith("; the program continues") and "Traceback" not in output
     commands.assert_same_numbers(tmp_path, undisturbed)

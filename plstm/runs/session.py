@@ -12,7 +12,7 @@ from plstm.config import Config
 from plstm.errors import UserError
 from plstm.runs.finetuning import initial_weights
 from plstm.runs.folders import write_config
-from plstm.runs.identity import plain_config, run_name, variant_names
+from plstm.runs.identity import plain_config, run_id, run_name, variant_names
 from plstm.tasks import TASKS, Task
 from plstm.tasks.programs import compile_programs
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
@@ -182,7 +182,7 @@ def open_tracker(
     facts = {"parameters": parameters, "flops_per_example": task.flops(), **environment}
     return Tracker(
         mode,
-        id=folder.name,
+        id=run_id(config),
         dir=str(folder),
         name=long_name(run_name(config), overrides),
         group=config.experiment,

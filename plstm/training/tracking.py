@@ -103,7 +103,7 @@ class Tracker:
         except Exception as error:
             self._ended = True
             reason = f"{type(error).__name__}: {first_line(error)}"
-            print(f"W&B: could not {action} ({reason}); training continues", file=sys.stderr, flush=True)
+            print(f"W&B: could not {action} ({reason}); the program continues", file=sys.stderr, flush=True)
             with contextlib.suppress(Exception):
                 _client().teardown()  # a client left half alive complains when the process ends
 

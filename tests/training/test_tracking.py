@@ -182,7 +182,7 @@ def test_without_an_answer_one_line_ends_the_tracking_not_the_run(tmp_path, list
         output, errors = run_script(tmp_path, script, WANDB_BASE_URL=address, WANDB_API_KEY="0" * 40)
     assert output == "trained\n"
     (line,) = errors.splitlines()
-    assert line.startswith("W&B: could not start (CommError: ") and line.endswith("; training continues")
+    assert line.startswith("W&B: could not start (CommError: ") and line.endswith("; the program continues")
 
 
 def test_runs_of_a_sweep_have_names_of_their_own():
@@ -200,7 +200,7 @@ def test_first_failure_is_said_once_and_ends_the_calls(tmp_path, monkeypatch, ca
     tracker.summary({"best_accuracy": 0.5})
     tracker.finish()
     assert [name for name, *_ in run.method_calls] == ["log"]
-    assert capsys.readouterr().err == "W&B: could not log (RuntimeError: first line); training continues\n"
+    assert capsys.readouterr().err == "W&B: could not log (RuntimeError: first line); the program continues\n"
 
 
 @pytest.mark.parametrize(("mode", "counted"), [("online", {}), ("offline", {"step": 24})])
