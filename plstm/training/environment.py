@@ -60,7 +60,7 @@ def _describe_processor() -> dict[str, str]:
     """Its names, and the vector instructions that XLA may compile for, on which the rounding of sums depends."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
-    found = dict(re.findall(r"^(\w[\w ]*?)\s*: (.*)$", text, re.MULTILINE))
+    found: dict[str, str] = dict(re.findall(r"^(\w[\w ]*?)\s*: (.*)$", text, re.MULTILINE))
     flags = found.get("flags", found.get("Features", "")).split()
     return {
         "cpu_model": found.get("model name") or platform.processor() or platform.machine(),
