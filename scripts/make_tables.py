@@ -1,11 +1,12 @@
 """Write the tables and figures of results/<study>, and the generated numbers and blocks of all pages; --check names
 what is wrong.
 
---check names tables and pages that are stale, and metrics of records that differ from their curves; figures are not
-looked at, as another Matplotlib draws them otherwise. With names of studies, as in `python scripts/make_tables.py
---check arrow-48`, only these. Pages quote the repository's own results, and are left alone with others. --wandb also
-logs table.csv of each study to W&B as a wandb.Table, offline (in outputs/wandb) when nobody is logged in. Exit status:
-0, 1 if --check finds something, 2 if a record, a definition or a page is wrong.
+--check names tables and pages that are stale, metrics of records that differ from their curves, and kept weights that
+are damaged or of no record; figures are not looked at, as another Matplotlib draws them otherwise. With names of
+studies, as in `python scripts/make_tables.py --check arrow-48`, only these. Pages quote the repository's own results,
+and are left alone with others. --wandb also logs table.csv of each study to W&B as a wandb.Table, offline (in
+outputs/wandb) when nobody is logged in. Exit status: 0, 1 if --check finds something, 2 if a record, a definition or a
+page is wrong.
 """
 
 import io
@@ -24,6 +25,7 @@ from plstm.studies.documents import document_paths, document_problems, fill_docu
 from plstm.studies.figures import draw_table
 from plstm.studies.records import read_records, record_problems
 from plstm.studies.tables import render_table
+from plstm.studies.weights import weights_problems
 from plstm.training.tracking import Tracker
 from scripts.common import Parser, machine_folder
 
@@ -83,6 +85,7 @@ def main() -> int:
         problems += document_problems(path)
     if arguments.check and not arguments.names:
         problems += [problem for record in records for problem in record_problems(record, results)]
+        problems += weights_problems(tables, records, results)
     print("\n".join(problems) or f"{len(tables)} tables and {len(documents)} documents are up to date")
     return 1 if problems else 0
 

@@ -34,8 +34,9 @@ from plstm.studies import sweeps
 from plstm.studies.definitions import TableDefinition, load_table
 from plstm.studies.figures import draw_table
 from plstm.studies.plans import planned_config
-from plstm.studies.records import Hardware, read_records
+from plstm.studies.records import Hardware, Record, read_records
 from plstm.studies.tables import render_table, text_table
+from plstm.studies.weights import missing_weights
 from plstm.tasks import TASKS
 from plstm.training.flops import MANY_HOURS
 from scripts.common import Parser, machine_folder, positive
@@ -260,6 +261,15 @@ def _stop(children: list[subprocess.Popen]) -> None:
                 children.pop(0)
 
 
+def keep_weights(table: TableDefinition, records: Sequence[Record], arguments: argparse.Namespace) -> None:
+    """Writes the weights that the table keeps, of finished runs whose folder is here."""
+    for path, run in missing_weights(table, records, arguments.results).items():
+        if (arguments.runs / run).is_dir():  # in another process, as for `query_hardware`
+            command = [sys.executable, "scripts/export.py", str(arguments.runs.resolve() / run), str(path.resolve())]
+            if subprocess.run(command, cwd=ROOT).returncode:
+                raise UserError(f"the weights of run {run} are not kept")
+
+
 def main() -> int:
     arguments = parse_arguments()
     results = arguments.results
@@ -276,6 +286,7 @@ def main() -> int:
         files = render_table(table, records, results)
         for path, data in files.items():
             write_file(path, data)
+        keep_weights(table, records, arguments)
         if [*files, *draw_table(table, records, results)]:
             print(f"table and figures: {results / table.name}", flush=True)
 

@@ -56,7 +56,8 @@ from plstm.ops.grid import GridGates, plstm2d
 q, gate = jnp.ones((3, 5, 2)), jnp.full((4, 3, 5), 0.5)
 print(plstm2d(q, q, q, GridGates(*[gate] * 8), q[..., 0]).shape)
 model = build_model(VisionConfig(image_size=32, patch_size=8, dim=16, depth=2, heads=2, classes=3), 0)
-print(model(jnp.zeros((1, 32, 32, 3))).shape)
+plstm.save(model, "model.safetensors", class_names=["a", "b", "c"])
+print(plstm.load("model.safetensors")(jnp.zeros((1, 32, 32, 3))).shape)
 import data
 print(data.mine)
 """

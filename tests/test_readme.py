@@ -1,46 +1,50 @@
-"""The Python of README.md and docs/running.md, run as it stands there."""
+"""The Python of README.md and of the pages in docs, run as it stands there."""
 
 import re
+from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plstm.ops.dag import DagGates, plstm_dag_oracle
+import plstm
+from data.tokens import TASKS
 from tests.commands import ROOT
 
-
-def run(page: str, words: str, **arrays) -> dict:
-    """The names that a page's block with these words defines."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
-    (code,) = [code for code in blocks if words in code]
-    exec(code, arrays)
-    return arrays
+OWN_TEST = "docs/add-your-own.md"  # tests/test_add_your_own.py
+PAGES = [str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
-@pytest.fixture
-def draw():
-    """Function of a shape: numbers from 0 to 1, others each time."""
-    numbers = np.random.default_rng(0)
-    return lambda *shape: jnp.asarray(numbers.random(shape, np.float32))
+def run(page: str) -> dict:
+    """The names that a page's blocks define, run in order in one namespace."""
+    names = {}
+    for code in PYTHON.findall((ROOT / page).read_text(encoding="utf-8")):
+        exec(code, names)
+    return names
 
 
-def test_the_readme_s_five_lines_run():
-    hidden = run("README.md", "plstm2d")["hidden"]
-    assert hidden.shape == (12, 16, 32) and jnp.isfinite(hidden).all()
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    """The current folder: not the clone, as blocks write files, but with its results."""
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def test_the_grid_example_runs(draw):
-    gates = {name: draw(2, 4, 3, 5) for name in ("s_r", "s_d", "t_rl", "t_ru", "t_dl", "t_du", "m_l", "m_u")}
-    arrays = dict(q=draw(2, 3, 5, 6), k=draw(2, 3, 5, 6), v=draw(2, 3, 5, 4), direct=draw(2, 3, 5))
-    found = run("docs/running.md", "gating_matrix", **arrays, **gates)
-    assert found["hidden"].shape == (2, 3, 5, 4) and found["G"].shape == (2, 3, 5, 3, 5)
+def test_every_page_with_python_has_a_test():
+    pages = {page for page in PAGES if PYTHON.search((ROOT / page).read_text(encoding="utf-8"))}
+    assert pages == {"README.md", "docs/running.md", OWN_TEST}
 
 
-def test_the_graph_example_runs_and_is_the_recurrence(draw):
-    arrays = dict(q=draw(2, 5, 6), k=draw(2, 5, 6), v=draw(2, 5, 6), direct=draw(2, 5))
-    gates = dict(t=draw(2, 4), source=draw(2, 5), mark=draw(2, 5))
-    found = run("docs/running.md", "normalise_transitions", **arrays, **gates)
-    own = DagGates(gates["source"], found["transition"], gates["mark"])
-    expected = plstm_dag_oracle(arrays["q"], arrays["k"], arrays["v"], own, arrays["direct"], found["dag"])
-    np.testing.assert_allclose(found["hidden"], expected, atol=1e-5)
+def test_the_readme():
+    found = run("README.md")
+    assert found["mixed"].shape == (1, 12, 16, 64) and found["logits"].shape == (1, 2)
+    assert found["hidden"].shape == (12, 16, 32) and np.isfinite(found["hidden"]).all()
+    assert found["states"].tolist() == TASKS["s3"].answer(np.array([[1, 2, 4, 3]])).tolist()
+
+
+def test_fine_tuning(folder):
+    found = run("docs/running.md")
+    assert found["losses"][-1] < found["losses"][0] / 2
+    info = plstm.load(folder / "brighter.safetensors").info
+    assert info.class_names == ("no", "yes") and info.preprocessing.size == 32

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from plstm.errors import UserError, first_problem
-from plstm.studies.records import PRIMARY_METRIC, Strict
+from plstm.studies.records import PRIMARY_METRIC, RunId, Strict
 
 COSTS = ("parameters", "flops")  # of which the paper's words are shown
 WORDS = (*COSTS, "took_off")
@@ -115,6 +115,7 @@ class TableDefinition(Strict):
     baselines: str | None = None  # a path below the results folder
     chance: float | dict[str, float] | None = None  # or by section
     notes: list[str] = []
+    weights: dict[str, RunId] = {}  # of these runs results/weights has <name>.safetensors, name -> the run's id
     figure: Figure = Figure()
     percent: bool = False  # shows 100 times the metrics
     digits: int = 3  # after the point

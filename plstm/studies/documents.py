@@ -14,7 +14,8 @@ left out). Of a study's table.csv only chosen rows count, and without a seed the
     <!-- begin: NAME -->
     <!-- end -->
 
-hold what is generated whole: `table STUDY`, `claims STUDY...` of these studies' claims.yaml, and `index`. The `ours`
+hold what is generated whole: `table STUDY`, `weights STUDY`, `claims STUDY...` of these studies' claims.yaml, and
+`index`. The `ours`
 of a claim is text with titles of table.csv in braces: `{row=pLSTM metric=test} against {row=ViT metric=test}`.
 """
 
@@ -32,6 +33,9 @@ from typing import Any
 import yaml
 
 from plstm.errors import UserError
+from plstm.studies.definitions import load_table
+from plstm.studies.records import read_records
+from plstm.studies.weights import weights_path
 
 DEFINITION = re.compile(r'^\[([^\]\n]+)\]: (\S+) "(.*)"$', re.MULTILINE)
 BLOCK = re.compile(r"^<!-- begin: (.+) -->\n(?:(?!<!--)[^\n]*\n)*<!-- end -->$", re.MULTILINE)
@@ -197,4 +201,21 @@ def _index(_: list[Path], folder: Path) -> str:
     return "\n".join(rows)
 
 
-BLOCKS = {"table": _table, "claims": _claims, "index": _index}
+def _weights(studies: list[Path], folder: Path) -> str:
+    """One row for each file of weights that the study keeps, with what its last step has in the table's columns."""
+    (study,) = studies
+    results = study.parent
+    table = load_table(results.parent / "configs" / "study" / f"{study.name}.yaml")
+    columns = [column for column in table.columns if column.at == "last"]
+    records = {record.id: record for record in read_records(results)}
+    rows = [["Weights", "Run", *(column.title for column in columns)], ["---"] * (2 + len(columns))]
+    for name, run in table.weights.items():
+        if run in records:
+            path = weights_path(name, results)
+            found = (records[run].metric(column.split, column.metric) for column in columns)
+            cells = [f"[{path.stem}]({os.path.relpath(path, folder)})", records[run].name]
+            rows.append([*cells, *(f"{value * table.scale:.{table.digits}f}" for value in found)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+BLOCKS = {"table": _table, "claims": _claims, "index": _index, "weights": _weights}

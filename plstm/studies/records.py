@@ -21,6 +21,7 @@ PRIMARY_METRIC = "accuracy"  # of tables and figures that name no metric
 
 
 Metrics = dict[str, int | float | None]  # None: not finite
+RunId = Annotated[str, StringConstraints(pattern="^[0-9a-f]{12}$")]
 Time = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")]
 
 
@@ -78,7 +79,7 @@ class Record(Strict):
     """A finished run; the fields from `commit` to `jax_settings` are those of its last session."""
 
     format: Literal[3] = 3
-    id: Annotated[str, StringConstraints(pattern="^[0-9a-f]{12}$")]  # a hash of `config`, without its names
+    id: RunId  # a hash of `config`, without its names
     name: str
     experiment: str
     variant: str | None = None
