@@ -4,6 +4,7 @@ It takes the run's own config and the same code as the end of training, and so p
 Weights in a file: python eval.py weights=model.safetensors; a folder of class folders: data.folder=/path.
 """
 
+import sys
 from pathlib import Path
 
 import hydra
@@ -16,7 +17,7 @@ from plstm.config import Config, EvalConfig
 from plstm.errors import UserError
 from plstm.runs.cli import one_line_errors, run_entry
 from plstm.runs.compose import check, to_eval_config
-from plstm.runs.folders import find_run, load_overrides, open_checkpoint
+from plstm.runs.folders import find_run, load_overrides, lock_folder, open_checkpoint
 from plstm.runs.identity import run_name
 from plstm.runs.pictures import draw_run
 from plstm.runs.session import open_tracker
@@ -65,7 +66,12 @@ def print_metrics(options: EvalConfig) -> None:
             found[name] = evaluate(measure, weights, split, batch_size, place)
         print(f"{describe(name, found[name], digits=6)}  ({found[name]['count']:,} {task.unit})", flush=True)
     if options.weights is None and config.logger.mode != "disabled":
-        log_numbers(find_run(source, Path(options.paths.runs)), task, model, options, found)
+        folder = find_run(source, Path(options.paths.runs))
+        try:
+            with lock_folder(folder):  # a training logs into the same W&B run
+                log_numbers(folder, task, model, options, found)
+        except UserError as error:
+            print(f"W&B: nothing is logged ({error})", file=sys.stderr, flush=True)
     if options.figures:
         predict = make_predict(nnx.graphdef(model), task.logits)
         best = ["best"] if options.checkpoint == "best" else []

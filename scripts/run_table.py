@@ -4,7 +4,7 @@
     python scripts/run_table.py arrow --max-runs 2 logger.mode=offline      # W&B for every run; =disabled for none
     python scripts/run_table.py graphs --processes 2 --sections MUTAG       # two runs side by side
 
-A run of over 12 hours by its operations is not started on CPUs without --yes.
+On CPUs, runs that should take over 12 hours each, by their FLOPs, are started only with --yes.
 On CPUs as many runs as there are cores go side by side, one thread each: a second core speeds up one small run by a
 quarter only. On GPUs a run takes all of them, or with --processes its share.
 Rerunning the same command resumes where the last one stopped.
@@ -119,7 +119,7 @@ def place(jobs: int, processes: int | None, hardware: Hardware) -> list[dict[str
 
 
 def check_cost(runs: Sequence[sweeps.PlannedRun]) -> None:
-    """Raises UserError for runs that take many hours each on this machine's CPU, by their operations."""
+    """Raises UserError for runs of over MANY_HOURS each on this machine's CPU, by their FLOPs."""
     rows = {run.row.name: run for run in runs}
     hours = {}
     for name, run in rows.items():
@@ -130,8 +130,8 @@ def check_cost(runs: Sequence[sweeps.PlannedRun]) -> None:
     if most > MANY_HOURS:
         total = sum(hours[run.row.name] for run in runs)
         raise UserError(
-            f"about {total:,.0f} hours on this machine's CPU, up to {most:,.0f} a run, by the operations; add --yes to "
-            "start all the same"
+            f"about {total:,.0f} hours on this machine's CPU, up to {most:,.0f} a run, by their FLOPs; "
+            "--yes starts them"
         )
 
 

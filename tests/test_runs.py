@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from plstm.runs.folders import lock_folder
 from plstm.studies.records import read_curve, record_problems
 from tests.commands import begin, call, end, one_error, paths, read_metrics, record_of, run_folder, steps_of
 from tests.wandb_files import assert_complete, summary
@@ -55,14 +56,16 @@ def test_eval_prints_the_digits_of_the_end_of_training_and_of_the_best_step(fini
     kept = {key: value for key, value in logged.items() if key.startswith(("final/", "train/", "val/"))}
     assert kept.items() <= summary(run).items(), "an upload of this part replaces the summary"
     best = record_of(finished).metrics["best"]
-    arguments = [f"run={run}", "checkpoint=best", "data.split=val", "figures=true", "logger.mode=disabled"]
-    arguments += paths(finished)
-    header, line, *pictures = call("eval.py", *arguments).splitlines()
+    arguments = [f"run={run}", "checkpoint=best", "data.split=val", "figures=true", *paths(finished)]
+    with lock_folder(run):
+        output, errors = end(begin("eval.py", *arguments))
+    assert errors.startswith(f"W&B: nothing is logged ({run}: this run is being trained by another process")
+    header, line, *pictures = output.splitlines()
     assert pictures and all("-best-val-" in path and Path(path).is_file() for path in pictures)
     assert {Path(path).parent for path in pictures} == {run / "figures"}
     assert header.endswith(f"step {best['step']:,}")
     assert f"loss {best['val']['loss']:.6f}  accuracy {best['val']['accuracy']:.6f}" in line
-    assert added.items() <= summary(run).items(), "nothing was logged where W&B is off"
+    assert added.items() <= summary(run).items(), "a training would log into the same W&B run"
 
 
 def test_probes_of_the_run_start_from_its_test_accuracy(finished):

@@ -38,6 +38,7 @@ def test_eval_of_a_file_prints_what_eval_of_its_run_prints(trained):
     header, *numbers = call("eval.py", f"weights={trained}/model.safetensors").splitlines()
     assert header == f"arrow-plstm-s43 ({trained}/model.safetensors), step 8"
     assert numbers == call("eval.py", f"run={run_folder(trained)}").splitlines()[1:]
+    assert not (run_folder(trained) / "wandb").exists(), "this run is not in W&B"
     assert len(numbers) == 2
     assert call("eval.py", f"weights={trained}/model.safetensors", "data.split=test").splitlines()[1:] == numbers[1:]
 

@@ -57,7 +57,7 @@ class Session:
         self.plan = task.plan()
         if jax.default_backend() == "cpu" and (hours := task.cpu_hours()) > MANY_HOURS:
             log_main(
-                f"warning: about {hours:,.0f} hours on this machine's CPU, by the operations; debug=smoke tries it out"
+                f"warning: about {hours:,.0f} hours on this machine's CPU, by its FLOPs; debug=smoke takes a minute"
             )
         self.splits = {name: task.split(name) for name in dict.fromkeys([*loop.eval_splits, *loop.final_splits])}
         self.probe = self.splits[loop.eval_splits[0]].first(PROBED * jax.process_count())

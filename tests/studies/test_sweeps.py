@@ -162,7 +162,7 @@ def test_runs_of_days_on_a_cpu_take_a_yes(tmp_path, monkeypatch):
     done = run_script("run_table", "arrow", "--seeds", "43", *options)
     assert done.returncode == 2 and not started.called
     assert re.fullmatch(
-        r"error: about [\d,]+ hours on this machine's CPU, up to \d+ a run, .*add --yes .*\n", done.stderr
+        r"error: about [\d,]+ hours on this machine's CPU, up to \d+ a run, .*--yes starts them\n", done.stderr
     )
     for command in (["arrow", "--yes", "logger.mode=disabled"], ["arrow-demo"], ["graphs", "--seeds", "43"]):
         assert run_script("run_table", *command, *options).returncode == 0
