@@ -99,7 +99,9 @@ def test_a_command_line_is_refused_in_one_line(command, line):
         (["seed=${oc.env:\x1b[31mX}"], ["seed: ", r"\x1b"]),
         ([*TINY, "data.root=/nowhere/at/all"], ["data.root=/nowhere/at/all", "mkdir"]),
         ([*TINY, "data.generate=false", "data.train_images=255", "data.root=."], ["no data there; data.generate="]),
-        ([*TUNE], ["init_from: name the run to fine-tune, init_from=<its id or"]),
+        ([*TUNE], ["init_from: name the run or the .safetensors file to fine-tune"]),
+        (["experiment=folder/plstm"], ["data.path: name the folder of pictures, data.path=..."]),
+        (["data=folder", "data.path=/nowhere"], ["/nowhere: no such folder of images"]),
         ([*TUNE, "init_from=no-such"], ["init_from=no-such", "no such run"]),
         ([*TUNE, f"init_from={'a' * 300}"], ["init_from='aaa", "no such run"]),
         (  # before the data are asked for

@@ -60,11 +60,3 @@ def test_a_run_or_its_weights_are_fine_tuned_on_other_classes(train, trained, tm
     for number, source in enumerate((run_folder(trained), weights)):
         said = train(tmp_path / str(number), *TINY, "optim.epochs=2", f"data.path={other}", f"init_from={source}")
         assert "a new head, 2 -> 3 classes" in said
-
-
-def test_a_folder_that_will_not_do_is_one_line_and_leaves_nothing(pictures, tmp_path):
-    (tmp_path / "set/cat").mkdir(parents=True)
-    for path, words in ((tmp_path / "set", "has one class, cat"), (tmp_path / "none", "no such folder of images")):
-        error = one_error(call("train.py", *TINY, f"data.path={path}", *paths(tmp_path), status=2))
-        assert error.startswith(f"error: {path}: {words}")
-    assert not (tmp_path / "runs").exists()

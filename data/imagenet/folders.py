@@ -30,7 +30,7 @@ TOY = Path(__file__).with_name("TOY")  # twenty drawn pictures, which debug=smok
 # ---------------------------------------------------------------------- one folder
 @dataclass(eq=False, repr=False)
 class FolderSource(Sequence):
-    """Item i: {"image": the file's bytes, "label": int, "file_name": path under the folder}, sorted by path."""
+    """Item i: {"image": the file's bytes, "label": int, "file_name": its path}, sorted by path."""
 
     folder: Path
     files: list[tuple[str, int]]  # path under the folder, and label
@@ -41,11 +41,11 @@ class FolderSource(Sequence):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         name, label = self.files[index]
+        path = self.folder / name
         try:
-            return {"image": (self.folder / name).read_bytes(), "label": label, "file_name": name}
+            return {"image": path.read_bytes(), "label": label, "file_name": str(path)}
         except OSError as error:
-            why = first_line(error)
-            raise ReadError(f"{self.folder / name}: cannot be read ({why}); repair or remove it") from error
+            raise ReadError(f"{path}: cannot be read ({first_line(error)}); repair or remove it") from error
 
 
 def folder_source(path: str | os.PathLike, known: Sequence[str] | None = None) -> FolderSource:
