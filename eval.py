@@ -18,7 +18,7 @@ from plstm.errors import UserError
 from plstm.runs.cli import one_line_errors, run_entry
 from plstm.runs.compose import check, to_eval_config
 from plstm.runs.folders import find_run, load_overrides, lock_folder, open_checkpoint
-from plstm.runs.identity import run_name
+from plstm.runs.identity import ID_DIGITS, run_name
 from plstm.runs.pictures import draw_run
 from plstm.runs.session import open_tracker
 from plstm.runs.weights import config_of, from_checkpoint
@@ -77,7 +77,8 @@ def print_metrics(options: EvalConfig) -> None:
         best = ["best"] if options.checkpoint == "best" else []
         asked = [options.data.split] if options.data.split else []
         asked += [Path(options.data.folder).name] if options.data.folder else []
-        name = "-".join([run_name(config), model.info.run, *best, *asked])
+        weights_id = model.info.run or model.info.sha256[:ID_DIGITS]
+        name = "-".join([run_name(config), weights_id, *best, *asked])
         folder = WEIGHTS_FIGURES if options.weights else find_run(source, Path(options.paths.runs)) / "figures"
         for path in draw_run(task, model, predict, splits, folder, name):
             print(path)

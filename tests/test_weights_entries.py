@@ -9,7 +9,9 @@ from PIL import Image
 
 from data.arrow_pointing.builder import data_source
 from data.arrow_pointing.geometry import ArrowVariant
+from plstm.models.weights import read_info
 from plstm.runs.weights import from_checkpoint
+from plstm.studies.records import read_records
 from tests.commands import call, one_error, paths, run_folder
 
 TINY = ["debug=smoke", "experiment=arrow/plstm", "model.dim=16", "model.heads=2", "optim.epochs=1"]
@@ -70,6 +72,14 @@ def test_classify_prints_the_likeliest_classes(trained):
     assert list(shares) == [("away", "at")[n] for n in np.argsort(-expected)]
     of_run = call("scripts/classify.py", run_folder(trained).name[:6], picture, "--runs", trained / "runs").splitlines()
     assert of_run == [path, *rest]
+
+
+def test_a_training_starts_from_a_file(trained, tmp_path):
+    file = trained / "model.safetensors"
+    printed = call("train.py", *TINY, "seed=44", f"init_from={file}", *paths(tmp_path))
+    assert f"the weights of {file}" in printed
+    (record,) = read_records(tmp_path / "results")
+    assert record.config["init_from"] == read_info(file).sha256[:12] and str(trained) not in record.command
 
 
 def test_bad_input_is_named(trained, tmp_path):

@@ -15,8 +15,8 @@ left out). Of a study's table.csv only chosen rows count, and without a seed the
     <!-- end -->
 
 hold what is generated whole: `table STUDY`, `weights STUDY`, `claims STUDY...` of these studies' claims.yaml, and
-`index`. The `ours`
-of a claim is text with titles of table.csv in braces: `{row=pLSTM metric=test} against {row=ViT metric=test}`.
+`index`. The `ours` of a claim is text with titles of table.csv in braces: `{row=pLSTM metric=test} against {row=ViT
+metric=test}`.
 """
 
 import contextlib

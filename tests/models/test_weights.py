@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -24,6 +26,7 @@ from plstm.models import (
 )
 from plstm.models.weights import read_info, weights_digest
 from plstm.preprocessing import Preprocessing
+from tests.commands import ROOT
 from tests.models.vision_models import filled, tiny
 
 NAMES = ("cat", "dog", "für")
@@ -41,6 +44,11 @@ def file(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("weights") / "model.safetensors"
     plstm.save(filled(tiny()), path, class_names=NAMES, preprocessing=Preprocessing(16, 0.5))
     return path
+
+
+def test_importing_the_package_imports_no_jax():
+    code = "import sys, plstm; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 def test_a_model_made_in_python_is_loaded_as_it_was_saved(file):
