@@ -64,7 +64,7 @@ test-slow: $(READY) ## Run the slow tests
 	$(PY) -m pytest -m "slow and not gpu" $(TEST_PROCESSES) $(ARGS)
 
 .PHONY: test-gpu
-test-gpu: $(READY) ## Run the tests that need an accelerator
+test-gpu: $(READY) ## Run the tests that need an accelerator (ARGS=--on-cpu tries them without)
 	$(PY) -m pytest -m gpu $(ARGS)
 
 .PHONY: lint
@@ -93,6 +93,10 @@ verify: $(READY) ## Fail if tables or pages differ from the run records, or reco
 .PHONY: benchmark
 benchmark: $(READY) ## Measure on this machine (ARGS=operator, sequences, "steps arrow/plstm arrow/vit", data)
 	$(PY) scripts/benchmark.py $(ARGS)
+
+.PHONY: gpu
+gpu: $(READY) ## Test and measure on a GPU, in steps that resume (ARGS="--minutes 28", ARGS=--small tries it on a CPU)
+	@$(PY) scripts/gpu.py $(ARGS)
 
 .PHONY: gpu-report
 gpu-report: $(READY) ## Memory and collectives of training steps on GPUs, without one (after make setup EXTRA=gpu-report)

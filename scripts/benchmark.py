@@ -4,6 +4,7 @@
     python scripts/benchmark.py sequences                         # the sequence operators, beside attention
     python scripts/benchmark.py steps arrow/plstm arrow/vit "arrow/plstm model.remat=true"      # training steps
     python scripts/benchmark.py steps arrow/plstm --against /tmp/before     # a `git worktree` of an older commit
+    python scripts/benchmark.py step imagenet/plstm optim.batch_size=1024   # one training step alone, for GPUs
     python scripts/benchmark.py data                              # augmented views on one core
 
 Prints a line a form and writes results/benchmarks/<subject>-<backend>.json: every single time and its ratio to the
@@ -14,11 +15,12 @@ import argparse
 import itertools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,8 @@ from PIL import Image
 from data import decoding
 from data.augment.recipes import RECIPES
 from data.augment.views import augment, view_rng
-from plstm.errors import UserError, run_script
+from plstm.config import Config
+from plstm.errors import UserError, first_line, run_script
 from plstm.ops.delta_rule import gated_delta_rule
 from plstm.ops.grid import FORMS, STRUCTURES, GridGates, plstm2d
 from plstm.ops.grid.matrix import by_matrix
@@ -61,7 +64,7 @@ def compare(forms: Mapping[str, Callable[[], float]], repeats: int) -> dict[str,
     `over_first` is the median over the rounds of a form's time over the first form's.
     """
     rounds = [{name: measure() for name, measure in forms.items()} for _ in range(repeats + 1)][1:]
-    first = next(iter(forms))
+    first = next(iter(forms), None)
     found = {}
     for name in forms:
         seconds = [times[name] for times in rounds]
@@ -84,20 +87,37 @@ def compile_program(function: Any, arguments: tuple) -> tuple[Callable, Row]:
     return run, {"compile_seconds": seconds, "memory_bytes": planned_bytes(run)}
 
 
-def compare_operators(operators: Mapping[str, tuple[Callable, tuple]], repeats: int) -> Iterator[Row]:
-    """Rows of {name: (operator, arguments)}: output and gradients of every argument, for a cotangent of ones."""
+def forward(operator: Callable, *arguments: Any) -> Any:
+    return operator(*arguments)
 
-    def step(operator: Callable, *arguments: Any) -> Any:
-        output, backward = jax.vjp(operator, *arguments)
-        return output, backward(jnp.ones_like(output))
 
-    runs = {}
-    reports = {}
-    for name, (operator, arguments) in operators.items():
-        program, reports[name] = compile_program(partial(step, operator), arguments)
-        runs[name] = partial(wall_seconds, partial(program, *arguments))
-    for name, times in compare(runs, repeats).items():
-        yield {"form": name, **reports[name], **times}
+def both(operator: Callable, *arguments: Any) -> Any:
+    """Output and gradients of every argument, for a cotangent of ones."""
+    output, backward = jax.vjp(operator, *arguments)
+    return output, backward(jnp.ones_like(output))
+
+
+PASSES = {"forward": forward, "both": both}
+
+
+def compare_operators(
+    operators: Mapping[str, tuple[Callable, tuple]], passes: Sequence[str], repeats: int
+) -> Iterator[Row]:
+    """Rows of {name: (operator, arguments)} in each of `passes`; of a form that fails here, as where it takes more
+    memory than there is, the error."""
+    for one in passes:
+        runs = {}
+        reports = {}
+        for name, (operator, arguments) in operators.items():
+            try:
+                program, reports[name] = compile_program(partial(PASSES[one], operator), arguments)
+                jax.block_until_ready(program(*arguments))
+            except Exception as error:  # whatever a backend raises; the other forms are worth having
+                yield {"form": name, "passes": one, "error": first_line(error)}
+            else:
+                runs[name] = partial(wall_seconds, partial(program, *arguments))
+        for name, times in compare(runs, repeats).items():
+            yield {"form": name, "passes": one, **reports[name], **times}
 
 
 # ---------------------------------------------------------------------- operators
@@ -128,10 +148,11 @@ def measure_operator(options: argparse.Namespace) -> Iterator[Row]:
         for form in FORMS[structure]:
             if form != "cpu" or jax.default_backend() == "cpu":
                 forms[form] = partial(by_matrix, structure=structure, form=form)
-        forms["at once"] = partial(by_matrix, structure=structure, form="auto", chunks=1)
+        if jax.default_backend() == "cpu":  # others take no chunks
+            forms["at once"] = partial(by_matrix, structure=structure, form="auto", chunks=1)
         inputs = draw_operator_inputs(structure, grid, options.batch)
         chosen = {name: (form, inputs) for name, form in forms.items() if name in (options.forms or forms)}
-        for row in compare_operators(chosen, options.repeats):
+        for row in compare_operators(chosen, options.passes, options.repeats):
             yield {"structure": structure, "grid": grid, "batch": options.batch, **row}
 
 
@@ -182,7 +203,7 @@ def measure_sequences(options: argparse.Namespace) -> Iterator[Row]:
             forms["recurrent"] = (partial(CHUNKED[name], method="recurrent") if name in CHUNKED else slstm, inputs)
         if length <= options.attention_up_to:
             forms["attention"] = (attention, draw_sequence_inputs("attention", options.batch, 2, length, DIM))
-        for row in compare_operators(forms, options.repeats) if forms else ():
+        for row in compare_operators(forms, options.passes, options.repeats):
             yield {"operator": name, "length": length, **row}
 
 
@@ -226,10 +247,8 @@ def _ask(process: subprocess.Popen) -> float:
     return _read_answer(process)
 
 
-def serve(options: argparse.Namespace) -> None:
-    """Prints a report of the compiled step; then, for each line of standard input, the seconds of the fastest step."""
-    experiment, *overrides = options.experiment
-    config = compose_experiment(experiment, *overrides)
+def prepare_step(config: Config) -> tuple[Callable[[], None], Row]:
+    """A function that takes a training step and waits for it, and a report of the compiled step."""
     task = TASKS[config.task](config)
     programs = compile_programs(task, task.plan())
     state = programs.layout.place_state(init_state(task.build_model(0), programs.optimizer)[1])
@@ -243,15 +262,58 @@ def serve(options: argparse.Namespace) -> None:
         batch = next(task.batches(programs.layout).from_step(0))
     key = jax.random.key(0)
     step, report = compile_program(programs.step, (state, batch, key))
+
+    def take_step() -> None:
+        nonlocal state
+        state, _metrics = jax.block_until_ready(step(state, batch, key))
+
+    return take_step, report
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Prints a report of the compiled step; then, for each line of standard input, the seconds of the fastest step."""
+    experiment, *overrides = options.experiment
+    take_step, report = prepare_step(compose_experiment(experiment, *overrides))
     print(json.dumps(report), flush=True)
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
     for _ in sys.stdin:
         seconds = []
         for _ in range(STEPS):
             start = clock()
-            state, _metrics = jax.block_until_ready(step(state, batch, key))
+            take_step()
             seconds.append(clock() - start)
         print(min(seconds), flush=True)
+
+
+def measure_step(options: argparse.Namespace) -> Iterator[Row]:
+    """One training step alone: wall time, peak memory, operations as counted (three forward passes)."""
+    config = compose_experiment(options.experiment, *options.overrides)
+    take_step, report = prepare_step(config)
+    (times,) = compare({"step": partial(wall_seconds, take_step)}, options.repeats).values()
+    seconds = times["median_seconds"]
+    batch = config.optim.batch_size
+    flops = TASKS[config.task](config).flops()
+    memory = jax.devices()[0].memory_stats() or {}
+    yield {
+        "experiment": options.experiment,
+        "overrides": options.overrides,
+        "batch": batch,
+        **report,
+        "peak_bytes": memory.get("peak_bytes_in_use"),
+        "examples_per_second": batch / seconds,
+        "teraflops": flops and 3 * flops * batch / seconds * 1e-12,
+        "median_seconds": seconds,
+        "seconds": times["seconds"],
+    }
+
+
+def measure_device(options: argparse.Namespace) -> Iterator[Row]:
+    """What JAX finds here: its devices with their memory, and the driver."""
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    driver = subprocess.run(asked, capture_output=True, text=True).stdout if shutil.which(asked[0]) else ""
+    for device in jax.devices():
+        limit = (device.memory_stats() or {}).get("bytes_limit")  # JAX's pool, three quarters of the memory
+        yield {"device": device.device_kind, "pool_bytes": limit, "drivers": driver.splitlines()}
 
 
 # ---------------------------------------------------------------------- augmented views of ImageNet-like photographs
@@ -291,7 +353,14 @@ def measure_data(options: argparse.Namespace) -> Iterator[Row]:
 
 
 # ---------------------------------------------------------------------- the command line
-SUBJECTS = {"operator": measure_operator, "sequences": measure_sequences, "steps": measure_steps, "data": measure_data}
+SUBJECTS = {
+    "operator": measure_operator,
+    "sequences": measure_sequences,
+    "steps": measure_steps,
+    "step": measure_step,
+    "data": measure_data,
+    "device": measure_device,
+}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -311,6 +380,8 @@ def parse_arguments() -> argparse.Namespace:
     subjects["operator"].add_argument("--structures", choices=STRUCTURES, default=list(STRUCTURES), **several)
     subjects["operator"].add_argument("--forms", help="these alone, such as auto chunkwise", **several)
     subjects["operator"].add_argument("--batch", type=positive, default=8)
+    for name in ("operator", "sequences"):
+        subjects[name].add_argument("--passes", choices=PASSES, default=["both"], **several)
     subjects["sequences"].add_argument("--operators", choices=SEQUENCES, default=list(SEQUENCES), **several)
     subjects["sequences"].add_argument("--lengths", type=positive, default=[512, 2048, 8192], **several)
     subjects["sequences"].add_argument("--batch", type=positive, default=4)
@@ -318,6 +389,8 @@ def parse_arguments() -> argparse.Namespace:
         subjects["sequences"].add_argument(f"--{form}_up_to", type=positive, default=most, help="tokens")
     subjects["steps"].add_argument("experiments", help='"experiment key=value ...", one argument a form', **several)
     subjects["steps"].add_argument("--against", help="the folder of another checkout of this repository")
+    subjects["step"].add_argument("experiment", help="a file of configs/experiment")
+    subjects["step"].add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
     subjects["data"].add_argument("--images", type=positive, default=64)
     return parser.parse_args()
 

@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -88,13 +89,17 @@ def planned_jobs(table: TableDefinition, sections: str | None, seeds: str | None
 
 
 @functools.cache
-def query_hardware() -> Hardware:
+def query_environment() -> dict[str, Any]:
     """What a run started now would record; asked in another process, for JAX would hold on to a GPU."""
-    code = "import json, plstm.training.environment as e; print(json.dumps(e.describe_environment('.')['hardware']))"
+    code = "import json, plstm.training.environment as e; print(json.dumps(e.describe_environment('.')))"
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     if answer.returncode:
         raise UserError(f"JAX does not start on this machine: {answer.stderr.strip()[-200:]}")
     return json.loads(answer.stdout.splitlines()[-1])
+
+
+def query_hardware() -> Hardware:
+    return query_environment()["hardware"]
 
 
 def place(jobs: int, processes: int | None, hardware: Hardware) -> list[dict[str, str]]:

@@ -19,12 +19,16 @@ hypothesis.settings.register_profile("repo", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repo")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--on-cpu", action="store_true", help="run the tests marked gpu without an accelerator")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Sets JAX up here, where a conftest may have imported it already, and for the processes that tests start."""
     # Compiled code is good for one kind of processor only, and clones on shared disks are used from several.
     cache = ROOT / ".cache" / f"jax-{platform.node()}"
     settings = {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0.5}
-    if config.option.markexpr.startswith("not slow"):
+    if config.option.markexpr.startswith("not slow") or config.option.on_cpu:
         # A third less time, most of which is compilation. Slow tests optimize.
         settings["JAX_DISABLE_MOST_OPTIMIZATIONS"] = True
     if "gpu" not in config.option.markexpr.replace("not gpu", ""):

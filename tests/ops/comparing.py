@@ -34,20 +34,26 @@ def assert_close(actual, expected, tolerance):
         np.testing.assert_allclose(left / scale, right / scale, rtol=0, atol=tolerance, err_msg=str(path))
 
 
-def check(operator, oracle, arguments: dict, cotangent, tolerance):
-    expected = outputs_and_gradients(oracle, arguments, cotangent)
-    assert_close(outputs_and_gradients(operator, arguments, cotangent), expected, tolerance)
+def run_on(device, operator, arguments: dict, cotangent):
+    """`outputs_and_gradients` on a device; None: on the usual one."""
+    return outputs_and_gradients(operator, *jax.device_put((arguments, cotangent), device))
 
 
-def check_bfloat16(operator, oracle, arguments: dict, cotangent, tolerance):
-    """The operator with its queries, keys and values in bfloat16 and the gates in float32."""
+def check(operator, oracle, arguments: dict, cotangent, tolerance, device=None):
+    """device: the operator's; the oracle's is then a CPU."""
+    expected = run_on(device and jax.devices("cpu")[0], oracle, arguments, cotangent)
+    assert_close(run_on(device, operator, arguments, cotangent), expected, tolerance)
+
+
+def check_bfloat16(operator, oracle, arguments: dict, cotangent, tolerance, device=None):
+    """As `check`, the operator with its queries, keys and values in bfloat16 and the gates in float32."""
     half = arguments | {name: arguments[name].astype(jnp.bfloat16) for name in "qkv"}
-    actual = outputs_and_gradients(operator, half, cotangent)
+    actual = run_on(device, operator, half, cotangent)
     assert actual["output"].dtype == actual["gradients"]["k"].dtype == jnp.bfloat16
     gates = [leaf for name, tree in actual["gradients"].items() if name not in "qkv" for leaf in jax.tree.leaves(tree)]
     assert {gate.dtype for gate in gates} == {jnp.dtype("float32")}
     rounded = arguments | {name: half[name].astype(jnp.float32) for name in "qkv"}
-    assert_close(actual, outputs_and_gradients(oracle, rounded, cotangent), tolerance)
+    assert_close(actual, run_on(device and jax.devices("cpu")[0], oracle, rounded, cotangent), tolerance)
 
 
 def draw_transition(rng, shape, largest=1.0, special=0.4):

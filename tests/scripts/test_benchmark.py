@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
 from data import decoding
 from data.augment.recipes import RECIPES
+from plstm.runs.compose import compose_experiment
+from plstm.training.flops import forward_flops
 from scripts import benchmark
 from tests.commands import ROOT, call, call_here
 
@@ -30,6 +33,18 @@ def test_forms_take_turns_after_a_round_to_warm_up_and_ratios_are_within_rounds(
     assert calls == ["slow", "fast"] * 4
     assert found["slow"] == {"median_seconds": 4.0, "over_first": 1.0, "seconds": [2.0, 30.0, 4.0]}
     assert found["fast"]["over_first"] == 0.5
+
+
+def test_a_form_that_fails_leaves_its_error_and_the_others_are_timed():
+    def refuses(x):
+        raise ValueError("takes grids of at most 64 columns\nof any height")
+
+    forms = {"fused": (refuses, (1.0,)), "sine": (jnp.sin, (1.0,)), "zero": (jnp.zeros_like, (1.0,))}
+    rows = [*benchmark.compare_operators(forms, ["forward", "both"], 1)]
+    assert [(row["form"], row["passes"]) for row in rows] == [(f, p) for p in ("forward", "both") for f in forms]
+    assert [row["error"] for row in rows if row["form"] == "fused"] == ["takes grids of at most 64 columns"] * 2
+    assert all(row["median_seconds"] > 0 and row["memory_bytes"] > 0 for row in rows if row["form"] != "fused")
+    assert not [*benchmark.compare_operators({"fused": forms["fused"]}, ["both"], 1)][1:]
 
 
 @pytest.mark.parametrize(
@@ -75,6 +90,16 @@ def test_training_steps_are_compared_with_other_experiments_and_another_checkout
     assert [row["experiment"] for row in rows] == [cases[0], cases[0], cases[1], cases[1]]
     assert rows[0]["commit"] == rows[2]["commit"] == "here" and len(rows[1]["commit"]) == 40
     assert all(row["memory_bytes"] > 0 and row["compile_seconds"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_a_step_alone_is_timed_and_its_operations_are_counted(tmp_path):
+    small = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.batch_size=4"]
+    (row,) = measured(tmp_path / "x.json", "step", "arrow/vit", *small)
+    assert row["examples_per_second"] == pytest.approx(4 / row["median_seconds"])
+    operations = 3 * 4 * forward_flops(compose_experiment("arrow/vit", *small).model)
+    assert row["teraflops"] == pytest.approx(operations / row["median_seconds"] * 1e-12)
+    assert row["peak_bytes"] is None and row["memory_bytes"] > 0  # CPUs do not say
 
 
 def test_photographs_have_the_size_of_imagenet_s():
