@@ -4,10 +4,11 @@
     python scripts/gpu.py --small             # every step with small sizes, on a CPU too: to try it
 
 A step is a process of its own, of at most nine minutes. Its results are one JSON in <out>/<device>/steps, its output is
-in the folder logs beside it. A step with results is not repeated. One that failed leaves its error, and is
-tried again by the next command, after those that were not tried. A training that takes longer saves, and goes on in the
-next process. All results are in results/benchmarks/gpu-<device>.json, and records of trainings where they always are;
-those of --small stay in <out>. Nothing is downloaded. Exit status: 0, 1 if a step failed, 2 for bad input.
+in the folder logs beside it. A step with results is not repeated. One that failed leaves its error, and the next
+command tries it again, after those that were not tried. A training that takes longer saves and goes on in the next
+process. All results together are results/benchmarks/gpu-<device>.json, and records of trainings are where they always
+are; those of --small stay in <out>. Nothing is downloaded.
+Exit status: 0, 1 if a step failed, 2 for bad input, 130 if interrupted.
 """
 
 import contextlib
@@ -63,8 +64,8 @@ class Step(NamedTuple):
 def plan(sizes: Sizes, folder: Path, with_kernels: bool, paths: list[str]) -> Iterator[Step]:
     """The steps, the most telling first. folder: of their results; paths: where trainings keep theirs."""
 
-    def benchmark(name: str, minutes: float, *words: object, repeats: int = sizes.repeats) -> Step:
-        out = ["--repeats", str(repeats), "--out", str(folder / f"{name}.json")]
+    def benchmark(name: str, minutes: float, *words: object) -> Step:
+        out = ["--repeats", str(sizes.repeats), "--out", str(folder / f"{name}.json")]
         return Step(name, minutes, ["scripts/benchmark.py", *map(str, words), *out])
 
     def trainings(seed: int) -> Iterator[Step]:
@@ -75,19 +76,21 @@ def plan(sizes: Sizes, folder: Path, with_kernels: bool, paths: list[str]) -> It
     yield benchmark("device", 0.5, "device")
     for tests in ("operators", "models"):
         yield Step(f"test-{tests}", 5, ["-m", "pytest", "-q", "-m", "gpu", f"tests/gpu/test_{tests}.py", *sizes.tests])
-    forms = [("plstm", "parallel"), *[("plstm", "fused")] * with_kernels, ("vit", None)]
-    for side, batch, (model, method) in itertools.product(sizes.sides, sizes.batches, forms):
+    models = [("plstm", "parallel"), *[("plstm", "fused")] * with_kernels, ("vit", None)]
+    for side, batch, (model, method) in itertools.product(sizes.sides, sizes.batches, models):
         words = [f"imagenet/{model}", f"data.size={side}", f"optim.batch_size={batch}"]
         words += [f"model.method={method}"] if method else []
         name = "-".join(map(str, filter(None, ("step", model, side, batch, method))))
         yield benchmark(name, 1.5, "step", *words, *sizes.overrides)
     yield from trainings(sizes.seeds[0])
     passes = ["--passes", "forward", "both"]
+    forms = ["--forms", "chunkwise", "recurrent", "row_transfer", "single_path", "source_scan", "fused"]  # of GPUs
     for (grid, batch), structure in itertools.product(sizes.grids.items(), ("shared_incoming", "d_mode", "general")):
-        words = ["operator", "--grids", grid, "--batch", batch, "--structures", structure, *passes]
+        words = ["operator", "--grids", grid, "--batch", batch, "--structures", structure, *forms, *passes]
         yield benchmark(f"grid-{grid}-{structure}", 3, *words)
     for length in sizes.lengths:
-        yield benchmark(f"tokens-{length}", 4, "sequences", "--lengths", length, *passes)
+        up_to = ["--recurrent_up_to", length, "--attention_up_to", length]
+        yield benchmark(f"tokens-{length}", 4, "sequences", "--lengths", length, *up_to, *passes)
     for seed in sizes.seeds[1:]:
         yield from trainings(seed)
 
@@ -110,6 +113,7 @@ def run(step: Step, log: Path, minutes: float) -> dict[str, Any] | None:
                 child.send_signal(number)
         except KeyboardInterrupt:
             child.send_signal(signal.SIGINT)
+            child.wait()
             raise
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] or ["no output"]
     if child.returncode == 0:

@@ -8,7 +8,14 @@ def device(pytestconfig) -> jax.Device:
     found = jax.devices()[0]
     if found.platform == "cpu" and not pytestconfig.getoption("on_cpu"):
         pytest.skip("JAX finds no accelerator here; --on-cpu tries the test without")
-    with pytest.MonkeyPatch.context() as patch, jax.default_matmul_precision("highest"):
+    with pytest.MonkeyPatch.context() as patch:
         if found.platform == "cpu":
             patch.setattr(jax, "default_backend", lambda: "gpu")
         yield found
+
+
+@pytest.fixture
+def float32():
+    """Multiplies float32 in full, where GPUs take TF32."""
+    with jax.default_matmul_precision("highest"):
+        yield

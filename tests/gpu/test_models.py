@@ -18,7 +18,7 @@ from plstm.training.meshes import Layout, make_mesh
 from plstm.training.steps import named_leaves
 from tests.config.test_experiments import EXPERIMENTS
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("float32")]
 TOLERANCE = 1e-3  # of each gradient, relative to its own largest entry, at least NOISE of the largest of all
 NOISE = 1e-3  # gradients that are zero but for rounding
 SMALL = ["debug=smoke", "optim.batch_size=8"]

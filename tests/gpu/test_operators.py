@@ -1,7 +1,7 @@
 """Every form of every operator on an accelerator against the plain recurrence on the CPU: values and all gradients.
 
-Errors are relative to the largest entry of each array. Products are asked for in full float32, where a GPU would take
-TF32. `make test-gpu ARGS=--on-cpu` runs all but `fused` without an accelerator.
+Errors are relative to the largest entry of each array. `make test-gpu ARGS=--on-cpu` runs all but `fused` without an
+accelerator.
 """
 
 import functools
@@ -21,6 +21,7 @@ from tests.ops.comparing import check, check_bfloat16
 from tests.ops.test_grid import EXTREMES, STRUCTURE
 
 pytestmark = pytest.mark.gpu
+in_float32 = pytest.mark.usefixtures("float32")
 FLOAT32 = 1e-4
 LONG_FLOAT32 = 1e-3  # of chunks of the delta rule, of SSD and of state tracking, as on CPUs
 BFLOAT16 = 3e-2
@@ -41,12 +42,14 @@ def fast(device):
     return form
 
 
+@in_float32
 @pytest.mark.parametrize(("method", "kind"), [*itertools.product(grid.METHODS, STRUCTURE)])
 def test_grid_in_every_method(device, fast, method, kind):
     arguments, cotangent = test_grid.draw((2, 3, 5, 4), kind, jnp.float32)
     check(fast(method, kind), test_grid.oracle, arguments, cotangent, FLOAT32, device)
 
 
+@in_float32
 @pytest.mark.parametrize(("method", "kind", "shape"), [*itertools.product(FORMS, ["general", "d_mode"], RAGGED)])
 def test_grid_of_ragged_sizes(device, fast, method, kind, shape):
     arguments, cotangent = test_grid.draw(shape, kind, jnp.float32)
@@ -60,6 +63,7 @@ def test_grid_as_trained_in_bfloat16(device, fast, method, kind, shape):
     check_bfloat16(fast(method, kind), test_grid.oracle, arguments, cotangent, BFLOAT16, device)
 
 
+@in_float32
 @pytest.mark.parametrize("extreme", EXTREMES)
 @pytest.mark.parametrize(("method", "kind"), [*itertools.product(FORMS, ["general", "d_mode", "p_printed"])])
 def test_grid_at_extreme_gates(device, fast, method, kind, extreme):
@@ -67,6 +71,7 @@ def test_grid_at_extreme_gates(device, fast, method, kind, extreme):
     check(fast(method, kind), test_grid.oracle, arguments, cotangent, FLOAT32, device)
 
 
+@in_float32
 @pytest.mark.parametrize("name", test_dag.DAGS)
 @pytest.mark.parametrize("method", test_dag.METHODS)
 def test_dag_in_every_method(device, method, name):
@@ -75,6 +80,7 @@ def test_dag_in_every_method(device, method, name):
     check(test_dag.fast(dag, method), test_dag.oracle(dag), arguments, cotangent, FLOAT32, device)
 
 
+@in_float32
 @pytest.mark.parametrize("length", [21, 65])
 @pytest.mark.parametrize("method", ["chunkwise", "recurrent"])
 @pytest.mark.parametrize("operator", test_recurrences.DRAWS, ids=lambda operator: operator.__name__)
@@ -84,12 +90,14 @@ def test_recurrences_in_every_method(device, operator, method, length):
     check(forms[method][operator], forms["recurrent"][operator], arguments, cotangent, LONG_FLOAT32, device)
 
 
+@in_float32
 @pytest.mark.parametrize("method", ["parallel", "recurrent"])
 def test_sequences_in_every_method(device, method):
     form = functools.partial(plstm1d, method=method)
     check(form, test_sequence.recurrent, *test_sequence.draw(33), FLOAT32, device)
 
 
+@in_float32
 @pytest.mark.parametrize("length", [7, 65])
 @pytest.mark.parametrize("method", ["chunkwise", "recurrent"])
 def test_mlstm_in_every_method(device, method, length):
@@ -97,6 +105,7 @@ def test_mlstm_in_every_method(device, method, length):
     check(form, test_mlstm.recurrent, *test_mlstm.draw(length), FLOAT32, device)
 
 
+@in_float32
 def test_slstm(device):
     check(slstm, slstm, *test_recurrences.draw_slstm(21, jnp.float32), FLOAT32, device)  # it has one form
 
@@ -104,6 +113,7 @@ def test_slstm(device):
 SCANS = [(ss2d, "scans"), (ss2d, "recurrent"), (mamba2d, "rows"), (mamba2d, "diagonals"), (mamba2d, "recurrent")]
 
 
+@in_float32
 @pytest.mark.parametrize("shape", [(1, 7), (5, 4), (12, 12)], ids=str)
 @pytest.mark.parametrize(("operator", "method"), SCANS, ids=lambda part: getattr(part, "__name__", part))
 def test_scans_over_grids_in_every_method(device, operator, method, shape):
