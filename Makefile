@@ -86,6 +86,10 @@ $(STUDIES): table-%: $(READY)
 tables: $(READY) ## Write the tables, figures and generated numbers of results, README.md and docs from the run records
 	$(PY) scripts/make_tables.py $(ARGS)
 
+.PHONY: examples
+examples: $(READY) ## Run examples/annotated_plstm.py and write its page and pictures
+	@$(PY) scripts/render_example.py $(ARGS)
+
 .PHONY: verify
 verify: $(READY) ## Fail if tables or pages differ from the run records, or records from their curves
 	$(PY) scripts/make_tables.py --check
