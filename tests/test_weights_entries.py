@@ -77,7 +77,7 @@ def test_classify_prints_the_likeliest_classes(trained):
 def test_a_training_starts_from_a_file(trained, tmp_path):
     file = trained / "model.safetensors"
     printed = call("train.py", *TINY, "seed=44", f"init_from={file}", *paths(tmp_path))
-    assert f"the weights of {file}" in printed
+    assert f"the weights of {file}" in " ".join(printed.split())  # the banner breaks long lines
     (record,) = read_records(tmp_path / "results")
     assert record.config["init_from"] == read_info(file).sha256[:12] and str(trained) not in record.command
 
