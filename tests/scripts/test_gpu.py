@@ -90,6 +90,7 @@ def test_a_rerun_does_what_is_missing_and_then_tries_again_what_failed(start):
 
 
 def test_a_training_that_was_stopped_goes_on_in_the_next_process(start, tmp_path):
+    assert RESUMES in (ROOT / "train.py").read_text()
     marker = tmp_path / "marker"
     code = f"import pathlib\np = pathlib.Path({str(marker)!r})\nif p.exists(): print('finished'); exit()\n"
     status, output, rows = start([python(code + f"p.touch(); print('{RESUMES}'); exit(130)", "arrow")])
