@@ -20,6 +20,7 @@ from plstm.nn.layers import (
     MLP,
     Dtype,
     dense,
+    divide_heads,
     exact_gelu,
     inverse_softplus_steps,
     norm,
@@ -109,9 +110,9 @@ class Attention(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """[H, W, B, dim] -> the same."""
-        qkv = self.qkv(x).reshape(-1, x.shape[2], 3, self.heads, self.qkv.out_features // (3 * self.heads))
+        qkv = divide_heads(divide_heads(jax.lax.collapse(self.qkv(x), 0, 2), 3), self.heads)
         hidden = jax.nn.dot_product_attention(*qkv.transpose(2, 1, 0, 3, 4)).swapaxes(0, 1)
-        return self.out(hidden.reshape(*x.shape[:-1], -1))
+        return self.out(hidden.reshape(*x.shape[:-1], self.out.in_features))
 
 
 class Block(nnx.Module):

@@ -20,6 +20,7 @@ from plstm.nn.layers import (
     DTYPES,
     Dtype,
     PatchEmbedding,
+    divide_heads,
     head_norm,
     linear,
     norm,
@@ -99,7 +100,7 @@ class ViLLayer(nnx.Module):
         qkv = self.q(c), self.k(c), self.v(u)
         features = jnp.concatenate(qkv, axis=-1)
         gates = (gate(features).transpose(1, 2, 0) for gate in (self.input_gate, self.forget_gate))
-        heads = (part.reshape(*part.shape[:2], self.heads, -1).transpose(1, 2, 0, 3) for part in qkv)
+        heads = (divide_heads(part, self.heads).transpose(1, 2, 0, 3) for part in qkv)
         hidden = mlstm(*heads, *gates, chunk=min(CHUNK, len(x))).swapaxes(1, 2)  # [B, S, heads, channels of a head]
         hidden = head_norm(hidden, centred=True).swapaxes(0, 1)
         hidden = (hidden * self.norm_scale[...] + self.norm_bias[...]).astype(x.dtype)
@@ -160,7 +161,7 @@ class ViL(nnx.Module):
         x = self.embedding(images)
         x = x + bicubic(self.position[...], x.shape[1:3]).astype(x.dtype)
         grid = self.convolved_grid(*x.shape[1:3])
-        x = x.transpose(1, 2, 0, 3).reshape(-1, len(x), x.shape[-1])
+        x = jax.lax.collapse(x.transpose(1, 2, 0, 3), 0, 2)
         graphdef, stacked = nnx.split(self.pairs)
 
         def step(x: Array, state: nnx.State) -> tuple[Array, None]:

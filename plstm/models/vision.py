@@ -209,7 +209,7 @@ class VisionModel(nnx.Module):
                 position = resize(position, x.shape[1:3])
             x = x + position.astype(x.dtype)
         if self.flat:
-            x = x.reshape(x.shape[0], -1, x.shape[-1])
+            x = jax.lax.collapse(x, 1, 3)
         if self.class_token is not None:
             token = jnp.broadcast_to(self.class_token[...].astype(x.dtype), (x.shape[0], 1, x.shape[-1]))
             x = jnp.concatenate([token, x], axis=1)
@@ -222,7 +222,7 @@ class VisionModel(nnx.Module):
             return self.norm(x[:, 0])
         x = x.reshape(x.shape[0], *grid, x.shape[-1])
         corners = [x[:, row, column] for row in (0, -1) for column in (0, -1)]
-        return self.norm(jnp.stack(corners, axis=1)).reshape(x.shape[0], -1)
+        return jax.lax.collapse(self.norm(jnp.stack(corners, axis=1)), 1)
 
     def blocks(self) -> Iterator[Block]:
         """The blocks one by one from the first to the last, unstacked: for looking inside, not for speed."""

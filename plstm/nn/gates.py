@@ -35,7 +35,8 @@ class GroupedGates(nnx.Module):
         kinds, gates = self.bias.shape
         pre = jnp.broadcast_to(self.bias[...].T[..., None], (gates, kinds, channels[0].size))
         if not self.bias_only:
-            pre = pre + matmul(self.weight[...].swapaxes(0, 1), channels.reshape(gates, -1, channels[0].size), HIGHEST)
+            weight = self.weight[...].swapaxes(0, 1)
+            pre = pre + matmul(weight, channels.reshape(gates, weight.shape[2], channels[0].size), HIGHEST)
         return [_by_direction(kind, channels) for kind in jnp.split(pre, kinds, axis=1)]
 
 
@@ -49,7 +50,7 @@ class Orientation(nnx.Module):
 
     def __call__(self, channels: jax.Array) -> jax.Array:
         """Channels as of `_channels_first` -> alpha as of `_by_direction`."""
-        product = matmul(self.weight[...].T, channels.reshape(len(channels), -1), HIGHEST)
+        product = matmul(self.weight[...].T, jax.lax.collapse(channels, 1), HIGHEST)
         return _by_direction(jax.nn.sigmoid(self.bias[...][:, None] + 0.5 / len(channels) * product), channels)
 
 
@@ -131,7 +132,7 @@ def _channels_first(x: jax.Array) -> jax.Array:
 
 def _by_direction(gates: jax.Array, channels: jax.Array) -> jax.Array:
     """[N, ...] -> [heads, 4, ...] with the last axes those of `channels`; the direction is the fast index of N."""
-    return gates.reshape(-1, DIRECTIONS, *channels.shape[1:])
+    return gates.reshape(len(gates) // DIRECTIONS, DIRECTIONS, *channels.shape[1:])
 
 
 def _batch_first(gates: GridGates) -> GridGates:

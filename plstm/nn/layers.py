@@ -21,15 +21,20 @@ def norm(kind: str, dim: int, rngs: nnx.Rngs) -> nnx.Module:
     return NORMS[kind](dim, epsilon=NORM_EPSILON, dtype=DTYPES["float32"], rngs=rngs)
 
 
+def divide_heads(x: jax.Array, heads: int) -> jax.Array:
+    """[..., heads x d] -> [..., heads, d]."""
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
+
+
 def head_norm(hidden: jax.Array, centred: bool = False) -> jax.Array:
     """RMSNorm, or LayerNorm where `centred`, without a scale, over each head's channels:
     [..., heads, dim / heads] -> [..., dim], float32 or more."""
     shape = hidden.shape
     # Without axes of one entry, as in `plstm.ops.scans.join_axes`.
-    hidden = hidden.reshape(-1, shape[-1]).astype(jnp.promote_types(hidden.dtype, jnp.float32))
+    hidden = jax.lax.collapse(hidden, 0, -1).astype(jnp.promote_types(hidden.dtype, jnp.float32))
     hidden = hidden - hidden.mean(-1, keepdims=True) if centred else hidden
     hidden = hidden * jax.lax.rsqrt(jnp.mean(jnp.square(hidden), axis=-1, keepdims=True) + NORM_EPSILON)
-    return hidden.reshape(*shape[:-2], -1)
+    return hidden.reshape(*shape[:-2], shape[-2] * shape[-1])
 
 
 def uniform_within(bound: float) -> nnx.Initializer:
@@ -41,7 +46,7 @@ def multiply_rows(x: jax.Array, kernel: jax.Array, dimensions=None, precision=No
     """[..., in] x [in, out] -> [..., out], as `nnx.Linear` calls its `dot_general`."""
     if jax.device_count() > 1:  # with its axes merged, XLA would gather a map whose images are not on the first one
         return jnp.matmul(x, kernel, precision=precision)
-    return matmul(x.reshape(-1, x.shape[-1]), kernel, precision).reshape(*x.shape[:-1], -1)
+    return matmul(jax.lax.collapse(x, 0, -1), kernel, precision).reshape(*x.shape[:-1], kernel.shape[1])
 
 
 def linear(dim_in: int, dim_out: int, *, kernel_init=KERNEL_INIT, **options) -> nnx.Linear:

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 from jax import Array, lax
 
-from plstm.ops.common import accumulation_dtype, add_up
+from plstm.ops.common import accumulation_dtype, add_up, vary_alike
 
 MOMENTUM = 0.99  # of EfficientNet's running statistics and batch norms
 BATCH_EPSILON = 1e-3
@@ -61,10 +61,14 @@ def _bicubic_weights(cells: int, count: int, a: float = -0.75) -> np.ndarray:
 
 
 # ---------------------------------------------------------------------- depthwise convolution
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
 def depthwise(x: Array, kernel: Array, stride: int = 1) -> Array:
     """A filter a channel, padded by (k - 1) / 2 zeros on all sides: x [H, W, B, C], kernel [k, k, 1, C], k odd ->
     [ceil(H / stride), ceil(W / stride), B, C]. As shifted products, with gradients by hand: XLA's are slow on CPUs."""
+    return _depthwise(*vary_alike((x, kernel)), stride)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _depthwise(x: Array, kernel: Array, stride: int) -> Array:
     return _filter(pad(x, kernel.shape[0] // 2), kernel, stride)
 
 
@@ -76,7 +80,7 @@ def _filter(x: Array, kernel: Array, stride: int) -> Array:
 
 
 def _depthwise_forward(x: Array, kernel: Array, stride: int) -> tuple[Array, tuple[Array, Array]]:
-    return depthwise(x, kernel, stride), (x, kernel)
+    return _depthwise(x, kernel, stride), (x, kernel)
 
 
 def _depthwise_backward(stride: int, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
@@ -99,12 +103,12 @@ def _depthwise_backward(stride: int, saved: tuple[Array, Array], cotangent: Arra
         cells = windows(lax.dynamic_slice_in_dim(padded, stride * number, side), side, stride)
         return total + jnp.stack([(under * row).sum((0, 1, 2), dtype=dtype) for under in cells]), None
 
-    start = jnp.zeros((side * side, kernel.shape[-1]), dtype)
+    start = jnp.zeros_like(cotangent, dtype, shape=(side * side, kernel.shape[-1]))
     to_kernel, _ = lax.scan(add_row, start, (jnp.arange(len(cotangent)), cotangent))
     return to_x, to_kernel.reshape(kernel.shape).astype(kernel.dtype)
 
 
-depthwise.defvjp(_depthwise_forward, _depthwise_backward)
+_depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 
 
 # ---------------------------------------------------------------------- batch norm

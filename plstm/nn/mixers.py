@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from plstm.nn.gates import DIRECT_BIAS, DModeGates, PModeGates
-from plstm.nn.layers import head_norm, linear
+from plstm.nn.layers import divide_heads, head_norm, linear
 from plstm.ops.grid import plstm2d
 
 
@@ -21,7 +21,7 @@ class QueryKeyValue(nnx.Module):
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """[..., dim] -> q, k, v, each [..., heads, dim / heads]."""
-        q, k, v = (layer(x).reshape(*x.shape[:-1], self.heads, -1) for layer in (self.query, self.key, self.value))
+        q, k, v = (divide_heads(layer(x), self.heads) for layer in (self.query, self.key, self.value))
         return q, k, v
 
 

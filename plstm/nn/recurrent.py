@@ -136,7 +136,7 @@ class RNN(nnx.Module):
 
     def memory(self, rows: Rows, dtype: jnp.dtype) -> tuple[Memory, Callable[..., Memory]]:
         """The memory of the start, all zero, and the function from a step's h and the memory before to the next."""
-        return (jnp.zeros((len(rows.tokens), 0), dtype),), lambda h, cell: (cell,)
+        return (jnp.zeros_like(rows.tokens, dtype, shape=(len(rows.tokens), 0)),), lambda h, cell: (cell,)
 
 
 class StackRNN(RNN):
@@ -160,7 +160,7 @@ class StackRNN(RNN):
             stack = push * pushed + pop * popped + keep * stack
             return stack[:, 0], stack
 
-        stack = jnp.zeros((count, cells, self.memory_width), dtype)
+        stack = jnp.zeros_like(rows.tokens, dtype, shape=(count, cells, self.memory_width))
         return (stack[:, 0], stack), change
 
 
@@ -202,7 +202,7 @@ class TapeRNN(RNN):
             real, imaginary = c * real - s * imaginary, c * imaginary + s * real
             return jnp.sum(weight * real, axis=-1), real, imaginary
 
-        zero = jnp.zeros((len(rows.tokens), self.memory_width, len(numbers)), dtype)
+        zero = jnp.zeros_like(rows.tokens, dtype, shape=(len(rows.tokens), self.memory_width, len(numbers)))
         return (zero[..., 0], zero, zero), change
 
 
@@ -226,7 +226,7 @@ class LSTM(nnx.Module):
             h = jax.nn.sigmoid(o) * jnp.tanh(c)
             return (h, c), h
 
-        start = jnp.zeros((2, len(rows.tokens), self.dim), inputs.dtype)
+        start = jnp.zeros_like(inputs, shape=(2, len(rows.tokens), self.dim))
         return take_answers(jax.lax.scan(step, tuple(start), inputs)[1], rows, answers)
 
 

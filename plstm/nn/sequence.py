@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from plstm.nn.layers import dense, head_norm, inverse_softplus_steps, linear, uniform_within
-from plstm.ops.common import add_up, product, small_product
+from plstm.nn.layers import dense, divide_heads, head_norm, inverse_softplus_steps, linear, uniform_within
+from plstm.ops.common import add_up, product, small_product, vary_alike
 from plstm.ops.delta_rule import gated_delta_rule
 from plstm.ops.mlstm import mlstm
 from plstm.ops.sequence import plstm1d_tracking
@@ -73,7 +73,7 @@ class CausalConv(nnx.Module):
         self.bias = nnx.Param(start(rngs.params(), (dim,))) if use_bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = causal_conv(x, self.weight[...])
+        y = causal_conv(*vary_alike((x, self.weight[...])))
         return jax.nn.silu(y if self.bias is None else y + self.bias[...])
 
 
@@ -93,7 +93,7 @@ class BlockDiagonal(nnx.Module):
 
 def split_heads(x: jax.Array, heads: int) -> jax.Array:
     """[..., T, heads x d] -> [..., heads, T, d]."""
-    return x.reshape(*x.shape[:-1], heads, -1).swapaxes(-2, -3)
+    return divide_heads(x, heads).swapaxes(-2, -3)
 
 
 class MLSTM(nnx.Module):
@@ -143,7 +143,7 @@ class SLSTM(nnx.Module):
         c = self.conv(x)
         heads = self.bias.shape[0]
         maps = zip(self.gates, (c, c, x, x), strict=True)
-        i, f, z, o = (gate(h).reshape(*x.shape[:-1], heads, -1) + self.bias[:, n] for n, (gate, h) in enumerate(maps))
+        i, f, z, o = (divide_heads(gate(h), heads) + self.bias[:, n] for n, (gate, h) in enumerate(maps))
         return head_norm(slstm(i, f, z, o, self.weight[...]), centred=True) * self.norm_scale[...]
 
 
@@ -170,7 +170,7 @@ class Mamba2(nnx.Module):
         convolved = self.conv(convolved)
         inner = z.shape[-1]
         x, b, c = jnp.split(convolved, (inner, inner + self.state_dim), axis=-1)
-        x = x.reshape(*x.shape[:-1], self.skip.shape[0], -1)
+        x = divide_heads(x, self.skip.shape[0])
         y = ssd(x, jax.nn.softplus(step + self.step_bias[...]), jnp.exp(self.a_log[...]), b, c)
         y = (y + self.skip[..., None] * x).reshape(z.shape) * jax.nn.silu(z)
         return self.out(head_norm(y[..., None, :]) * self.norm_scale[...])
@@ -240,7 +240,7 @@ class TrackingPLSTM(nnx.Module):
         def as_squares(gate):
             return gate.reshape(*gate.shape[:-1], self.track, self.track)
 
-        v = self.v(x).reshape(*x.shape[:-1], -1, self.track)
+        v = divide_heads(self.v(x), x.shape[-1] // self.track)
         source, mark = (as_squares(jax.nn.sigmoid(gate(c))) for gate in (self.source, self.mark))
         direct = jnp.broadcast_to(as_squares(jax.nn.sigmoid(self.direct[...])), source.shape)
         gates = source[..., :, None, :], self.transition(c), mark[..., :, None, :], direct[..., :, None, None, :]
@@ -280,7 +280,7 @@ class CausalAttention(nnx.Module):
         self.qkv, self.out = (linear(dim, size, use_bias=False, rngs=rngs) for size in (3 * dim, dim))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        q, k, v = jnp.moveaxis(self.qkv(x).reshape(*x.shape[:-1], 3, self.heads, -1), -3, 0)
+        q, k, v = (divide_heads(part, self.heads) for part in jnp.split(self.qkv(x), 3, axis=-1))
         hidden = jax.nn.dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
         return self.out(hidden.reshape(x.shape))
 

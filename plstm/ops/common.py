@@ -2,26 +2,73 @@
 
 import math
 import operator
-from collections.abc import Callable, Iterable
-from functools import partial, reduce
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial, reduce, wraps
+from typing import ParamSpec
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 HIGHEST = lax.Precision.HIGHEST  # the default of GPUs and TPUs multiplies float32 in fewer bits
 product = partial(jnp.einsum, precision=HIGHEST)  # of gates
+Arguments = ParamSpec("Arguments")
+
+
+def in_manual_region() -> bool:
+    """Whether the code is traced inside a `jax.shard_map` or `jax.pmap`, where arrays are one device's part."""
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def vary_alike(arrays: Sequence[Array]) -> Sequence[Array]:
+    """The arrays; inside `jax.shard_map` all vary over the axes that one of them varies over. With check_vma=True these
+    axes are part of an array's type, and gradients by hand need one type for all arguments."""
+    if not in_manual_region():
+        return arrays
+    zero = add_up(jnp.zeros_like(array, shape=()) for array in arrays)  # varies where one of them does
+    return [array + zero.astype(array.dtype) for array in arrays]
+
+
+def public_operator(function: Callable[Arguments, Array]) -> Callable[Arguments, Array]:
+    """An operator that gives its numbers inside a caller's parallel program, too.
+
+    In a manual region all its arrays vary alike; states start from `jnp.zeros_like` of one, so that they do as well.
+    Over mesh axes of explicit type it computes as over automatic ones, and the output is sharded as the first array,
+    except along the last axis."""
+
+    @wraps(function)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Array:
+        mesh = jax.sharding.get_abstract_mesh()
+        if not (mesh.manual_axes or mesh.explicit_axes):
+            return function(*args, **kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Array | np.ndarray)]
+        arrays = [leaves[n] for n in places]
+
+        def of_arrays(*arrays):
+            by_place = dict(zip(places, vary_alike(arrays), strict=True))
+            args, kwargs = tree.unflatten(by_place.get(n, leaf) for n, leaf in enumerate(leaves))
+            return function(*args, **kwargs)
+
+        if not mesh.explicit_axes:
+            return of_arrays(*arrays)
+        spec = PartitionSpec(*jax.typeof(arrays[0]).sharding.spec[:-1])
+        return jax.sharding.auto_axes(of_arrays, axes=mesh.explicit_axes, out_sharding=spec)(*arrays)
+
+    return run
 
 
 def split_over_devices(function: Callable[..., Array], batch: int) -> Callable[..., Array]:
     """Runs a function of trees of arrays [batch, ...] on each device's part of the batch.
 
     The devices are those of the mesh that a training step is traced under (`jax.sharding.use_abstract_mesh`). Without
-    a mesh, or if the batch does not divide by the devices, returns `function` itself: XLA may then gather arrays.
+    a mesh, in a manual region, which has one device's part already, or if the batch does not divide by the devices,
+    returns `function` itself: XLA may then gather arrays.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1 or batch % mesh.size:
+    if mesh.empty or mesh.size == 1 or batch % mesh.size or in_manual_region():
         return function
     batch_axis = PartitionSpec(mesh.axis_names)
     return jax.shard_map(function, in_specs=batch_axis, out_specs=batch_axis, check_vma=False)
@@ -32,12 +79,16 @@ def accumulation_dtype(*arrays: Array) -> jnp.dtype:
     return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(a: Array, b: Array, precision=None) -> Array:
     """`jnp.matmul` of a [..., n, i] and b [..., i, o], with reverse-mode derivatives only.
 
     On CPUs JAX's own gradient of b takes copies and a slow product. This one puts the wider side last, with a barrier
     that keeps XLA from swapping the sides: up to three times as fast."""
+    return _matmul(*vary_alike((a, b)), precision)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _matmul(a: Array, b: Array, precision) -> Array:
     return jnp.matmul(a, b, precision=precision)
 
 
@@ -51,7 +102,7 @@ def _matmul_backward(precision, saved, cotangent):
     return multiply(cotangent, _transpose(b)), d_b
 
 
-matmul.defvjp(lambda a, b, precision: (matmul(a, b, precision), (a, b)), _matmul_backward)
+_matmul.defvjp(lambda a, b, precision: (_matmul(a, b, precision), (a, b)), _matmul_backward)
 _transpose = partial(jnp.swapaxes, axis1=-2, axis2=-1)
 
 
@@ -113,13 +164,12 @@ def chunked_map(function: Callable, arguments: tuple, chunks: int, leading: int 
     axis, as many for each device, so that a sharded axis stays sharded.
     """
     lead = jax.tree.leaves(arguments)[0].shape[:leading]
-    is_split = bool(jax.sharding.get_abstract_mesh().manual_axes)  # the entries are those of one device
     entries = math.prod(lead)
-    devices = 1 if is_split else jax.device_count()
-    arguments = jax.tree.map(lambda x: x.reshape(entries, *x.shape[leading:]), arguments)
+    devices = 1 if in_manual_region() else jax.device_count()
+    arguments = jax.tree.map(lambda x: lax.collapse(x, 0, leading), arguments)
     if chunks == 1:
         return (out := function(*arguments)).reshape(*lead, *out.shape[1:])
-    size = -(-entries // (chunks * devices)) * devices
+    size = max(-(-entries // (chunks * devices)), 1) * devices
     chunks = -(-entries // size)
 
     def split(x):
@@ -128,7 +178,7 @@ def chunked_map(function: Callable, arguments: tuple, chunks: int, leading: int 
 
     recomputed = jax.checkpoint(lambda chunk: function(*chunk), prevent_cse=False)  # the loop prevents it already
     out = lax.map(recomputed, jax.tree.map(split, arguments)).swapaxes(0, 1)
-    return out.reshape(-1, *out.shape[2:])[:entries].reshape(*lead, *out.shape[2:])
+    return lax.collapse(out, 0, 2)[:entries].reshape(*lead, *out.shape[2:])
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -139,7 +189,8 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 def check_axes(description: str, *arrays: Array, **sizes: int) -> None:
     """Raises ValueError unless arrays, in order, have the axes described, as in "q, k [..., T, d]; decay [..., T]".
 
-    An axis has one size wherever it is named, that of `sizes` where given; "..." stands for the same axes everywhere.
+    An axis has one size wherever it is named, that of `sizes` where given, else at least 1; "..." stands for the same
+    axes everywhere, which may be empty.
     """
     known: dict[str, tuple[int, ...]] = {name: (size,) for name, size in sizes.items()}
     groups = [group.removesuffix("]").split(" [") for group in description.split("; ")]
@@ -156,3 +207,6 @@ def check_axes(description: str, *arrays: Array, **sizes: int) -> None:
         if parts != expected:
             shape = f" = {sum(expected, ())}" if known.keys() >= {*axes} else ""
             raise ValueError(f"{name} must be [{', '.join(axes)}]{shape}; got {array.shape}")
+        for axis, part in zip(axes, parts, strict=True):
+            if part == (0,) and axis not in ("...", *sizes):
+                raise ValueError(f"{name} must have at least one entry along {axis}; got {array.shape}")

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import accumulation_dtype, check_axes, check_choice, product
+from plstm.ops.common import accumulation_dtype, check_axes, check_choice, product, public_operator
 from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, check_chunk, join_axes, scan_chunks, scan_steps
 
 
+@public_operator
 def gated_delta_rule(
     q: Array, k: Array, v: Array, log_alpha: Array, beta: Array, *, method: str = "auto", chunk: int = 32
 ) -> Array:
@@ -16,9 +17,9 @@ def gated_delta_rule(
 
         S' = alpha_t S_(t-1),  S_t = S' + beta_t k_t (v_t - S'^T k_t)^T,  y_t = S_t^T q_t / sqrt(d_k)
 
-    in float32 or more. "recurrent" takes T steps, "chunkwise" (and "auto") T / chunk of them; chunks of 32 were
-    faster on CPUs than of 64. Raises ValueError where shapes disagree, T is 0, `chunk` is no power of two or the method
-    is unknown.
+    in float32 or more. "recurrent" takes T steps, "chunkwise" (and "auto") T / chunk of them, with reverse-mode
+    derivatives only; chunks of 32 were faster on CPUs than of 64. Raises ValueError where shapes disagree, an axis that
+    is named is empty, `chunk` is no power of two or the method is unknown.
     """
     check_choice("method", method, METHODS)
     check_axes("q, k [..., T, d_k]; v [..., T, d_v]; log_alpha, beta [..., T]", q, k, v, log_alpha, beta)
@@ -28,7 +29,7 @@ def gated_delta_rule(
     q = q.astype(dtype) * d_k**-0.5
     log_alpha = jnp.maximum(log_alpha, FORGOTTEN)
     inputs = join_axes(cast((q, k, v, log_alpha, beta), dtype), len(lead))
-    state = jnp.zeros((len(inputs[0]), d_k, v.shape[-1]), dtype)
+    state = jnp.zeros_like(inputs[0], shape=(len(inputs[0]), d_k, v.shape[-1]))
     recurrent = method == "recurrent"
     y = scan_steps(_step, state, inputs, 1) if recurrent else scan_chunks(_chunk, state, inputs, 1, chunk)
     return y.reshape(v.shape).astype(v.dtype)

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import HIGHEST, accumulation_dtype, add_up, check_axes, check_choice
+from plstm.ops.common import HIGHEST, accumulation_dtype, add_up, check_axes, check_choice, public_operator
 
 METHODS = ("auto", "rows", "diagonals", "recurrent")
 
 
+@public_operator
 def mamba2d(
     u: Array, delta_t: Array, delta_l: Array, a_t: Array, a_l: Array, b: Array, c: Array, *, method: str = "auto"
 ) -> Array:
@@ -23,15 +24,15 @@ def mamba2d(
 
     States and decays are float32 or more. "recurrent" is the definition on arrays of all cells and states. The others
     make decays and inputs of a cell where they are needed and keep one array of states: "rows" steps through H W cells,
-    with gradients by hand; "diagonals" through H + W - 1 anti-diagonals, for devices where launching a step dominates,
-    with more than twice the memory. "auto" is "rows" on CPUs, otherwise "diagonals".
-    Raises ValueError where shapes disagree or the method is unknown.
+    with gradients by hand, in reverse mode only; "diagonals" through H + W - 1 anti-diagonals, for devices where
+    launching a step dominates, with more than twice the memory. "auto" is "rows" on CPUs, otherwise "diagonals".
+    Raises ValueError where shapes disagree, an axis that is named is empty or the method is unknown.
     """
     check_choice("method", method, METHODS)
     axes = "u, delta_t, delta_l [..., H, W, e]; b, c [..., H, W, N]; a_t, a_l [e, N]"
     check_axes(axes, u, delta_t, delta_l, b, c, a_t, a_l)
     dtype = accumulation_dtype(u, delta_t, delta_l, a_t, a_l, b, c)
-    cells = [x.astype(dtype).reshape(-1, *x.shape[-3:]) for x in (u, delta_t, delta_l, b, c)]
+    cells = [lax.collapse(x.astype(dtype), 0, -3) for x in (u, delta_t, delta_l, b, c)]
     a_t = a_t.astype(dtype)
     a_l = a_l.astype(dtype)
     if method == "auto":
@@ -107,7 +108,7 @@ def _diagonals(u: Array, delta_t: Array, delta_l: Array, b: Array, c: Array, a_t
         return jax.vmap(partial(_cell, a_t, a_l))(states, jnp.roll(states, 1, axis=0), *inputs)
 
     skewed = tuple(_skew(turn(x)) for x in (u, delta_t, delta_l, b, c, weight_t, weight_l))
-    start = jnp.zeros((skewed[0].shape[1], *b.shape[2:], u.shape[-1]), u.dtype)
+    start = jnp.zeros_like(u, shape=(skewed[0].shape[1], *b.shape[2:], u.shape[-1]))
     _, y = lax.scan(step, start, skewed)
     return turn(_unskew(y, max(u.shape[:2]))).transpose(2, 0, 1, 3)
 
@@ -115,14 +116,14 @@ def _diagonals(u: Array, delta_t: Array, delta_l: Array, b: Array, c: Array, a_t
 def _skew(x: Array) -> Array:
     """[H, W, ...] -> [H + W - 1, H, ...], diagonal and row: row i begins i places later, with zeros around it."""
     height, width, *rest = x.shape
-    padded = jnp.pad(x, [(0, 0), (0, height), *[(0, 0)] * len(rest)]).reshape(-1, *rest)
+    padded = lax.collapse(jnp.pad(x, [(0, 0), (0, height), *[(0, 0)] * len(rest)]), 0, 2)
     return padded[:-height].reshape(height, height + width - 1, *rest).swapaxes(0, 1)
 
 
 def _unskew(x: Array, width: int) -> Array:
     """[H + W - 1, H, ...] -> [H, W, ...], the inverse of `_skew`."""
     height, *rest = x.shape[1:]
-    padded = jnp.pad(x.swapaxes(0, 1).reshape(-1, *rest), [(0, height), *[(0, 0)] * len(rest)])
+    padded = jnp.pad(lax.collapse(x.swapaxes(0, 1), 0, 2), [(0, height), *[(0, 0)] * len(rest)])
     return padded.reshape(height, height + width, *rest)[:, :width]
 
 
@@ -145,7 +146,7 @@ def _run(u, delta_t, delta_l, b, c, a_t, a_l, keep: bool) -> tuple[Array, Array 
         _, (states, y) = lax.scan(cell, jnp.zeros_like(above[0]), (above, *inputs))
         return states, (states if keep else None, y)
 
-    zeros = jnp.zeros((u.shape[2], b.shape[-1], u.shape[0], u.shape[-1]), u.dtype)
+    zeros = jnp.zeros_like(u, shape=(u.shape[2], b.shape[-1], u.shape[0], u.shape[-1]))
     _, (states, y) = lax.scan(row, zeros, _by_cells(u, delta_t, delta_l, b, c))
     return y.transpose(2, 0, 1, 3), states
 
@@ -195,7 +196,7 @@ def _backward(saved, cotangent):
         return (below, *grad_a), grads
 
     places = jnp.meshgrid(jnp.arange(height), jnp.arange(width), indexing="ij")
-    start = jnp.zeros((width, *zeros.shape), zeros.dtype), zeros, zeros
+    start = jnp.zeros_like(zeros, shape=(width, *zeros.shape)), zeros, zeros
     inputs = *places, *_by_cells(*cells), cotangent.transpose(1, 2, 0, 3)
     (_, *grad_a), grads = lax.scan(row, start, inputs, reverse=True)
     wide = [grad.transpose(2, 0, 1, 3) for grad in grads[:3]]

@@ -1,16 +1,19 @@
 """The mLSTM of xLSTM (Beck et al., 2024): a matrix memory with exponential input gates, stabilised and normalised."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import accumulation_dtype, check_axes, check_choice, product
+from plstm.ops.common import accumulation_dtype, check_axes, check_choice, product, public_operator
 from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, check_chunk, join_axes, scan_chunks, scan_steps
 
 EPSILON = 1e-6  # of the normaliser
 MOST = 80.0  # exp of more is infinite in float32, and its gradient NaN
 
 
+@public_operator
 def mlstm(q: Array, k: Array, v: Array, i: Array, f: Array, *, method: str = "auto", chunk: int = 64) -> Array:
     """q, k [..., T, d_k]; v [..., T, d_v]; pre-activations i, f [..., T] -> h [..., T, d_v] in v's dtype.
 
@@ -19,7 +22,8 @@ def mlstm(q: Array, k: Array, v: Array, i: Array, f: Array, *, method: str = "au
         h_t = C_t^T q_t / (max(|n_t . q_t|, exp(-m_t)) + 1e-6)
 
     from C, n, m = 0, in float32 or more. "recurrent" takes T steps, "chunkwise" (and "auto") T / chunk of them.
-    Raises ValueError where shapes disagree, T or `chunk` is under 1 or the method is unknown.
+    Raises ValueError where shapes disagree, an axis that is named is empty, `chunk` is under 1 or the method is
+    unknown.
     """
     check_choice("method", method, METHODS)
     check_axes("q, k [..., T, d_k]; v [..., T, d_v]; i, f [..., T]", q, k, v, i, f)
@@ -31,8 +35,9 @@ def mlstm(q: Array, k: Array, v: Array, i: Array, f: Array, *, method: str = "au
     q, k, i, f = cast((q, k, i, f), dtype)
     log_f = jnp.maximum(jax.nn.log_sigmoid(f), FORGOTTEN)
     inputs = join_axes((q, k * d_k**-0.5, values, i, log_f), len(lead))
+    zeros = partial(jnp.zeros_like, inputs[0])
     batch_heads = len(inputs[0])
-    state = jnp.zeros((batch_heads, d_k, v.shape[-1] + 1), dtype), jnp.zeros(batch_heads, dtype)
+    state = zeros(shape=(batch_heads, d_k, v.shape[-1] + 1)), zeros(shape=batch_heads)
     recurrent = method == "recurrent"
     h = scan_steps(_step, state, inputs, 1) if recurrent else scan_chunks(_chunk, state, inputs, 1, chunk)
     return h.reshape(v.shape).astype(v.dtype)

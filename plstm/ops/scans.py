@@ -23,7 +23,8 @@ def split_chunks(array: Array, axis: int, chunk: int) -> Array:
     width = [(0, 0)] * array.ndim
     width[axis] = (0, -array.shape[axis] % chunk)
     array = jnp.pad(array, width)
-    return jnp.moveaxis(array.reshape(*array.shape[:axis], -1, chunk, *array.shape[axis + 1 :]), axis, 0)
+    chunks = array.shape[axis] // chunk
+    return jnp.moveaxis(array.reshape(*array.shape[:axis], chunks, chunk, *array.shape[axis + 1 :]), axis, 0)
 
 
 def scan_chunks(
@@ -34,19 +35,12 @@ def scan_chunks(
     length = inputs[0].shape[axis]
     chunks = *(split_chunks(array, axis, chunk) for array in inputs), *of_chunks
     outputs = jnp.moveaxis(lax.scan(step, state, chunks)[1], 0, axis)
-    joined = outputs.reshape(*outputs.shape[:axis], -1, *outputs.shape[axis + 2 :])
-    return lax.slice_in_dim(joined, 0, length, axis=axis)
-
-
-def check_length(length: int) -> None:
-    if length < 1:
-        raise ValueError("T must be at least 1; got a sequence without tokens")
+    return lax.slice_in_dim(lax.collapse(outputs, axis, axis + 2), 0, length, axis=axis)
 
 
 def check_chunk(chunk: int, length: int, power_of_two: bool = False) -> int:
     """The chunk to use: no longer than the sequence, rounded up to a power of two. Raises ValueError where it is not
     positive, or not a power of two where one is needed."""
-    check_length(length)
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1; got {chunk}")
     if power_of_two and chunk & (chunk - 1):
@@ -62,7 +56,7 @@ def causal(chunk: int) -> Array:
 def join_axes(arrays: tuple[Array, ...], count: int) -> tuple[Array, ...]:
     """With the first `count` axes as one. XLA's CPU backend takes ten times as long for a sum of products where an axis
     has one entry, as that of a single head."""
-    return jax.tree.map(lambda array: array.reshape(-1, *array.shape[count:]), arrays)
+    return jax.tree.map(lambda array: lax.collapse(array, 0, count), arrays)
 
 
 def cast(arrays: tuple[Array, ...], dtype: jnp.dtype) -> tuple[Array, ...]:

@@ -11,6 +11,7 @@ from plstm.ops.common import (
     check_choice,
     direct_term,
     product,
+    public_operator,
     small_product,
 )
 from plstm.ops.dag.gates import DagGates as SequenceGates
@@ -33,6 +34,7 @@ def gating_matrix_1d(gates: SequenceGates) -> Array:
     return gates.source[..., :, None] * segment_products(gates.transition) * gates.mark[..., None, :]
 
 
+@public_operator
 def plstm1d(q: Array, k: Array, v: Array, gates: SequenceGates, direct: Array, *, method: str = "auto") -> Array:
     """Equations 1 and 2 on a sequence, causal: a node receives from earlier nodes and, through `direct`, from itself.
 
@@ -42,7 +44,8 @@ def plstm1d(q: Array, k: Array, v: Array, gates: SequenceGates, direct: Array, *
     q, k [..., T, d_k], v [..., T, d_v], gates and direct [..., T] -> [..., T, d_v] in v's dtype. q is scaled by
     d_k ** -0.5. Gating and accumulation are done in the gates' dtype, at least float32. "parallel" builds the T x T
     gating matrix and has reverse-mode derivatives only, "recurrent" steps through T with a d_k x d_v state, "auto"
-    takes the smaller of the two. Raises ValueError where shapes disagree or the method is unknown.
+    takes the smaller of the two. Raises ValueError where shapes disagree, an axis that is named is empty or the method
+    is unknown.
     """
     check_choice("method", method, ("auto", "parallel", "recurrent"))
     axes = "q, k [..., T, d_k]; v [..., T, d_v]; direct, source, transition, mark [..., T]"
@@ -61,10 +64,11 @@ def plstm1d(q: Array, k: Array, v: Array, gates: SequenceGates, direct: Array, *
         return transition * cell + source * k[..., :, None] * v[..., None, :], hidden
 
     inputs = *cast((scale * q.astype(dtype), k, v), dtype), *(gate[..., None, None] for gate in gates)
-    state = jnp.zeros((*v.shape[:-2], k.shape[-1], v.shape[-1]), dtype)
+    state = jnp.zeros_like(v, dtype, shape=(*v.shape[:-2], k.shape[-1], v.shape[-1]))
     return (scan_steps(step, state, inputs, q.ndim - 2) + direct_term(q, k, v, direct, scale)).astype(v.dtype)
 
 
+@public_operator
 def plstm1d_tracking(
     q: Array,
     k: Array,
@@ -87,8 +91,9 @@ def plstm1d_tracking(
         C_t[a,v,s] = transition_t[s,r] C_(t-1)[a,v,r] + source_t[s,k,l] k_t[a,k] v_t[v,l]
 
     in float32 or more. With every J = 1 it is `plstm1d`. "recurrent" takes T steps of the state, "chunkwise" `chunk`
-    steps of the gates and T / chunk of the state; "auto" takes the one that was faster on a CPU. Raises ValueError
-    where shapes disagree, T or `chunk` is under 1 or the method is unknown.
+    steps of the gates and T / chunk of the state, with reverse-mode derivatives only; "auto" takes the one that was
+    faster on a CPU. Raises ValueError where shapes disagree, an axis that is named is empty, `chunk` is under 1 or the
+    method is unknown.
     """
     check_choice("method", method, METHODS)
     arrays = q, k, v, transition, source, mark, direct
@@ -100,7 +105,7 @@ def plstm1d_tracking(
     axis = q.ndim - 3
     q, *others = cast((q, k, v, source, transition, mark, direct), dtype)
     inputs = (q * q.shape[-2] ** -0.5, *others)
-    state = jnp.zeros((*q.shape[:-3], transition.shape[-1], q.shape[-2], v.shape[-2]), dtype)
+    state = jnp.zeros_like(q, shape=(*q.shape[:-3], transition.shape[-1], q.shape[-2], v.shape[-2]))
     by_steps = transition.shape[-1] > 3 and q.shape[-3] < 256  # faster there; longer rows keep too many states
     if method == "recurrent" or (method == "auto" and by_steps):
         return _track_by_steps(state, *inputs, axis=axis).astype(v.dtype)
@@ -120,7 +125,7 @@ def _tracking_step(cell, inputs):
     """One token: the next state, and what q reads of this one, [..., J_Q, J_T, d_v]."""
     q, k, written, transition = inputs
     read = product("...aj,...sav->...jsv", q, cell)
-    rows = cell.reshape(*cell.shape[:-2], -1)  # one long axis: XLA's CPU backend multiplies it several times faster
+    rows = jax.lax.collapse(cell, -2)  # one long axis: XLA's CPU backend multiplies it several times faster
     kept = product("...sr,...rx->...sx", transition, rows).reshape(cell.shape)
     return kept + product("...ak,...skv->...sav", k, written), read
 
@@ -167,10 +172,9 @@ def _chunk_gatings(gates: tuple[Array, ...], axis: int, chunk: int) -> tuple[Arr
         left = jnp.where(here == t, source[..., None], small_product(to_all_tokens(transition), left))
         return (left, small_product(transition, entering)), (row, small_product(mark, entering))
 
-    left = jnp.zeros((j_t, j_k * j_v, *lead, chunk), source.dtype)
-    entering = jnp.broadcast_to(
-        jnp.eye(j_t, dtype=source.dtype).reshape(j_t, j_t, *(1,) * len(lead)), (j_t, j_t, *lead)
-    )
+    left = jnp.zeros_like(source, shape=(j_t, j_k * j_v, *lead, chunk))
+    unit = jnp.eye(j_t, dtype=source.dtype).reshape(j_t, j_t, *(1,) * len(lead))
+    entering = unit + jnp.zeros_like(source, shape=(j_t, j_t, *lead))
     (left, leaving), (rows, marks) = jax.lax.scan(step, (left, entering), inputs)
     gating = jnp.moveaxis(rows, (0, 1, 2), (-2, -4, -3))  # [chunks, ..., J_O J_Q, J_K J_V, L, L]
     gating = gating.reshape(*lead, j_o, j_q, j_k, j_v, chunk, chunk)

@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import accumulation_dtype, add_up, check_axes, check_choice
+from plstm.ops.common import accumulation_dtype, add_up, check_axes, check_choice, public_operator
 
 METHODS = ("scans", "recurrent")
 
 
+@public_operator
 def ss2d(u: Array, delta: Array, a: Array, b: Array, c: Array, *, method: str = "scans") -> Array:
     """u, delta [..., H, W, e], a < 0 [e, N], b, c [..., H, W, N] -> [..., H, W, e] in u's dtype: at cell (i, j), the
     sum over N of c h with
@@ -16,15 +17,15 @@ def ss2d(u: Array, delta: Array, a: Array, b: Array, c: Array, *, method: str = 
         g[i, j] = exp(delta a) g[i, j-1] + delta b u          h[i, j] = exp(delta a) h[i-1, j] + g[i, j]
 
     States and decays are float32 or more. "recurrent" is the definition, cell by cell; "scans" steps through all rows
-    at once and then through all columns, with gradients by hand.
-    Raises ValueError where shapes disagree or the method is unknown.
+    at once and then through all columns, with gradients by hand, in reverse mode only.
+    Raises ValueError where shapes disagree, an axis that is named is empty or the method is unknown.
     """
     check_choice("method", method, METHODS)
     check_axes("u, delta [..., H, W, e]; b, c [..., H, W, N]; a [e, N]", u, delta, b, c, a)
     dtype = accumulation_dtype(u, delta, a, b, c)
 
     def by_cells(x: Array) -> Array:
-        return x.astype(dtype).reshape(-1, *x.shape[-3:]).transpose(1, 2, 0, 3)
+        return lax.collapse(x.astype(dtype), 0, -3).transpose(1, 2, 0, 3)
 
     run = _scans if method == "scans" else _recurrent
     y = run(by_cells(u), by_cells(delta), by_cells(b), by_cells(c), a.astype(dtype))
@@ -44,7 +45,8 @@ def _recurrent(u: Array, delta: Array, b: Array, c: Array, a: Array) -> Array:
     def row(above: Array, inputs) -> tuple[Array, Array]:
         return lax.scan(cell, jnp.zeros_like(above[0]), (above, *inputs))[1]
 
-    return lax.scan(row, jnp.zeros((*u.shape[1:], a.shape[1]), u.dtype), (u, delta, b, c))[1]
+    start = jnp.zeros_like(u, shape=(*u.shape[1:], a.shape[1]))
+    return lax.scan(row, start, (u, delta, b, c))[1]
 
 
 def _scans(u: Array, delta: Array, b: Array, c: Array, a: Array) -> Array:

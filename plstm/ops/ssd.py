@@ -3,10 +3,11 @@
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import accumulation_dtype, check_axes, check_choice, product
+from plstm.ops.common import accumulation_dtype, check_axes, check_choice, product, public_operator
 from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, check_chunk, scan_chunks, scan_steps
 
 
+@public_operator
 def ssd(x: Array, dt: Array, a: Array, b: Array, c: Array, *, method: str = "auto", chunk: int = 64) -> Array:
     """x [..., T, H, P]; dt > 0 [..., T, H]; a > 0 [H]; b, c [..., T, N], shared by the heads -> y [..., T, H, P] in x's
     dtype. For each head, from S = 0, without the skip D x:
@@ -14,7 +15,7 @@ def ssd(x: Array, dt: Array, a: Array, b: Array, c: Array, *, method: str = "aut
         S_t = exp(-dt_t a) S_(t-1) + dt_t x_t b_t^T,  y_t = S_t c_t
 
     in float32 or more. "recurrent" takes T steps, "chunkwise" (and "auto") T / chunk of them. Raises ValueError where
-    shapes disagree, T or `chunk` is under 1 or the method is unknown.
+    shapes disagree, an axis that is named is empty, `chunk` is under 1 or the method is unknown.
     """
     check_choice("method", method, METHODS)
     check_axes("x [..., T, H, P]; dt [..., T, H]; a [H]; b, c [..., T, N]", x, dt, a, b, c)
@@ -25,7 +26,7 @@ def ssd(x: Array, dt: Array, a: Array, b: Array, c: Array, *, method: str = "aut
     x, dt, b, c = cast((x.swapaxes(-2, -3), dt.swapaxes(-1, -2), b[..., None, :, :], c[..., None, :, :]), dtype)
     log_decay = jnp.maximum(-dt * a.astype(dtype)[:, None], FORGOTTEN)
     inputs = x * dt[..., None], log_decay, b, c  # the heads before the time axis
-    state = jnp.zeros((*lead, heads, width, b.shape[-1]), dtype)
+    state = jnp.zeros_like(x, shape=(*lead, heads, width, b.shape[-1]))
     if method == "recurrent":
         y = scan_steps(_step, state, inputs, len(lead) + 1)
     else:

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -91,7 +92,11 @@ def test_wrong_arguments_are_named(operator, change, message):
         operator(**arguments | changed)
 
 
-@pytest.mark.parametrize("operator", [mlstm, slstm])
-def test_a_sequence_of_no_token_is_refused(operator):
-    with pytest.raises(ValueError, match="T must be at least 1"):
-        operator(**(test_mlstm.draw(0) if operator is mlstm else test_recurrences.draw_slstm(0, jnp.float32))[0])
+@pytest.mark.parametrize("operator", [operator for operator in DRAWS if operator is not on_dag])
+def test_no_token_and_a_side_of_none_are_refused(operator):
+    arguments = DRAWS[operator]()
+    for name in arguments.keys() - {"a", "a_t", "a_l", "recurrent"}:
+        axis = 2 if operator is plstm2d and name == "gates" else 1
+        arguments[name] = jax.tree.map(functools.partial(jnp.take, indices=jnp.arange(0), axis=axis), arguments[name])
+    with pytest.raises(ValueError, match=r"must have at least one entry along [THY]; got"):
+        operator(**arguments)

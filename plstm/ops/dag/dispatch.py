@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from plstm.ops.common import accumulation_dtype, attend, check_axes, check_choice, direct_term
+from plstm.ops.common import accumulation_dtype, attend, check_axes, check_choice, direct_term, public_operator
 from plstm.ops.dag.forms import IN_BOUNDS, by_doubling, by_levels, recurrent
 from plstm.ops.dag.gates import DagGates
 from plstm.ops.dag.line_graph import Dag, PackedDags
@@ -21,6 +21,7 @@ NORM_OFFSET = 0.5
 MAX_DOUBLING_EDGES = 256  # of a block: doubling works on matrices of edges x edges
 
 
+@public_operator
 def plstm_dag(
     q: Array,
     k: Array,
@@ -42,8 +43,8 @@ def plstm_dag(
     matrix by few large products), "recurrent" (matrix states, for large graphs), or "auto": "recurrent" where a block
     has more than d_k d_v nodes; else "levels" on a CPU; elsewhere "doubling", over 256 edges a block "recurrent".
 
-    Returns [..., N, d_v] in v's dtype, with reverse-mode derivatives only. Raises ValueError where shapes disagree or
-    the method is unknown.
+    Returns [..., N, d_v] in v's dtype, with reverse-mode derivatives only; `plstm_dag_oracle` has others. Raises
+    ValueError where shapes disagree, d_k or d_v is 0 or the method is unknown.
     """
     dag = dag.packed if isinstance(dag, Dag) else dag
     check_choice("method", method, METHODS)
@@ -69,6 +70,7 @@ def plstm_dag(
     return jnp.moveaxis(hidden, 1, 0).reshape(shape).astype(v.dtype)
 
 
+@public_operator
 def normalise_transitions(transition: Array, dag: Dag | PackedDags, norm: str = "l1") -> Array:
     """The P-mode's stabilisation: t / (0.5 + sum of |t|), over line edges that share an edge.
 

@@ -65,7 +65,7 @@ def _one_chunk(q, k, v, gates: GridGates, structure: str, block: int) -> Array:
         _, (lower, hidden) = lax.scan(lambda left, inputs: _visit_block(left, *inputs), start, (upper, *row))
         return lower, hidden
 
-    upper = jnp.zeros((q.shape[1], 4 * batch, block, q.shape[-1] * v.shape[-1]), q.dtype)
+    upper = jnp.zeros_like(q, shape=(q.shape[1], 4 * batch, block, q.shape[-1] * v.shape[-1]))
     _, hidden = lax.scan(visit_row, upper, (q, k, v, transfer, source, mark))
     hidden = hidden + multiply(within * multiply(q, k.swapaxes(-1, -2)), v)
     rows, columns, _, _, size = hidden.shape  # `_cut` is undone
@@ -79,10 +79,10 @@ def _visit_block(left, up, q, k, v, transfer, source, mark):
     """From the states of a block's left and upper edges, [lanes, R, d_k d_v], to those of its right, and of its lower
     edges with what its nodes [lanes, nodes, d] receive from outside."""
     states = jnp.concatenate([left, up], axis=1)
-    to_edges = source[..., None, :] * k.swapaxes(1, 2)[:, None]  # [lanes, 2R, d_k, nodes]
-    to_nodes = mark[..., None] * q[:, :, None]  # [lanes, nodes, 2R, d_k]
-    leaving = multiply(transfer, states) + multiply(to_edges.reshape(len(v), -1, v.shape[1]), v).reshape(states.shape)
-    hidden = multiply(to_nodes.reshape(*v.shape[:2], -1), states.reshape(len(v), -1, v.shape[2]))
+    to_edges = lax.collapse(source[..., None, :] * k.swapaxes(1, 2)[:, None], 1, 3)  # [lanes, 2R d_k, nodes]
+    to_nodes = lax.collapse(mark[..., None] * q[:, :, None], 2)  # [lanes, nodes, 2R d_k]
+    leaving = multiply(transfer, states) + multiply(to_edges, v).reshape(states.shape)
+    hidden = multiply(to_nodes, states.reshape(len(v), to_nodes.shape[2], v.shape[2]))
     right, lower = jnp.split(leaving, 2, axis=1)
     return right, (lower, hidden)
 
@@ -93,9 +93,11 @@ def _block_gatings(gates: GridGates, block: int, structure: str) -> tuple[Array,
     ports = 2 * block
     nodes = block * block
     blocks = gates.s_r.shape[:-1]
-    gates = GridGates(*(gate.reshape(-1, block, block).transpose(1, 2, 0) for gate in gates))  # [y, x, blocks]
+    by_block = (gate.reshape(math.prod(blocks), block, block) for gate in gates)
+    gates = GridGates(*(gate.transpose(1, 2, 0) for gate in by_block))  # [y, x, blocks]
     unit = jnp.eye(ports + nodes, dtype=gates.s_r.dtype)[..., None]
-    starts = jnp.broadcast_to(unit[:ports], (ports, ports + nodes, gates.s_r.shape[-1]))  # left edges, then upper ones
+    zeros = jnp.zeros_like(gates.s_r, shape=(ports, ports + nodes, gates.s_r.shape[-1]))
+    starts = unit[:ports] + zeros  # left edges, then upper ones
 
     def visit_row(upper, row):
         gates, left, sources = row
@@ -114,7 +116,7 @@ def _block_gatings(gates: GridGates, block: int, structure: str) -> tuple[Array,
     lower, (right, marked) = lax.scan(visit_row, starts[block:], (gates, starts[:block], sources))
     leaving = jnp.concatenate([right, lower])
     marked = marked.reshape(nodes, *marked.shape[2:])
-    leaving, marked = (jnp.moveaxis(x, -1, 0).reshape(*blocks, -1, ports + nodes) for x in (leaving, marked))
+    leaving, marked = (jnp.moveaxis(x, -1, 0).reshape(*blocks, *x.shape[:-1]) for x in (leaving, marked))
     return leaving[..., :ports], leaving[..., ports:], marked[..., :ports], marked[..., ports:]
 
 

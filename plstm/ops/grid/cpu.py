@@ -9,6 +9,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
@@ -67,7 +68,7 @@ def shared_incoming(gates: GridGates, direct: Array) -> Array:
     g = _batch_last(gates)
     leads_out = (jnp.arange(width) == width - 1)[:, None]  # of the grid: a row's last right edge
     s_r, t_r = (jnp.where(leads_out, 0, gate) for gate in (g.s_r, g.t_rl))
-    used = (gate.reshape(4, height * width, -1) for gate in (s_r, g.s_d, t_r, g.t_dl, g.m_l))
+    used = (lax.collapse(gate, 1, 3) for gate in (s_r, g.s_d, t_r, g.t_dl, g.m_l))
     return _batch_first(_shared_incoming((height, width), *used), direct)
 
 
@@ -83,7 +84,7 @@ def d_mode(gates: GridGates, direct: Array) -> Array:
     within_row = add_up(mirror(within_row, rows=(0,), columns=(1, 2))).transpose(2, 0, 1, 3)  # [x', y, x, B]
     down = jnp.stack(mirror(down, rows=(1, 2), columns=(0,))).transpose(0, 3, 1, 2, 4)  # [4, y', x', y, B]
     matrix = fix_layout(_turn_once(fix_layout(down), fix_layout(turned), fix_layout(within_row)))
-    return _batch_first(matrix.reshape(height * width, height * width, -1), direct)
+    return _batch_first(matrix.reshape(height * width, height * width, matrix.shape[-1]), direct)
 
 
 def _segment_products(transition: Array) -> Array:
@@ -142,7 +143,7 @@ def _shared_incoming_forward(grid: tuple[int, int], s_r, s_d, t_r, t_d, m):
         up = t_d[:, above, None] * _node(h, n) + jnp.where(n >= width, emitted(above, s_d), 0)
         return lax.dynamic_update_index_in_dim(h, left + up, n + width, 0)
 
-    empty = jnp.zeros((nodes + width, 4, nodes, m.shape[-1]), m.dtype)
+    empty = jnp.zeros_like(m, shape=(nodes + width, 4, nodes, m.shape[-1]))
     h = lax.fori_loop(0, nodes, visit, empty)[width:]
     marked = _mirror_nodes([m[n][:, None] * h[:, n] for n in range(4)], grid)
     return fix_layout(add_up(marked)), (h, t_r, t_d, m)
@@ -166,7 +167,7 @@ def _shared_incoming_backward(grid, saved, cotangent):
         rows = add_up(tensor[..., y, :, :] for y in range(height))
         return add_up(rows[..., x, :] for x in range(width))
 
-    d_h = lax.fori_loop(0, nodes, visit, jnp.zeros((nodes + width, *h.shape[1:]), h.dtype))
+    d_h = lax.fori_loop(0, nodes, visit, jnp.zeros_like(h, shape=(nodes + width, *h.shape[1:])))
     right = d_h[1 : nodes + 1]  # what leaves a node by its right edge
     down = d_h[width:]  # ... by its lower edge
     d_m = [sum_sources(h[:, n] * mirrored) for n, mirrored in enumerate(_mirror_nodes([cotangent] * 4, grid))]
@@ -185,8 +186,8 @@ _node = partial(lax.dynamic_index_in_dim, axis=0, keepdims=False)
 
 def _image_numbers(grid: tuple[int, int]) -> Array:
     """The number in image coordinates of every mirrored node: [4, N]."""
-    with jax.ensure_compile_time_eval():
-        return jnp.stack(_mirror_nodes([jnp.arange(grid[0] * grid[1])] * 4, grid))
+    numbers = np.arange(grid[0] * grid[1]).reshape(grid)
+    return jnp.asarray([numbers, numbers[:, ::-1], numbers[::-1], numbers[::-1, ::-1]]).reshape(4, numbers.size)
 
 
 def _mirror_nodes(directions: list[Array], grid: tuple[int, int]) -> list[Array]:
@@ -204,15 +205,15 @@ def _batch_last(gates: GridGates) -> GridGates:
 def _batch_first(matrix: Array, direct: Array) -> Array:
     """[N, N, B] -> [B, N, N], with `direct` [B, Y, X] added to the diagonal. The barriers keep XLA from fusing the slow
     walk across the batch with other work."""
-    diagonal = direct.reshape(-1, len(matrix)).T
+    diagonal = lax.collapse(direct, 1).T
     matrix = fix_layout(matrix + jnp.eye(len(matrix), dtype=diagonal.dtype)[..., None] * diagonal)
     return lax.optimization_barrier(jnp.moveaxis(matrix, -1, 0))
 
 
 def _batch_first_backward(grid, cotangent):
     cotangent = fix_layout(lax.optimization_barrier(jnp.moveaxis(cotangent, 0, -1)))
-    diagonal = cotangent.reshape(-1, cotangent.shape[-1])[:: len(cotangent) + 1]
-    return cotangent, diagonal.T.reshape(-1, *grid)
+    diagonal = lax.collapse(cotangent, 0, 2)[:: len(cotangent) + 1]
+    return cotangent, diagonal.T.reshape(cotangent.shape[-1], *grid)
 
 
 _batch_first.defvjp(lambda matrix, direct: (_batch_first(matrix, direct), direct.shape[1:]), _batch_first_backward)

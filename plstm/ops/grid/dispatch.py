@@ -14,7 +14,7 @@ from jax import Array
 import plstm.ops.grid.cpu as cpu
 import plstm.ops.grid.kernels as kernels
 from plstm.errors import UserError
-from plstm.ops.common import accumulation_dtype, check_axes, check_choice, split_over_devices
+from plstm.ops.common import accumulation_dtype, check_axes, check_choice, public_operator, split_over_devices
 from plstm.ops.grid.chunkwise import chunkwise
 from plstm.ops.grid.gates import GATE_AXES, STRUCTURES, GridGates
 from plstm.ops.grid.matrix import FORMS, by_matrix
@@ -25,6 +25,7 @@ WIDEST_FUSED = 64  # columns: what the kernels carry should fit the registers
 MAX_MATRIX_BYTES = 2**33  # of gating matrices at once under method="auto"; CPUs have a limit of their own
 
 
+@public_operator
 def plstm2d(
     q: Array, k: Array, v: Array, gates: GridGates, direct: Array, *, method: str = "auto", structure: str = "general"
 ) -> Array:
@@ -39,8 +40,9 @@ def plstm2d(
     matrix is then made in the fastest form. structure: see `plstm.ops.grid.gates`. Where a training step is traced
     under the mesh of several devices, each works on its own part of axis 0.
 
-    Returns [..., Y, X, d_v] in v's dtype, with reverse-mode derivatives only. Raises ValueError where shapes disagree,
-    a method or structure is unknown, or "fused" cannot run here; UserError where this JAX lacks Pallas.
+    Returns [..., Y, X, d_v] in v's dtype, with reverse-mode derivatives only but for "recurrent". Raises ValueError
+    where shapes disagree, an axis that is named is empty, a method or structure is unknown, or "fused" cannot run here;
+    UserError where this JAX lacks Pallas.
     """
     check_choice("method", method, METHODS)
     check_choice("structure", structure, STRUCTURES)

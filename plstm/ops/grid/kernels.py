@@ -78,12 +78,13 @@ def fused(
     nodes = height * width
     columns = _padded(width)
     dtype = accumulation_dtype(*gates)
-    stacked = jnp.stack(fill_unread(gates, structure), axis=-4).astype(dtype).reshape(-1, len(gates), 4, height, width)
+    stacked = lax.collapse(jnp.stack(fill_unread(gates, structure), axis=-4).astype(dtype), 0, -4)
     block = min(block or min(64, max(SMALLEST, LARGEST_TILE // columns)), _padded(nodes))
     plan = Plan(height, width, nodes, columns, key_size**-0.5, structure == "d_mode", block, interpret)
     q, k = (x.astype(jnp.promote_types(q.dtype, k.dtype)) for x in (q, k))
-    heads = (_pad(x.reshape(-1, plan.nodes, x.shape[-1]), _padded(x.shape[-1])) for x in (q, k, v))
-    hidden = _operator(plan, *heads, stacked, direct.astype(dtype).reshape(-1, plan.nodes))
+    by_head = (x.reshape(len(stacked), nodes, x.shape[-1]) for x in (q, k, v))
+    heads = (_pad(x, _padded(x.shape[-1])) for x in by_head)
+    hidden = _operator(plan, *heads, stacked, direct.astype(dtype).reshape(len(stacked), nodes))
     return hidden[..., : v.shape[-1]].reshape(v.shape)
 
 
@@ -278,7 +279,7 @@ def _targets_of(plan: Plan, x):
 
 def _rows_of(plan: Plan, x: Array):
     """x [heads, N, d] as [heads, Y, X, d] and a head's rows, with padded columns outside the array."""
-    rows = x.reshape(-1, plan.height, plan.width, x.shape[-1])
+    rows = x.reshape(len(x), plan.height, plan.width, x.shape[-1])
     return rows, _tiles((None, plan.height, plan.columns, x.shape[-1]), {0: HEAD})
 
 

@@ -10,15 +10,25 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
-from plstm.ops.common import accumulation_dtype, add_up, attend, check_axes, check_choice, chunked_map, product
+from plstm.ops.common import (
+    accumulation_dtype,
+    add_up,
+    attend,
+    check_axes,
+    check_choice,
+    chunked_map,
+    product,
+    public_operator,
+)
 from plstm.ops.grid.cpu import FASTEST_FORM, d_mode, num_chunks, shared_incoming
 from plstm.ops.grid.gates import GATE_AXES, STRUCTURES, GridGates, fill_unread, mirror, mirror_gates
 from plstm.ops.grid.recurrence import scan_sources
 from plstm.ops.sequence import segment_products
 
 
+@public_operator
 def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "auto") -> Array:
     """The gating matrix G of Equation 3: for each pair of nodes the sum over all paths of source, transitions and mark.
 
@@ -26,13 +36,14 @@ def gating_matrix(gates: GridGates, *, structure: str = "general", form: str = "
     has reverse-mode derivatives only.
 
     Gates [..., 4, Y, X] give G [..., Y, X, Y, X] in their dtype, at least float32: source node, then target; directions
-    summed; zero from a node to itself. Raises ValueError where shapes disagree, or a structure or form is unknown.
+    summed; zero from a node to itself. Raises ValueError where shapes disagree, Y or X is 0, or a structure or form is
+    unknown.
     """
     check_choice("structure", structure, STRUCTURES)
     check_axes(GATE_AXES, *gates)
     *lead, _, height, width = gates.s_r.shape
     dtype = accumulation_dtype(*gates)
-    gates = jax.tree.map(lambda gate: gate.reshape(-1, *gate.shape[-3:]).astype(dtype), gates)
+    gates = jax.tree.map(lambda gate: lax.collapse(gate, 0, -3).astype(dtype), gates)
     no_direct = jnp.zeros_like(gates.s_r[:, 0])
     gating = _gating_by_target(gates, no_direct, structure, form).swapaxes(1, 2)
     return gating.reshape(*lead, height, width, height, width)
@@ -48,7 +59,7 @@ def by_matrix(
 
     def one_chunk(q, k, v, gates, direct):
         gating = _gating_by_target(gates, direct, structure, form)
-        q, k, flat_v = (x.reshape(-1, nodes, x.shape[-1]) for x in (q, k, v))
+        q, k, flat_v = (lax.collapse(x, 1, 3) for x in (q, k, v))
         return attend(q, k, flat_v, gating, key_size**-0.5).astype(v.dtype).reshape(v.shape)
 
     def turn(tensor):  # the batch moves fastest, as in `plstm.nn.gates`

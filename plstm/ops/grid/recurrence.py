@@ -31,7 +31,7 @@ def plstm2d_oracle(q: Array, k: Array, v: Array, gates: GridGates, direct: Array
     scale = q.shape[-1] ** -0.5
     dtype = jnp.result_type(q, k, v, *gates)
     nodes = tuple(jnp.moveaxis(x.astype(dtype), (-3, -2), (0, 1)) for x in (scale * q.astype(dtype), k, v))
-    empty = jnp.zeros((*q.shape[:-3], 4, k.shape[-1], v.shape[-1]), dtype)
+    empty = jnp.zeros_like(nodes[0], shape=(*q.shape[:-3], 4, k.shape[-1], v.shape[-1]))
 
     def emit(node):
         _, k, v = node
@@ -51,7 +51,7 @@ def scan_sources(gates: GridGates) -> Array:
     nodes = height * width
     dtype = gates.s_r.dtype
     signals = jnp.eye(nodes, dtype=dtype).reshape(height, width, *(1,) * len(lead), nodes)
-    empty = jnp.zeros((*lead, 4, nodes), dtype)
+    empty = jnp.zeros_like(gates.s_r, shape=(*lead, 4, nodes))
     received = _sum_directions(gates, signals, empty, "general", lambda signal: signal, lambda marked, _: marked)
     return jnp.moveaxis(received.reshape(nodes, *lead, nodes), 0, -2)
 
