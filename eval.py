@@ -46,8 +46,6 @@ def print_metrics(options: EvalConfig) -> None:
     config = config_of(source, options.paths.runs)
     typed = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
     check_typed(typed, config, options)
-    if "data.root" not in typed:
-        options.data.root = getattr(config.data, "root", None) or options.data.root  # the run's before the machine's
     task = choose_task(config, options)
     if options.data.split not in (None, *task.splits):
         raise UserError(f"data.split={options.data.split}: choose one of {', '.join(task.splits)}")

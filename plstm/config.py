@@ -21,6 +21,10 @@ ExperimentName = Annotated[
     str, Matches(r"(?=.{1,64}$)[\w.+-]+(/[\w.+-]+)*", "a name such as arrow/plstm, of at most 64 letters")
 ]
 
+VariantNames = Annotated[
+    str, Matches(r"(?=.{1,64}$)[\w.+-]+(,[\w.+-]+)*", "names such as balanced,d_mode, of at most 64 letters")
+]
+
 
 @dataclass
 class OptimConfig:
@@ -75,7 +79,7 @@ class PathsConfig:
 @dataclass
 class Config:
     experiment: ExperimentName = "custom"  # the file of configs/experiment; groups runs in tables and in W&B
-    variant: str | None = None  # the files of configs/variant, such as d_mode or balanced,d_mode
+    variant: VariantNames | None = None  # the files of configs/variant, such as d_mode or balanced,d_mode
     task: str = "arrow"  # of plstm.tasks.TASKS; the files of configs/data set it
     seed: Natural = 43  # of initialisation, data order, augmentation and stochastic depth
     model: Any = MISSING  # the config of a family of plstm.models.MODELS
@@ -93,11 +97,11 @@ class Config:
 
 @dataclass
 class EvalDataConfig:
-    """What to evaluate on. Keys that are null are as the run had them."""
+    """What to evaluate on. Keys that are null are as the run had them, but for the places `root` and `path`."""
 
     split: str | None = None  # null: all splits that the end of training evaluates
     folder: str | None = None  # instead: a folder of class folders of images, named as the classes or by their numbers
-    root: Root | None = None  # folder of all data sets
+    root: Root | None = None  # folder of all data sets; null: as for a run
     path: str | None = None  # folder of one's own pictures
     generate: bool | None = None  # make missing images; otherwise missing data is an error
     download: bool | None = None  # fetch a missing set; otherwise missing data is an error

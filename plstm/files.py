@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 from plstm.errors import UserError
 
@@ -50,17 +50,21 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def lock(file: IO, path: Path, wait: bool = True) -> None:
-    """Locks the file, open for writing, until it is closed; `path` names what it stands for. BlockingIOError: another
-    process has it, and not `wait`. A file system without locks (Lustre without -o flock, NFS without lockd) gets a line
-    on standard error instead."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        why = f"cannot be locked ({error.strerror}); do not start two processes that write there"
-        print(f"{path}: {why}", file=sys.stderr, flush=True)
+@contextlib.contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Holds the lock file `path`, made where missing; gives False where another process has it and not `wait`. OSError:
+    it cannot be opened, or is a symbolic link, which is not followed. A file system without locks (Lustre without
+    -o flock, NFS without lockd) gets a line on standard error instead."""
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)) as file:
+        is_ours = True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            is_ours = False
+        except OSError as error:
+            why = f"cannot be locked ({error.strerror}); do not start two processes that write there"
+            print(f"{path.parent}: {why}", file=sys.stderr, flush=True)
+        yield is_ours
 
 
 def write_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:

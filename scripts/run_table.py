@@ -35,10 +35,11 @@ from plstm.studies import sweeps
 from plstm.studies.definitions import TableDefinition, load_table
 from plstm.studies.figures import draw_table
 from plstm.studies.plans import planned_config
-from plstm.studies.records import Hardware, Record, read_records
+from plstm.studies.records import Record, read_records
 from plstm.studies.tables import render_table, text_table
 from plstm.studies.weights import missing_weights
 from plstm.tasks import TASKS
+from plstm.training.environment import Hardware
 from plstm.training.flops import MANY_HOURS
 from scripts.common import Parser, machine_folder, positive
 

@@ -40,7 +40,8 @@ def test_a_killed_run_resumes_exactly_from_a_copy_of_the_pictures(start, train, 
 
 def test_eval_and_classify_take_the_run(trained, pictures, tmp_path):
     run = f"run={run_folder(trained).name}"
-    (_, line) = call("eval.py", run, *paths(trained)).splitlines()
+    assert "data.path: name the folder of pictures" in one_error(call("eval.py", run, *paths(trained), status=2))
+    (_, line) = call("eval.py", run, f"data.path={pictures}", *paths(trained)).splitlines()
     loss = record_of(trained).metrics["last"]["val"]["loss"]
     assert line == f"val       loss {loss:.6f}  accuracy 1.000000  (4 images)"
     (_, line) = call("eval.py", run, f"data.folder={pictures}/train", *paths(trained)).splitlines()

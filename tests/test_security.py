@@ -20,14 +20,16 @@ import data.graphs.tudataset as tudataset
 import train
 from data.arrow_pointing.builder import _read
 from data.decoding import MOST_PIXELS, CorruptImage, decode
+from data.imagenet.folders import TOY as TOY_PICTURES
 from data.imagenet.folders import folder_source
 from data.imagenet.source import load_source, prepare
 from plstm.config import Config
 from plstm.errors import UserError
-from plstm.runs.cli import run_entry
-from plstm.runs.compose import register, schema, to_config
-from plstm.runs.folders import load_config
-from plstm.runs.identity import plain_config
+from plstm.runs.cli import check_command, run_entry
+from plstm.runs.compose import compose_experiment, from_file, register, schema, to_config
+from plstm.runs.folders import load_config, load_overrides, lock_folder
+from plstm.runs.identity import plain_config, run_name
+from plstm.runs.local import local_settings
 from plstm.runs.weights import config_of, from_checkpoint
 from plstm.studies.definitions import load_table, read_baselines
 from plstm.studies.records import read_records, record_problems
@@ -92,10 +94,79 @@ def test_yaml_tags_are_refused_wherever_yaml_is_read(sign, tmp_path):
             load_table(table)
 
 
-def test_a_config_nested_too_deeply_is_refused(tmp_path):
-    write_config(tmp_path / "run", "{a: " * 300 + "1" + "}" * 300)
-    with pytest.raises(UserError, match="not the config of a run"):
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
+
+
+@pytest.mark.parametrize("text", [BOMB, "{a: " * 400 + "1" + "}" * 400, "x: " + "y" * 200_000, "a: \xff", "*a"])
+def test_yaml_that_takes_long_to_read_or_is_none_is_refused(tmp_path, text):
+    path = write_config(tmp_path / "run", "")
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError, match="not the config of a run") as refused:
         load_config(tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    path.rename(path.with_name("overrides.yaml"))
+    assert load_overrides(tmp_path / "run") == []
+    with pytest.raises(UserError, match=f"{path.parent}/overrides.yaml: cannot be read"):
+        local_settings(path.with_name("overrides.yaml"))
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "checkpoints/damaged", ".hydra", "wandb"])
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_run_s_folder_with_a_link_that_leaves_it_is_refused(tmp_path, name, is_broken):
+    victim = tmp_path / "victim"
+    if not is_broken:
+        write_config(victim, plain())
+    before = sorted(tmp_path.rglob("*"))
+    link = tmp_path / "runs" / "run" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to("../" * (3 + name.count("/")) + "victim")
+    for read in (load_config, lambda folder: lock_folder(folder).__enter__()):
+        with pytest.raises(UserError, match=f"{link}: a symbolic link that leads out of the run's folder; remove it"):
+            read(tmp_path / "runs" / "run")
+    assert sorted(path for path in tmp_path.rglob("*") if tmp_path / "runs" not in (path, *path.parents)) == before
+
+
+def test_links_within_a_run_s_folder_and_to_it_are_followed(tmp_path):
+    """W&B makes some, and links to its logs."""
+    write_config(tmp_path / "run", plain())
+    (tmp_path / "run" / "wandb" / "offline-run").mkdir(parents=True)
+    (tmp_path / "run" / "wandb" / "latest-run").symlink_to("offline-run")
+    (tmp_path / "run" / "wandb" / "offline-run" / "core.log").symlink_to("/somewhere/core.log")
+    (tmp_path / "link").symlink_to("run")
+    with lock_folder(tmp_path / "link"):
+        assert load_config(tmp_path / "link").task == "arrow"
+
+
+def test_places_of_this_machine_are_not_taken_from_a_file(tmp_path):
+    for task, key in (("arrow", "root"), ("folder", "path")):
+        config = (
+            plain()
+            if task == "arrow"
+            else plain_config(compose_experiment("folder/plstm", f"data.path={TOY_PICTURES}"))
+        )
+        config["data"][key] = "/home/somebody"
+        write_config(tmp_path, config)
+        assert getattr(load_config(tmp_path).data, key) is None
+
+
+@pytest.mark.parametrize("key", ["experiment", "variant", "data.name"])
+@pytest.mark.parametrize("name", ["/../../victim", "../up", "a/../../b", "/root", "a\0b", "\x1b[31m", "x" * 300, ""])
+def test_a_run_s_name_is_one_of_a_file(tmp_path, key, name):
+    config = OmegaConf.create(plain_config(compose_experiment("graphs/gin", "data.fold=0")))
+    OmegaConf.update(config, key, name)
+    try:
+        found = run_name(from_file(OmegaConf.to_container(config)))
+    except UserError as refused:
+        assert str(refused).isprintable()
+    else:
+        assert "/" not in found and found.isprintable() and len(found) < 200
+
+
+@pytest.mark.parametrize("word", ["+hydra.callbacks.x._target_=os.mkdir", "hydra.launcher._target_=os.mkdir"])
+def test_no_override_names_code(word):
+    for words in ([word], ["-m", word], ["+x={y: {_target_: os.mkdir}}"]):
+        with pytest.raises(UserError, match="_target_ names code that would run; leave it out"):
+            check_command([*words, "experiment=arrow/vit"], Config)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +229,8 @@ def test_records_and_baselines_are_json_and_nothing_else(sign, tmp_path):
         (tmp_path / "runs" / "arrow-plstm.jsonl").write_bytes(content)
         with pytest.raises(UserError, match="arrow-plstm.jsonl, line 1"):
             read_records(tmp_path)
-        (tmp_path / "baselines" / "arrow-48.json").write_bytes(content)
-        with pytest.raises(UserError, match="arrow-48.json"):
+        (tmp_path / "baselines" / "arrow-96.json").write_bytes(content)
+        with pytest.raises(UserError, match="arrow-96.json"):
             read_baselines(load_table(ROOT / "configs/study/arrow-demo.yaml"), tmp_path)
 
 

@@ -16,7 +16,7 @@ from data.arrow_pointing.geometry import DISTRIBUTIONS, LABELS, SPLITS, ArrowVar
 from data.loading import PackedSplit, pack, packed_bytes
 from data.tfds import TfdsSource, damage_named, quiet_tfds
 from plstm.errors import UserError
-from plstm.files import data_root, lock, write_errors, write_file
+from plstm.files import data_root, locked, write_errors, write_file
 
 VERSION = "1.0.0"
 IMAGES_A_MINUTE = 100_000
@@ -89,8 +89,7 @@ def prepare(variant: ArrowVariant, root: str | None = None, generate: bool = Tru
             return builder
         if not generate:
             raise UserError(f"{builder.data_path}: no data there; data.generate=true makes it, or see data.root")
-        with write_errors(folder), open(folder / f".arrow_pointing_{variant.name}.lock", "w") as file:
-            lock(file, Path(file.name))
+        with write_errors(folder), locked(folder / f".arrow_pointing_{variant.name}.lock"):
             builder = _builder(variant, folder)  # another process may have prepared it meanwhile
             if not builder.is_prepared():
                 images = sum(variant.images(split) for split in SPLITS)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plstm.errors import DownloadError, UserError
-from plstm.files import data_root, lock
+from plstm.files import data_root, locked
 
 URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
 MOST_BYTES = 2**31  # of a set
@@ -177,8 +177,7 @@ def _download(name: str, folder: Path) -> Path:
     url = URL.format(name=name)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with open(folder.parent / f".{name}.lock", "w") as file, tempfile.TemporaryDirectory(dir=folder.parent) as new:
-            lock(file, Path(file.name))
+        with locked(folder.parent / f".{name}.lock"), tempfile.TemporaryDirectory(dir=folder.parent) as new:
             if not (folder / f"{name}_A.txt").is_file():
                 print(f"TUDataset: fetching {url}", file=sys.stderr)
                 _unpack(name, url, _fetch(url), Path(new, name))

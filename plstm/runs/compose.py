@@ -1,6 +1,7 @@
 """A run's config: its checks, and its way from Hydra and from files."""
 
 import contextlib
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import is_dataclass
@@ -23,6 +24,9 @@ from plstm.runs import small
 from plstm.runs.identity import named
 from plstm.runs.overrides import CONFIGS
 from plstm.tasks import TASKS
+
+MOST_BYTES = 100_000  # of a run's config; they have 3,000
+MOST_DEPTH = 20
 
 
 # ---------------------------------------------------------------------- checks
@@ -186,11 +190,30 @@ def _with_data(node: DictConfig, task: str) -> DictConfig:
     return OmegaConf.merge(node, {"data": {key: value for key, value in inferred.items() if key in missing}})
 
 
+def read_yaml(path: Path) -> Any:
+    """What a YAML file of anybody's holds. Raises OSError, and UserError where it is no YAML, larger or deeper than a
+    config, or has an alias, a few of which could stand for gigabytes."""
+    with open(path, "rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    depth = 0
+    try:
+        for event in yaml.parse(content):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if len(content) > MOST_BYTES or depth > MOST_DEPTH or isinstance(event, yaml.AliasEvent):
+                raise UserError(f"over {MOST_BYTES:,} bytes, nested over {MOST_DEPTH} deep, or with an alias (*)")
+        return OmegaConf.to_container(OmegaConf.load(io.BytesIO(content)))
+    except (OSError, ValueError, TypeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise UserError(_one_line(error)) from error
+
+
 def from_file(plain: Any) -> Config:
-    """The checked config of a run that was read from a file, which may be anybody's. Raises UserError where it has an
-    interpolation or a missing value, which could read this machine; a run's own file has none."""
+    """The checked config of a run that was read from a file, which may be anybody's: where data lie this machine says.
+    Raises UserError where it has an interpolation or a missing value, which could read this machine; a run's own file
+    has none."""
     if found := re.search(r"\$\{[^}]*}?|'\?\?\?'", str(plain)):
         raise UserError(f"{found[0]} would be filled in from this machine; write the value itself")
+    if isinstance(plain, dict) and isinstance(plain.get("data"), dict):
+        plain = plain | {"data": {key: value for key, value in plain["data"].items() if key not in ("root", "path")}}
     return to_config(OmegaConf.create(plain))
 
 

@@ -19,6 +19,7 @@ from plstm.runs.folders import find_run, load_config, open_checkpoint, restore_s
 from plstm.runs.identity import ID_DIGITS, run_id
 from plstm.runs.weights import is_weights_file
 from plstm.training.checkpoints import Checkpoints
+from plstm.training.state import RunState
 from plstm.training.steps import named_leaves
 
 # Keys of `model` in which the two models may differ: they do not change the parameters' meaning.
@@ -77,7 +78,7 @@ def _open_run(run: str, config: Config) -> tuple[Config, Checkpoints, int]:
     _check_model(f"the run {folder}", trained.model, config.model)
     checkpoints, step = open_checkpoint(folder, trained, config.init_checkpoint, "init_checkpoint")
     last = checkpoints.last_step()
-    if checkpoints.info(last)["final"] is None:
+    if RunState.from_json(checkpoints.info(last), folder).final is None:
         raise UserError(f"init_from={folder}: this run has not finished (stopped at step {last:,}); finish it first")
     return trained, checkpoints, step
 

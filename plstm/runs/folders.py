@@ -1,27 +1,27 @@
 """The folders of runs: their lock, config and checkpoints."""
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import yaml
 from flax import nnx
 from jax.sharding import Sharding, SingleDeviceSharding
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from plstm.config import Config
 from plstm.errors import UserError
-from plstm.files import check_writable, lock, write_errors, write_file
+from plstm.files import check_writable, locked, write_errors, write_file
 from plstm.models import build_model
-from plstm.runs.compose import from_file
+from plstm.runs.compose import from_file, read_yaml
 from plstm.runs.identity import plain_config, run_id
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.optimizers import build_optimizer
 from plstm.training.processes import is_main
+from plstm.training.state import RunState
 from plstm.training.steps import TrainState, init_state
 from plstm.training.tracking import choose_mode
 
@@ -33,15 +33,12 @@ DEMO_RUNS = Path("outputs/demo/checkpoints")  # where `make demo` puts its runs,
 def lock_folder(folder: Path) -> Iterator[None]:
     """Holds a run's folder, made where missing, and removed where a UserError leaves it empty. Raises UserError where
     another process holds it, or it is read-only."""
-    with write_errors(folder, "choose another paths.runs"):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / ".lock", "w")  # noqa: SIM115 (held until the end of the with block below)
-    with file:
-        try:
-            lock(file, folder, wait=False)
-        except BlockingIOError:
-            busy = f"{folder}: this run is being trained by another process; wait for it or stop it"
-            raise UserError(busy) from None
+    with contextlib.ExitStack() as stack:
+        with write_errors(folder, "choose another paths.runs"):
+            folder.mkdir(parents=True, exist_ok=True)
+            check_links(folder)
+            if not stack.enter_context(locked(folder / ".lock", wait=False)):
+                raise UserError(f"{folder}: this run is being trained by another process; wait for it or stop it")
         try:
             yield
         except UserError:
@@ -49,6 +46,18 @@ def lock_folder(folder: Path) -> Iterator[None]:
                 if [path.name for path in folder.iterdir()] == [".lock"]:  # refused before it began
                     shutil.rmtree(folder)
             raise
+
+
+def check_links(folder: Path) -> None:
+    """Raises UserError for a symbolic link, at any depth, that leads out of a run's folder: to write there would change
+    other files. The folder itself may be one."""
+    whole = os.path.realpath(folder)
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            if path.is_symlink() and os.path.commonpath([whole, os.path.realpath(path)]) != whole:
+                raise UserError(f"{path}: a symbolic link that leads out of the run's folder; remove it")
+        if Path(parent) == folder / "wandb":
+            folders.clear()  # W&B links to its logs, and writes into a new folder each time
 
 
 def check_places(config: Config) -> None:
@@ -91,19 +100,21 @@ def write_config(folder: Path, config: Config, overrides: list[str]) -> None:
 
 
 def load_config(folder: Path) -> Config:
-    """The checked config that the run in `folder` was started with. Raises UserError where it is missing or damaged."""
+    """The checked config that the run in `folder` was started with. Raises UserError where it is missing or damaged, or
+    `check_links` does."""
     path = folder / ".hydra" / "config.yaml"
+    check_links(folder)
     try:
-        return from_file(OmegaConf.to_container(OmegaConf.load(path)))
-    except (OSError, ValueError, TypeError, RecursionError, UserError, yaml.YAMLError, OmegaConfBaseException) as error:
+        return from_file(read_yaml(path))
+    except (OSError, ValueError, TypeError, UserError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: not the config of a run ({str(error).splitlines()[0]})") from error
 
 
 def load_overrides(folder: Path) -> list[str]:
     """The overrides that the run in `folder` was started with; none where they cannot be read."""
     try:
-        return [str(word) for word in yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text()) or []]
-    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        return [str(word) for word in read_yaml(folder / ".hydra" / "overrides.yaml")]
+    except (OSError, TypeError, UserError):
         return []
 
 
@@ -123,13 +134,16 @@ def open_checkpoint(folder: Path, config: Config, which: str, key: str = "checkp
 
 def restore_state(
     checkpoints: Checkpoints, step: int, config: Config, sharding: Sharding | None = None
-) -> tuple[nnx.GraphDef, TrainState, dict[str, Any]]:
-    """The model's definition, the training state and the info of a run's checkpoint; no data are needed."""
-    info = checkpoints.info(step)
+) -> tuple[nnx.GraphDef, TrainState, RunState]:
+    """The model's definition and all of a run's checkpoint; no data are needed."""
+    run = RunState.from_json(checkpoints.info(step), checkpoints.folder.parent)
     sharding = sharding or SingleDeviceSharding(jax.local_devices()[0])
     optimizer = build_optimizer(config.optim, lambda step: 0.0)
-    model = nnx.eval_shape(lambda: build_model(config.model, 0, info["sizes"]))
+    try:
+        model = nnx.eval_shape(lambda: build_model(config.model, 0, run.sizes))
+    except KeyError as error:
+        raise UserError(f"{checkpoints.folder}/{step}: a damaged checkpoint, without the size {error}") from error
     graphdef = nnx.graphdef(model)
     state = nnx.eval_shape(lambda: init_state(model, optimizer)[1])
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state)
-    return graphdef, checkpoints.restore(step, like)[0], info
+    return graphdef, checkpoints.restore(step, like)[0], run

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from plstm.errors import UserError
+from plstm.runs.compose import read_yaml
 from plstm.runs.overrides import CONFIGS
 
 LOCAL = CONFIGS / "local" / "default.yaml"
@@ -17,13 +17,13 @@ LOCAL_KEYS = ("paths", "logger", "data.root", "data.workers")  # what that file 
 def local_settings(path: Path = LOCAL) -> DictConfig:
     """A machine's own settings; UserError if they change what is computed: git does not see that file."""
     try:
-        settings = OmegaConf.load(path) if path.is_file() else OmegaConf.create()
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
+        settings = OmegaConf.create(read_yaml(path) if path.is_file() else {})
+    except UserError as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
     if not isinstance(settings, DictConfig):
         raise UserError(f"{path}: write keys and their values, such as paths: {{runs: /data/runs}}")
     if settings and not GLOBAL.match(path.read_text(encoding="utf-8")):
-        raise UserError(f"{path}: must begin with the line # @package _global_")
+        raise UserError(f"{path}: must begin with the line # @package _global_, and without a byte-order mark")
     data = settings.get("data") or {}
     for key in [key for key in settings if key != "data"] + [f"data.{key}" for key in data]:
         if key not in LOCAL_KEYS:

@@ -26,6 +26,8 @@ def parse_overrides(words: Sequence[str], schema: type = Config) -> list[Overrid
     overrides = []
     for word in words:
         shown = word[:200]
+        if "_target_" in word:
+            raise UserError(f"{shown}: _target_ names code that would run; leave it out")
         if "=" not in word and not word.startswith("~"):
             hint = f"; did you mean experiment={word}?" if word in choices("experiment") else ""
             raise UserError(f"{shown}: write key=value{hint}")

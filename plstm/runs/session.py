@@ -79,6 +79,8 @@ class Session:
         if last := self.checkpoints.last_step():
             self.state, saved = self.checkpoints.restore(last, self.state)
             self.run = RunState.from_json(saved, folder)
+            if self.run.steps > self.plan.steps:
+                raise UserError(f"{folder}: its checkpoints go beyond step {self.plan.steps:,}; remove the folder")
         elif init_from is not None:
             params = layout.gather(self.state.params)
             weights, origin = initial_weights(init_from, config, params, layout.copies)

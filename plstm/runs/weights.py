@@ -23,6 +23,7 @@ from plstm.runs.compose import from_file
 from plstm.runs.folders import find_run, load_config, open_checkpoint, restore_state
 from plstm.runs.identity import portable_config, run_id
 from plstm.tasks import TASKS
+from plstm.training.state import RunState
 from plstm.training.steps import TrainState
 
 
@@ -36,9 +37,9 @@ def from_checkpoint(source: str | os.PathLike, *, runs: str | os.PathLike = "run
         return load(source)
     folder = find_run(str(source), Path(runs))
     config = load_config(folder)
-    graphdef, state, saved = _restore_newest(folder, config, checkpoint)
+    graphdef, state, run = _restore_newest(folder, config, checkpoint)
     model: Any = nnx.merge(graphdef, state.weights)
-    model.info = trained_info(model, config, saved["sizes"], saved["class_names"], run_id(config), saved["step"])
+    model.info = trained_info(model, config, run.sizes, run.class_names, run_id(config), run.step)
     return model
 
 
@@ -75,7 +76,7 @@ def is_weights_file(source: str | os.PathLike) -> bool:
     return str(source).endswith(".safetensors") or os.path.isfile(source)
 
 
-def _restore_newest(folder: Path, config: Config, which: str) -> tuple[nnx.GraphDef, TrainState, dict[str, Any]]:
+def _restore_newest(folder: Path, config: Config, which: str) -> tuple[nnx.GraphDef, TrainState, RunState]:
     """As `restore_state`; a run that is training may delete a checkpoint while it is read, and has then a newer one."""
     usable = replace(config, model=usable_here(config.model))
     while True:

@@ -8,13 +8,15 @@ import json
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from typing_extensions import TypedDict
 
 from plstm.errors import UserError, first_problem
-from plstm.files import lock, write_file
+from plstm.files import locked, write_file
+from plstm.training.environment import Environment, Hardware
+from plstm.training.state import Time
 
 CURVE_DIGITS = 6  # significant ones
 PRIMARY_METRIC = "accuracy"  # of tables and figures that name no metric
@@ -22,35 +24,16 @@ PRIMARY_METRIC = "accuracy"  # of tables and figures that name no metric
 
 Metrics = dict[str, int | float | None]  # None: not finite
 RunId = Annotated[str, StringConstraints(pattern="^[0-9a-f]{12}$")]
-Time = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")]
 
 
 class Strict(BaseModel, extra="forbid", strict=True, frozen=True, allow_inf_nan=False):
     """Refuses unknown fields, other types, and numbers that are not finite."""
 
 
-class Hardware(TypedDict):
-    """The accelerator as JAX names it, and the processor beside it."""
-
-    platform: str
-    device_kind: str
-    device_count: int
-    cpu_model: str
-    cpu_family: NotRequired[str]  # vendor, family, model and stepping
-    cpu_vectors: NotRequired[str]  # vector instructions
-    cpu_cores: int
-
-
-class Session(TypedDict):
+class Session(Environment):
     """What the steps of a run up to `until` were made with."""
 
     until: int
-    commit: str | None
-    dirty: bool | None
-    versions: dict[str, str | None]
-    hardware: Hardware
-    xla_flags: NotRequired[str | None]
-    jax_settings: NotRequired[dict[str, Any]]
 
 
 class BestMetrics(TypedDict, extra_items=Metrics):
@@ -149,8 +132,7 @@ def write_record(record: Record, points: Iterable[CurvePoint], results_dir: str 
         column[bisect_left(steps, step)] = float(f"{value:.{CURVE_DIGITS}g}")
     line = {"record": dict(record), "curve": curve}
     new = json.dumps(line, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    with open(path.parent / ".lock", "w") as file:
-        lock(file, path.parent)  # processes that write at the same time take turns
+    with locked(path.parent / ".lock"):  # processes that write at the same time take turns
         for left in path.parent.glob(f".{path.name}.*.tmp"):  # by a process that was killed while it wrote
             left.unlink()
         lines = path.read_bytes().splitlines() if path.exists() else []

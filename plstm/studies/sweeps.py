@@ -19,7 +19,8 @@ from plstm.errors import UserError
 from plstm.runs.identity import plain_id
 from plstm.studies.definitions import Measure, Row, TableDefinition, override
 from plstm.studies.plans import planned_config
-from plstm.studies.records import Hardware, Record
+from plstm.studies.records import Record
+from plstm.training.environment import Hardware
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def _multiple(size: float, of: int) -> int:
 @dataclass
 class GraphData(MachineData):
     # PTC_FM, PROTEINS, NCI1, or any other set of TUDataset; becomes part of paths and of an address.
-    name: Annotated[str, Matches("[A-Za-z0-9_-]+", "of letters, digits, _ and -")] = "MUTAG"
+    name: Annotated[str, Matches("[A-Za-z0-9_-]{1,64}", "of at most 64 letters, digits, _ and -")] = "MUTAG"
     # Stratified; each is the test set of one run, and 1 / (folds - 1) of the rest validates.
     folds: Annotated[int, Ge(3)] = 10
     fold: Natural = 0  # which of them tests, from 0

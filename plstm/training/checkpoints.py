@@ -115,7 +115,10 @@ class Checkpoints:
 
     def _mismatch(self, path: Path) -> str | None:
         """How a whole checkpoint differs from one of this run and of the step in its name, in words, or None."""
-        info = json.loads((path / "info" / "metadata").read_text(encoding="utf-8"))
+        try:
+            info = {} | json.loads((path / "info" / "metadata").read_text(encoding="utf-8"))
+        except (OSError, TypeError, ValueError, RecursionError) as error:
+            return f"info/metadata cannot be read ({first_line(error)})"
         run = info.get("run", self.run)
         step = str(info.get("step", path.name))
         if run != self.run:
@@ -208,15 +211,19 @@ class _ChecksummedPath(atomicity.AtomicRenameTemporaryPath):
     """The folder that Orbax writes a checkpoint into; once it is complete, adds SHA256SUMS and renames it."""
 
     async def finalize(self) -> None:
-        if self.get_final().name.isdigit():  # a step, and not one of the items in it
+        if _is_step(self.get_final()):  # and not one of the items in it
             await asyncio.to_thread(_write_checksums, Path(self.get()))
         await super().finalize()
 
 
 def _steps(folder: Path) -> list[Path]:
     """The folders of the complete checkpoints, newest first."""
-    found = [path for path in folder.glob("*") if path.name.isdigit() and path.is_dir()]
+    found = [path for path in folder.glob("*") if _is_step(path) and path.is_dir()]
     return sorted(found, key=lambda path: -int(path.name))
+
+
+def _is_step(path: Path) -> bool:
+    return re.fullmatch("[0-9]+", path.name) is not None  # such as ², which is a digit, are no number
 
 
 def _write_checksums(folder: Path) -> None:

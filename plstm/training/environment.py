@@ -11,8 +11,10 @@ import subprocess
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any, NotRequired
 
 import jax
+from typing_extensions import TypedDict
 
 import plstm
 from plstm.errors import UserError, first_line
@@ -28,8 +30,31 @@ CACHE = Path("~/.cache/plstm/jax").expanduser()
 SHARED_CACHE = ".compiled"
 
 
-def describe_environment(repo_root: str | Path) -> dict:
-    """What is needed to repeat a run, as JSON; `commit` and `dirty` are None unless `repo_root` is that of a clone."""
+class Hardware(TypedDict):
+    """The accelerator as JAX names it, and the processor beside it."""
+
+    platform: str
+    device_kind: str
+    device_count: int  # over all processes
+    cpu_model: str
+    cpu_family: NotRequired[str]  # vendor, family, model and stepping
+    cpu_vectors: NotRequired[str]  # vector instructions
+    cpu_cores: int
+
+
+class Environment(TypedDict):
+    """What is needed to repeat a run."""
+
+    commit: str | None  # None where git did not know
+    dirty: bool | None  # a file under `CODE_PATHS` differs from the commit
+    versions: dict[str, str | None]
+    hardware: Hardware
+    xla_flags: NotRequired[str | None]  # its threads change the last digits of sums
+    jax_settings: NotRequired[dict[str, Any]]  # those that change numbers, where they are not JAX's defaults
+
+
+def describe_environment(repo_root: str | Path) -> dict[str, Any]:
+    """An `Environment`, which is JSON; `commit` and `dirty` are None unless `repo_root` is that of a clone."""
     root = Path(repo_root).resolve()
     top = _git(root, "rev-parse", "--show-toplevel")
     commit = _git(root, "rev-parse", "HEAD")
@@ -42,16 +67,16 @@ def describe_environment(repo_root: str | Path) -> dict:
     hardware = {
         "platform": device.platform,
         "device_kind": device.device_kind,
-        "device_count": jax.device_count(),  # over all processes
+        "device_count": jax.device_count(),
         **_describe_processor(),
         "cpu_cores": core_count(),
     }
     return {
         "commit": commit,
-        "dirty": None if status is None else bool(status),  # a file under `CODE_PATHS` differs from the commit
+        "dirty": None if status is None else bool(status),
         "versions": {"python": platform.python_version(), "plstm": plstm.__version__, **found},
         "hardware": hardware,
-        "xla_flags": os.environ.get("XLA_FLAGS"),  # its threads change the last digits of sums
+        "xla_flags": os.environ.get("XLA_FLAGS"),
         "jax_settings": {name: value for name in NUMERIC if (value := getattr(jax.config, name)) != NUMERIC[name]},
     }
 

@@ -3,44 +3,81 @@
 import dataclasses
 import math
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from annotated_types import Len
+from pydantic import ConfigDict, Field, FiniteFloat, GetPydanticSchema, NonNegativeInt, ValidationError
+from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict
 
 from plstm.config import LoopConfig
-from plstm.errors import UserError
+from plstm.errors import UserError, first_problem
+from plstm.training.environment import Environment
 from plstm.training.tracking import named_values
 
-Found = dict[str, dict[str, float]]  # split -> metric -> value
+Found = dict[str, dict[str, int | float]]  # split -> metric -> value
+Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")]
 
 
-@dataclass
+def _like(schema: Any) -> GetPydanticSchema:
+    """What is checked of a dictionary; mypy does not know `extra_items`."""
+    return GetPydanticSchema(lambda _, handler: handler(schema))
+
+
+class Best(TypedDict, extra_items=dict[str, int | float]):  # type: ignore[call-arg]
+    """The step of the best evaluation, and by split its metrics."""
+
+    step: NonNegativeInt
+
+
+class Session(TypedDict):
+    """One process's work on a run; the next one counts as a part of it unless its environment is another."""
+
+    since: NonNegativeInt  # step
+    environment: Environment
+
+
+class Line(TypedDict, extra_items=int | float | None):  # type: ignore[call-arg]
+    """Of metrics.jsonl: metrics by name."""
+
+    step: NonNegativeInt
+    epoch: float
+    split: str
+
+
+@dataclass(config=ConfigDict(strict=True))
 class RunState:
-    """The JSON part of a checkpoint. A session is one process's work on the run, from its start to its end."""
+    """The JSON part of a checkpoint."""
 
-    steps: int  # the last one: as planned, or earlier where loop.stop_at was reached
-    sizes: dict[str, int]  # of the model, see `Task.sizes`
+    steps: NonNegativeInt  # the last one: as planned, or earlier where loop.stop_at was reached
+    sizes: dict[str, NonNegativeInt]  # of the model, see `Task.sizes`
     class_names: list[str]
-    step: int = 0  # taken
-    evaluated: int = 0  # the last step at which the run was evaluated
-    best: dict[str, Any] | None = None  # {"step": n, split: {metric: value}} of the best evaluation
+    step: NonNegativeInt = 0  # taken
+    evaluated: NonNegativeInt = 0  # the last step at which the run was evaluated
+    best: Annotated[dict[str, Any], _like(Best)] | None = None
     final: Found | None = None  # of loop.final_splits at the run's end
-    seconds: float = 0.0  # of all sessions, up to the last checkpoint
-    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    sessions: list[dict[str, Any]] = field(default_factory=list)  # {"since": step, "environment": ...} at each change
-    averages: dict[str, Any] = field(default_factory=dict)  # `MetricAverager.state`
-    lines: list[dict[str, Any]] = field(default_factory=list)  # of metrics.jsonl
+    seconds: FiniteFloat = 0.0  # of all sessions, up to the last checkpoint
+    started: Time = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    sessions: list[Annotated[dict[str, Any], _like(Session)]] = field(default_factory=list)
+    averages: dict[str, Annotated[list[float], Len(2, 2)]] = field(default_factory=dict)  # `MetricAverager.state`
+    lines: list[Annotated[dict[str, Any], _like(Line)]] = field(default_factory=list)
 
     @classmethod
     def from_json(cls, saved: dict[str, Any], folder: Path) -> Self:
-        """What `to_json` gave. Raises UserError naming the run's folder where other code has saved it."""
+        """What `to_json` gave. Raises UserError naming the run's folder and the field that is missing or wrong."""
         names = {each.name for each in dataclasses.fields(cls)}
-        if missing := sorted(names - saved.keys()):
-            why = f"its checkpoints are of other code, without {missing[0]}"
-            raise UserError(f"{folder}: {why}; remove the folder to train the run anew")
-        return cls(**{name: saved[name] for name in names})
+        try:
+            if missing := sorted(names - saved.keys()):
+                raise UserError(f"without {missing[0]}")
+            return cls(**{name: saved[name] for name in names})
+        except (UserError, ValidationError) as error:
+            why = first_problem(error) if isinstance(error, ValidationError) else error
+            remedy = "remove the folder to train the run anew"
+            raise UserError(f"{folder}: its checkpoints are damaged or of other code ({why}); {remedy}") from error
 
     def to_json(self) -> dict[str, Any]:
         """A copy of its own, as checkpoints are written in the background."""
@@ -74,7 +111,7 @@ class RunState:
         if loop.best_split is None or self.best is None:
             return loop.best_split is not None
         new = found[loop.best_split][metric]
-        old = self.best[loop.best_split][metric]
+        old = self.best.get(loop.best_split, {}).get(metric, -math.inf)
         return new > old or (new == old and loop.best_tie == "latest")
 
     @property

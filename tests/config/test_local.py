@@ -51,7 +51,8 @@ def test_a_local_config_that_is_not_one_is_named(tmp_path):
     path.write_text("paths: {runs: here")
     with pytest.raises(UserError, match=f"{path}: cannot be read .*line 1"):
         local_settings(path)
-    for start in ("", "# my machine\n# @package _global_\n"):  # Hydra does not look behind another line
+    # Hydra does not look behind another line or mark.
+    for start in ("", "# my machine\n# @package _global_\n", "\ufeff# @package _global_\n"):
         path.write_text(f"{start}paths: {{runs: here}}")
         with pytest.raises(UserError, match=f"{path}: must begin with the line # @package _global_"):
             local_settings(path)

@@ -26,7 +26,6 @@ def data_of(composed):
         (["data.generate=true"], "generate", True, False),
         (["experiment=graphs/gin", "data.download=false"], "download", False, True),
         (["experiment=graphs/gin"], "download", True, False),
-        (["data.root=here"], "root", "here", "there"),
         (["data.workers=2"], "workers", 2, 0),
         (["experiment=imagenet/vit"], "max_corrupt", 0.001, 0.5),
     ],

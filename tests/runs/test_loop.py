@@ -1,7 +1,9 @@
 """The loop of train.py: when the host reads from the device, and what a run of several sessions says of them."""
 
+import dataclasses
 import itertools
 import json
+import math
 import re
 import signal
 from types import SimpleNamespace
@@ -178,10 +180,35 @@ def test_of_equal_scores_the_config_says_which_is_best(tie, equal_is_best):
 
 def test_what_a_run_carries_is_restored_and_that_of_other_code_refused(tmp_path):
     run = RunState(steps=8, sizes={"classes": 2}, class_names=["away", "at"], step=3, seconds=1.5)
-    run.begin_session({"commit": "a"})
-    run.lines.append({"step": 3, "loss": None})
+    run.begin_session(session.describe_environment(train.ROOT))
+    run.lines.append({"step": 3, "epoch": 0.5, "split": "train", "loss": None, "count": 4})
+    run.add_evaluation({"val": {"accuracy": 0.5, "loss": math.inf, "count": 4}}, LoopConfig(), "accuracy")
     saved = json.loads(json.dumps(run.to_json()))
     assert RunState.from_json(saved | {"run": "0123"}, tmp_path) == run
+    assert json.dumps(RunState.from_json(saved, tmp_path).to_json()) == json.dumps(saved)
     del saved["sessions"]
-    with pytest.raises(UserError, match=f"{tmp_path}: its checkpoints are of other code, without sessions"):
+    said = f"{tmp_path}: its checkpoints are damaged or of other code (without sessions); remove the folder"
+    with pytest.raises(UserError, match=re.escape(said)):
         RunState.from_json(saved, tmp_path)
+
+
+WRONG = [None, [], {}, "7", -1, math.nan, [1], ["a"], {"a": 1}, {"step": "a"}, [{"step": 1}], {"val": {"loss": "a"}}]
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(RunState)])
+def test_a_value_of_another_shape_is_refused_by_its_name_or_does_no_harm(tmp_path, name):
+    """Whoever changes a checkpoint can write its sums anew."""
+    run = RunState(steps=8, sizes={"classes": 2}, class_names=["away", "at"], step=3)
+    run.begin_session(session.describe_environment(train.ROOT))
+    saved = run.to_json()
+    refused = []
+    for value in WRONG:
+        try:
+            changed = RunState.from_json(saved | {name: value}, tmp_path)
+        except UserError as error:
+            assert f"(field {name}" in str(error) and "\n" not in str(error)
+            refused.append(value)
+        else:
+            changed.summary("accuracy")
+            changed.add_evaluation({"val": {"accuracy": 0.5}}, LoopConfig(), "accuracy")
+    assert len(refused) > 7

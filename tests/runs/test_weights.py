@@ -24,6 +24,7 @@ from plstm.runs.weights import config_of, from_checkpoint
 from plstm.tasks.arrow import ArrowData
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
 from plstm.training.optimizers import build_optimizer
+from plstm.training.state import RunState
 from plstm.training.steps import TrainState
 from scripts import classify
 from tests.models.test_weights import rewrite
@@ -43,7 +44,8 @@ def save_run(folder: Path, config: Config, checkpoints: dict[int, tuple], statis
     optimizer = build_optimizer(config.optim, lambda step: 0.0)
     for step, (params, final, score) in checkpoints.items():
         state = TrainState(jnp.int32(step), params, optimizer.init(params), jnp.int32(-1), statistics)
-        kept.save(step, state, {"sizes": {}, "class_names": ["away", "at"], "final": final}, score)
+        run = RunState(step, {}, ["away", "at"], step, final=final)
+        kept.save(step, state, run.to_json(), score)
     kept.close()
 
 

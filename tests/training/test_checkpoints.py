@@ -205,6 +205,24 @@ def test_a_checkpoint_of_another_run_or_step_is_not_taken(folder, tmp_path, caps
     assert line.endswith(f": {words}; set aside as {copy}/damaged/{name}")
 
 
+@pytest.mark.parametrize("info", ["[]", "[" * 100_000, "7", '{"run": ', '"x"', "[[1]]"])
+def test_info_of_another_shape_is_damage_although_its_sums_fit(folder, tmp_path, capsys, info):
+    copy = shutil.copytree(folder, tmp_path / "checkpoints")
+    (copy / "40" / "info" / "metadata").write_text(info)
+    checkpoints._write_checksums(copy / "40")
+    with pytest.raises(UserError, match=f"{copy}/40: .* it is of|{copy}/40: .*info/metadata cannot be read"):
+        Checkpoints(copy, RUN, read_only=True).info(40)
+    assert Checkpoints(copy, RUN).last_step() == 30
+
+
+@pytest.mark.parametrize("name", ["²", "٣", "x", "40.orbax-checkpoint-tmp", "-1", "1_0"])
+def test_a_folder_that_is_no_step_is_left_alone(folder, tmp_path, capsys, name):
+    copy = shutil.copytree(folder, tmp_path / "checkpoints")
+    (copy / name).mkdir()
+    assert Checkpoints(copy, RUN, read_only=True).last_step() == 40
+    assert Checkpoints(copy, RUN).last_step() == 40 and capsys.readouterr().out == ""
+
+
 def test_a_process_waits_until_it_sees_the_checkpoints_of_process_0(folder, tmp_path, monkeypatch):
     """As the second of two processes, whose listing of a network disk is old."""
     copy = shutil.copytree(folder, tmp_path / "checkpoints")
