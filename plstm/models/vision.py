@@ -53,6 +53,7 @@ class VisionConfig:
     # See plstm.nn.gates.PModeGates.
     gates: Annotated[str, OneOf("released", "printed"), OnlyWith("modes", ("P",))] = "released"
     stm_bias_only: Annotated[bool, WITH_GATES] = False  # source, transition and mark without input weights
+    direct_weight: Annotated[bool, WITH_GATES] = False  # an input weight of the direct gate, as the paper writes it
     # normal: of std sqrt(0.4 / (4 heads)).
     gate_init: Annotated[str, OneOf("zeros", "normal"), WITH_GATES] = "zeros"
     position_embedding: bool = True  # learned, added to the patches
@@ -98,6 +99,7 @@ def make_mixer(config: VisionConfig, mode: str, rngs: nnx.Rngs) -> AttentionMixe
         mode,
         released=config.gates == "released",
         bias_only=config.stm_bias_only,
+        direct_weight=config.direct_weight,
         gate_init=normal if config.gate_init == "normal" else nnx.initializers.zeros,
         dtype=dtype,
         method=config.method,

@@ -9,6 +9,7 @@ from flax import nnx
 
 from plstm.nn.gates import DIRECT_BIAS, DModeGates, PModeGates
 from plstm.nn.layers import divide_heads, head_norm, linear
+from plstm.ops.common import HIGHEST
 from plstm.ops.grid import plstm2d
 
 
@@ -29,8 +30,9 @@ class PLSTMMixer(nnx.Module):
     """pLSTM on a grid in P- or D-mode, then a multi-head RMSNorm and the output projection (Appendix E.1).
 
     dim: channels, a multiple of 4 x heads. released: the P-mode's gates as in the released code, else as printed.
-    bias_only: source, transition and mark do not read the input. gate_init: of the gates' weights. dtype: of the matrix
-    products; parameters, gates and norm are float32. method: of `plstm.ops.grid.plstm2d`.
+    bias_only: source, transition and mark do not read the input. direct_weight: the direct gate does, all channels of
+    it. gate_init: of the gates' weights. dtype: of the matrix products; parameters, gates and norm are float32. method:
+    of `plstm.ops.grid.plstm2d`.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class PLSTMMixer(nnx.Module):
         *,
         released: bool = True,
         bias_only: bool = False,
+        direct_weight: bool = False,
         gate_init: nnx.Initializer = nnx.initializers.zeros,
         dtype=jnp.float32,
         method: str = "auto",
@@ -54,15 +57,24 @@ class PLSTMMixer(nnx.Module):
         make = partial(PModeGates, released=released) if mode == "P" else DModeGates
         self.gates = make(dim, heads, bias_only=bias_only, weight_init=gate_init, rngs=rngs)
         self.direct_bias = nnx.Param(jnp.full((heads,), DIRECT_BIAS, jnp.float32))
+        self.direct_weight = nnx.Param(gate_init(rngs.params(), (heads, dim), jnp.float32)) if direct_weight else None
         self.norm_scale = nnx.Param(jnp.ones((dim,), jnp.float32))
         self.out = linear(dim, dim, dtype=dtype, rngs=rngs, use_bias=False)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[batch, Y, X, dim] -> [batch, Y, X, dim]."""
         q, k, v = (jnp.moveaxis(tensor, -2, 1) for tensor in self.qkv(x))
-        direct = jnp.broadcast_to(jax.nn.sigmoid(self.direct_bias[...])[:, None, None], q.shape[:-1])
+        direct = jnp.broadcast_to(self.direct(x), q.shape[:-1])
         hidden = plstm2d(q, k, v, self.gates(x), direct, method=self.method, structure=self.gates.structure)
         return self.out(head_norm(jnp.moveaxis(hidden, 1, -2)) * self.norm_scale[...])
+
+    def direct(self, x: jax.Array) -> jax.Array:
+        """D of Equation 2: x [batch, Y, X, dim] -> float32 [batch, heads, Y, X], without a weight [heads, 1, 1]."""
+        pre = self.direct_bias[...][:, None, None]
+        if self.direct_weight is not None:
+            weight = self.direct_weight[...]
+            pre = pre + jnp.einsum("byxd,hd->bhyx", x.astype(jnp.float32), weight, precision=HIGHEST)
+        return jax.nn.sigmoid(pre)
 
 
 class AttentionMixer(nnx.Module):

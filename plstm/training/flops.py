@@ -39,6 +39,7 @@ def vision_flops(config: VisionConfig) -> int:
         block = tokens * dim * dim * (4 + 2 * config.mlp_ratio) + 2 * tokens**2 * dim  # linear maps, mixing
         if mode != "attention":
             inputs = (0 if config.stm_bias_only else 3 if mode == "P" else 7) + (4 * config.heads if mode == "P" else 0)
+            inputs += config.heads if config.direct_weight else 0
             block += tokens * dim * inputs + GATING_PRODUCTS[mode] * config.heads * tokens**2
         products += config.depth // len(config.modes) * block
     return 2 * products

@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 from scipy.special import expit
 
+from plstm.nn import PLSTMMixer
 from plstm.nn.gates import DModeGates, GroupedGates, Orientation, PModeGates
 from tests.drawing import fill, normal
 
@@ -91,3 +92,12 @@ def test_biases_start_as_in_table_2():
         np.testing.assert_allclose(gate, start, rtol=1e-6, err_msg=name)
     right = np.asarray(jax.jit(p_mode)(x).t_rl)[0, :, :, 0].reshape(12, 2)
     np.testing.assert_allclose(right, np.tanh(5) * expit([-2, 0, 2] * 4)[:, None] * np.ones(2), rtol=1e-6)
+
+
+def test_the_direct_gate_reads_the_input_where_asked_to():
+    x = normal(2, 3, 2, DIM)
+    plain = fill(lambda: PLSTMMixer(DIM, HEADS, rngs=nnx.Rngs(0)))
+    np.testing.assert_allclose(plain.direct(x)[:, 0, 0], expit(plain.direct_bias[...]), rtol=1e-6)
+    reading = fill(lambda: PLSTMMixer(DIM, HEADS, direct_weight=True, rngs=nnx.Rngs(0)))
+    pre = x @ np.asarray(reading.direct_weight[...], np.float64).T + np.asarray(reading.direct_bias[...])
+    np.testing.assert_allclose(reading.direct(x), expit(np.moveaxis(pre, -1, 1)), atol=2e-6)

@@ -1,7 +1,7 @@
 """Identities of Appendices D and F that the operators rest on, read off the fast forms."""
 
 import functools
-from math import comb
+from math import comb, pi
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +40,22 @@ def test_a_pair_in_different_rows_and_columns_is_reached_by_exactly_one_directio
     np.testing.assert_array_equal(reached, np.where(same_row & same_column, 0, np.where(same_row | same_column, 2, 1)))
 
 
+def test_with_all_gates_open_a_node_receives_one_for_every_path(x64):
+    """Equation 35; in D-mode there is one path to every node (Section 3.3.1)."""
+    received = np.asarray(gating_matrix(constant_gates(12, 12))[0, 0])
+    expected = np.array([[comb(x + y, x) for x in range(12)] for y in range(12)])
+    expected[0, 0] = 0  # the node itself
+    np.testing.assert_array_equal(received, expected)
+    assert received[11, 11] == 705_432
+    beta = 0.5
+    per_step = beta**-beta * (1 - beta) ** -(1 - beta)
+    assert received[11, 11] == pytest.approx(per_step**22 / (2 * pi * 22 * beta * (1 - beta)) ** 0.5, rel=0.02)
+    np.testing.assert_array_equal(gating_matrix(constant_gates(12, 12, t_ru=0.0))[0, 0], expected > 0)
+
+
 def test_p_mode_at_a_constant_angle_is_binomial(x64):
-    """Equation 36, with its conserved sum along the diagonals and the maximum at the angle of Equation 37."""
+    """Equation 36, with its conserved sum along the diagonals, its maximum at the angle of Equation 37, and that of
+    Equation 38."""
     alpha = 0.3
     received = np.asarray(gating_matrix(p_mode(11, 11, alpha), structure="shared_incoming")[0, 0])
     expected = [[comb(x + y, x) * alpha**x * (1 - alpha) ** y for x in range(11)] for y in range(11)]
@@ -51,6 +65,7 @@ def test_p_mode_at_a_constant_angle_is_binomial(x64):
         diagonal = [received[length - x, x] for x in range(length + 1)]
         assert sum(diagonal) == pytest.approx(1, rel=1e-12)
     assert np.argmax(diagonal) / length == pytest.approx(alpha)
+    assert max(diagonal) == pytest.approx((2 * pi * alpha * (1 - alpha) * length) ** -0.5, rel=0.04)
 
 
 @pytest.mark.parametrize("form", ["row_transfer", "source_scan"])

@@ -33,6 +33,7 @@ def test_hand_count_of_a_tiny_plstm():
     assert forward_flops(VisionConfig(**TINY)) == expected == 59_904
     bias_only = forward_flops(VisionConfig(**TINY, stm_bias_only=True))
     assert bias_only == expected - 2 * (3 + 7) * 4 * 16
+    assert forward_flops(VisionConfig(**TINY, direct_weight=True)) == expected + 2 * 2 * 4 * 16
     assert forward_flops(VisionConfig(**TINY, modes=["D"])) == expected + 2 * (d_mode - p_mode)
 
 
