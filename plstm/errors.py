@@ -1,6 +1,7 @@
 """The exception that means: the user can fix this, and the message says how."""
 
 import contextlib
+import functools
 import io
 import os
 import sys
@@ -30,6 +31,12 @@ def first_line(error: Exception) -> str:
     """What an error says, for a message of one line."""
     text = getattr(error, "strerror", None) or str(error).strip()
     return text.splitlines()[0][:200] if text else type(error).__name__
+
+
+@functools.cache
+def print_once(line: str) -> None:
+    """Prints a line to standard error, unless this process has done so."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:

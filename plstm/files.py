@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import glob
 import os
 import shlex
 import sys
@@ -11,17 +12,21 @@ from typing import BinaryIO
 
 from plstm.errors import UserError
 
+HOME_DATA = "~/.cache/plstm/data"
+
 
 def data_root(root: str | None) -> Path:
     """The folder of all data sets: `root`, or $PLSTM_DATA, or ~/.cache/plstm/data (made when missing); UserError where
-    one that the user named does not exist, or the default cannot be made."""
-    if named := root or os.environ.get("PLSTM_DATA"):
-        folder = Path(named).expanduser().absolute()
-        if not folder.is_dir():
-            key = f"data.root={root}" if root else f"PLSTM_DATA={named}"
-            raise UserError(f"{key}: no such folder; create it (mkdir -p {shlex.quote(str(folder))}) or name another")
-        return folder
-    folder = Path("~/.cache/plstm/data").expanduser()
+    one that the user named does not exist, the default cannot be made, or TFDS would not find it."""
+    named = root or os.environ.get("PLSTM_DATA")
+    folder = Path(os.path.expanduser(named or HOME_DATA)).absolute()
+    key = f"data.root={root}" if root else f"PLSTM_DATA={named or ''}"
+    if not named and os.path.expanduser("~") == "~":
+        raise UserError(f"{key}: this user has no home for data sets; name a folder for them")
+    if glob.escape(str(folder)) != str(folder):
+        raise UserError(f"{key}: {folder} has one of [ * ?, which TFDS takes for a pattern; name another folder")
+    if named and not folder.is_dir():
+        raise UserError(f"{key}: no such folder; create it (mkdir -p {shlex.quote(str(folder))}) or name another")
     with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from plstm.errors import UserError, run_script
 from plstm.files import write_file
+from plstm.runs.overrides import as_override
 from scripts.common import ROOT, Parser, positive
 from scripts.run_table import query_environment
 
@@ -158,7 +159,7 @@ def main() -> int:
     device = re.sub(r"\W+", "-", hardware["device_kind"]).lower()
     place = options.out.resolve() / (f"small-{device}" if options.small else device)
     summary = place / "report.json" if options.small else ROOT / f"results/benchmarks/gpu-{device}.json"
-    paths = [f"paths.{name}={place / name}" for name in ("runs", "results")] if options.small else []
+    paths = [as_override(f"paths.{name}", str(place / name)) for name in ("runs", "results")] if options.small else []
     steps = [*plan(SMALL if options.small else FULL, place / "steps", on_gpu, paths)]
     failures = 0
     for step in sorted(steps, key=lambda step: "error" in read(place / f"steps/{step.name}.json")):

@@ -31,6 +31,7 @@ from plstm.errors import UserError, run_script
 from plstm.files import write_file
 from plstm.runs.compose import from_file
 from plstm.runs.identity import OUTSIDE_ID
+from plstm.runs.overrides import as_override
 from plstm.studies import sweeps
 from plstm.studies.definitions import TableDefinition, load_table
 from plstm.studies.figures import draw_table
@@ -313,7 +314,7 @@ def main() -> int:
             raise UserError(f"fine-tunes {job.runs[0].row.init_from}, which has not finished")
         return [*arguments.overrides, *paths]
 
-    paths = [f"paths.{key}={getattr(arguments, key).resolve()}" for key in ("results", "runs")]
+    paths = [as_override(f"paths.{key}", str(getattr(arguments, key).resolve())) for key in ("results", "runs")]
     jobs = planned_jobs(table, arguments.sections, arguments.seeds)
     places = place(len(jobs), arguments.processes, query_hardware())
     report()

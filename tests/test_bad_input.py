@@ -93,6 +93,21 @@ def test_a_command_line_is_refused_in_one_line(command, line):
     assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
 
 
+def test_with_several_experiments_a_key_of_their_data_may_be_set(entry, tmp_path, monkeypatch):
+    """Which the config before any experiment does not have."""
+    started = []
+    monkeypatch.setattr("train.start", lambda config, *_: started.append((config.experiment, config.data.fold)))
+    monkeypatch.setattr("plstm.studies.summary.SweepSummary.on_multirun_end", lambda *_, **__: None)
+    words = ["-m", "experiment=graphs/gin,graphs/gcn", "data.fold=3", "model.depth=2"]
+    assert entry("train", *words, *paths(tmp_path))[0] == 0
+    assert started == [("graphs/gin", 3), ("graphs/gcn", 3)]
+    started.clear()
+    assert entry("train", "-m", "experiment=graphs/gin", "data.fold=0,4", *paths(tmp_path))[0] == 0
+    assert started == [("graphs/gin", 0), ("graphs/gin", 4)]
+    ended = entry("train", "-m", "experiment=arrow/vit", "data.fold=3", *paths(tmp_path))
+    assert_refused(ended, ["data.fold: not a key of this run's data or model"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [

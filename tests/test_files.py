@@ -2,10 +2,12 @@
 
 import errno
 import fcntl
+import pwd
 
 import pytest
 
-from plstm.files import locked
+from plstm.errors import UserError
+from plstm.files import data_root, locked
 from plstm.runs.folders import lock_folder
 
 
@@ -26,6 +28,27 @@ def test_a_lock_follows_no_link_and_changes_no_file(tmp_path):
         with pytest.raises(OSError, match=name), locked(tmp_path / name):
             pass
     assert (tmp_path / "a").read_text() == "precious" and not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("name", ["[x]", "a*", "a?", "a[1-3].b"])
+def test_a_data_folder_that_tfds_takes_for_a_pattern_is_refused(tmp_path, monkeypatch, name):
+    (tmp_path / name / "data").mkdir(parents=True)
+    with pytest.raises(UserError, match="has one of .*, which TFDS takes for a pattern; name another folder"):
+        data_root(f"{tmp_path}/{name}/data")
+    monkeypatch.setenv("HOME", f"{tmp_path}/{name}")
+    monkeypatch.delenv("PLSTM_DATA", raising=False)
+    with pytest.raises(UserError, match="which TFDS takes for a pattern"):
+        data_root(None)
+
+
+def test_a_user_without_a_home_names_the_folder_of_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: {}[number])
+    monkeypatch.setenv("PLSTM_DATA", "")
+    with pytest.raises(UserError, match="PLSTM_DATA=: this user has no home for data sets; name a folder for them"):
+        data_root(None)
+    assert not list(tmp_path.iterdir()) and data_root(str(tmp_path)) == tmp_path
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])

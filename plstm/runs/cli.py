@@ -38,7 +38,7 @@ def run_entry(main: Callable[[], Any], schema: type) -> None:
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra would print several lines of its own and exit
     with lasting_output("the program continues without it"), one_line_errors():
-        sys.argv[1:] = [quote_ids(word) for word in sys.argv[1:]]
+        sys.argv[1:] = as_choices([quote_ids(word) for word in sys.argv[1:]])
         local_settings()
         check_command(sys.argv[1:], schema)
         main()
@@ -127,6 +127,14 @@ def _is_job() -> bool:
         return False
     hydra = HydraConfig.get()
     return hydra.mode == RunMode.MULTIRUN and hydra.launcher._target_.endswith(".BasicLauncher")
+
+
+def as_choices(words: Sequence[str]) -> list[str]:
+    """The words with keys of `data` and `model`, if there is -m, as sweeps over one value: before its jobs, Hydra
+    composes what is not swept, without the experiments that have these keys if several are."""
+    if not {"-m", "--multirun"} & {*words}:
+        return list(words)
+    return [re.sub(r"^(\+*(?:data|model)\.[^=]+)=(?!\w+\()(.+)$", r"\1=choice(\2)", word) for word in words]
 
 
 def quote_ids(word: str) -> str:

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from data.augment.recipes import AugmentConfig
 from plstm.config import Config
 from plstm.models import MODELS
+from plstm.runs.overrides import as_override
 from plstm.tasks import TASKS
 
 # Keys that say where a run lives, how fast it is and how it is shown; no record has them.
@@ -105,13 +106,13 @@ def variant_names(config: Config) -> list[str]:
 def named(config: Config, overrides: Sequence[str]) -> Config:
     """The config with the experiment and variant that overrides choose: variant=[balanced,d_mode] is the variant
     balanced,d_mode."""
-    chosen = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
+    chosen = dict(word.lstrip("+").split("=", 1) for word in overrides if "=" in word)
     names = {key: re.sub(r"[\[\]\"' ]", "", chosen[key]) for key in NAMES if key in chosen}
     return replace(config, **{key: name for key, name in names.items() if name not in ("", "null")})
 
 
 def portable_overrides(overrides: Sequence[str], init_from: str | None = None) -> list[str]:
     """The overrides for any machine: without keys of `OF_MACHINE`, the run to fine-tune by its id, `init_from`."""
-    kept = [override for override in overrides if not override.lstrip("+").startswith(OF_MACHINE)]
-    start = f'init_from="{init_from}"'  # quoted, as Hydra takes some ids for numbers
-    return [start if override.lstrip("+").startswith("init_from=") else override for override in kept]
+    kept = [word for word in overrides if not word.lstrip("+").startswith(OF_MACHINE)]
+    start = as_override("init_from", init_from)
+    return [start if word.lstrip("+").startswith("init_from=") else word for word in kept]

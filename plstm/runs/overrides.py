@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -19,6 +19,7 @@ from plstm.tasks import TASKS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FEW = 20  # choices that an error lists
+PLAIN = re.compile(r"(?!(null|true|false|nan|inf)$)[a-z_/][\w/.+-]*", re.ASCII | re.IGNORECASE)  # needs no quotes
 
 
 def parse_overrides(words: Sequence[str], schema: type = Config) -> list[Override]:
@@ -44,6 +45,22 @@ def parse_overrides(words: Sequence[str], schema: type = Config) -> list[Overrid
             _check_key(override, schema)
         overrides.append(override)
     return overrides
+
+
+def as_override(key: str, value: Any) -> str:
+    """The word that sets a key to a value, whatever characters a text has, such as model.modes=[P,D]."""
+    if isinstance(value, list):
+        return f"{key}=[{','.join(map(_quoted, value))}]"
+    return f"{key}={_quoted(value)}"
+
+
+def _quoted(value: Any) -> str:
+    if not isinstance(value, str):
+        return "null" if value is None else str(value)
+    if PLAIN.fullmatch(value):
+        return value
+    # Hydra reads a backslash as such unless a quotation mark follows, which ends the text without one.
+    return '"' + re.sub(r'(\\*)("|$)', lambda found: 2 * found[1] + ("\\" + found[2] if found[2] else ""), value) + '"'
 
 
 def _check_key(override: Override, schema: type) -> None:

@@ -10,6 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from plstm.errors import UserError, first_problem
+from plstm.runs.overrides import as_override
 from plstm.studies.records import PRIMARY_METRIC, RunId, Strict
 
 COSTS = ("parameters", "flops")  # of which the paper's words are shown
@@ -71,7 +72,8 @@ class Row(Reference):
         """Of `python train.py`, without those of `init_from` and of the swept values."""
         names = ",".join(self.variants)
         variant = [f"variant={names}" if len(self.variants) == 1 else f"variant=[{names}]"] if names else []
-        return [f"experiment={self.experiment}", *variant, *(override(key, value) for key, value in self.set.items())]
+        values = [as_override(key, value) for key, value in self.set.items()]
+        return [f"experiment={self.experiment}", *variant, *values]
 
 
 class Stage(Strict):
@@ -262,10 +264,3 @@ def read_baselines(table: TableDefinition, results_dir: Path) -> list[dict[str, 
         return chance + _Baselines.model_validate_json(path.read_bytes()).model_dump()["baselines"]
     except ValidationError as error:
         raise UserError(f"{path}: {first_problem(error)}; make it again") from error
-
-
-def override(key: str, value: Any) -> str:
-    """Of Hydra's command line, such as model.modes=[P,D]."""
-    if isinstance(value, list):
-        return f"{key}=[{','.join(map(str, value))}]"
-    return f"{key}={'null' if value is None else value}"

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from scipy.stats import t
 
 from plstm.errors import UserError
 from plstm.runs.identity import plain_id
-from plstm.studies.definitions import Measure, Row, TableDefinition, override
+from plstm.runs.overrides import as_override
+from plstm.studies.definitions import Measure, Row, TableDefinition
 from plstm.studies.plans import planned_config
 from plstm.studies.records import Record
 from plstm.training.environment import Hardware
@@ -34,8 +35,8 @@ class PlannedRun:
 
     @property
     def overrides(self) -> list[str]:
-        start = [f'init_from="{self.init_from}"'] if self.init_from else []  # quoted: Hydra takes some ids for numbers
-        return [*self.row.overrides, *start, *(override(key, value) for key, value in self.values.items())]
+        start = {"init_from": self.init_from} if self.init_from else {}
+        return [*self.row.overrides, *(as_override(key, value) for key, value in (start | self.values).items())]
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,11 @@ class Job:
 
     @property
     def overrides(self) -> list[str]:
-        values = {self.shared: ",".join(str(run.values[self.shared]) for run in self.runs)} if self.shared else {}
-        return replace(self.runs[0], values=self.runs[0].values | values).overrides
+        words = self.runs[0].overrides
+        if self.shared is None:
+            return words
+        swept = f"{self.shared}={','.join(str(run.values[self.shared]) for run in self.runs)}"
+        return [swept if word.startswith(f"{self.shared}=") else word for word in words]
 
 
 @functools.lru_cache(maxsize=32)

@@ -4,6 +4,7 @@ Records XLA_FLAGS and no other environment variable, since those may hold secret
 """
 
 import contextlib
+import math
 import os
 import platform
 import re
@@ -17,7 +18,7 @@ import jax
 from typing_extensions import TypedDict
 
 import plstm
-from plstm.errors import UserError, first_line
+from plstm.errors import UserError, first_line, print_once
 from plstm.files import core_count
 
 CODE_PATHS = ("train.py", "eval.py", "plstm", "data", "configs", "scripts", "pyproject.toml", "requirements.lock")
@@ -26,7 +27,7 @@ DISTRIBUTIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", 
 NUMERIC = {"jax_threefry_partitionable": True, "jax_default_prng_impl": "threefry2x32", "jax_enable_x64": False}
 NUMERIC |= {"jax_default_matmul_precision": None}
 VECTORS = ("avx", "fma", "amx", "f16c", "asimd", "sve")  # how the names of vector instructions begin
-CACHE = Path("~/.cache/plstm/jax").expanduser()
+CACHE = os.path.expanduser("~/.cache/plstm/jax")  # with its ~ where this user has no home
 SHARED_CACHE = ".compiled"
 
 
@@ -95,10 +96,15 @@ def _describe_processor() -> dict[str, str]:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(root), *arguments]
+    # A hook's GIT_DIR names another repository.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, env=own).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        if (root / ".git").exists():
+            why = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[0]
+            print_once(f"{root}: records will not name its commit, which git does not tell ({why})")
         return None
 
 
@@ -130,10 +136,19 @@ def memory_errors(batch_size: int, remedy: str) -> Iterator[None]:
 
 # ---------------------------------------------------------------------- compiled programs
 def keep_programs() -> None:
-    """Keeps compiled programs on this machine, unless the user chose a place, so that a repeated run compiles none."""
-    if _cache_folder() is None:
-        jax.config.update("jax_compilation_cache_dir", str(CACHE))
+    """Keeps compiled programs on this machine, unless the user chose a place, so that a repeated run compiles none. A
+    line says if they cannot be written there; those that are there are read."""
+    if (folder := _cache_folder()) is None:
+        folder = CACHE
+        jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles many small ones
+    with contextlib.suppress(OSError):
+        if not folder.startswith("~"):
+            os.makedirs(folder, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        print_once(f"{folder}: cannot be written, so that programs are compiled anew; set JAX_COMPILATION_CACHE_DIR")
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
+        jax.config.update("jax_enable_compilation_cache", os.path.isdir(folder))
 
 
 def share_programs(runs: str | Path) -> None:
@@ -142,7 +157,7 @@ def share_programs(runs: str | Path) -> None:
     Only process 0 writes the cache. A process that misses it would recompile and, on GPUs, wait for process 0 to join
     XLA's autotuning, which a cache hit skips: a deadlock. So the cache must be shared.
     """
-    if jax.process_count() > 1 and _cache_folder() == str(CACHE):
+    if jax.process_count() > 1 and _cache_folder() == CACHE:
         jax.config.update("jax_compilation_cache_dir", str(Path(runs, SHARED_CACHE).absolute()))
 
 

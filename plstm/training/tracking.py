@@ -9,13 +9,13 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from plstm.config import MODES
-from plstm.errors import UserError, first_line
+from plstm.errors import UserError, first_line, print_once
 from plstm.files import write_errors, write_file
 
 INIT_TIMEOUT = 30  # seconds that the training waits for W&B at its start ...
@@ -138,7 +138,7 @@ def _is_logged_in() -> bool:
     would use."""
     saved = configparser.ConfigParser(interpolation=None)  # by `wandb login --host`
     with contextlib.suppress(OSError, UnicodeDecodeError, configparser.Error):
-        saved.read(Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb", "settings").expanduser())
+        saved.read(os.path.expanduser(Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb", "settings")))
     server = saved.get("default", "base_url", fallback="https://api.wandb.ai")
     server = os.environ.get("WANDB_BASE_URL") or server
     with contextlib.suppress(OSError, netrc.NetrcParseError):
@@ -166,10 +166,5 @@ def _start_client(mode: str, **arguments):
     run = wandb.init(settings=settings, mode=mode, resume="allow", **arguments)
     run.define_metric("*", step_metric="step")
     if mode == "offline":
-        _offer_upload(folder)
+        print_once(f"W&B: offline; to upload: wandb sync {shlex.quote(str(folder))}")
     return run
-
-
-@cache
-def _offer_upload(folder: Path) -> None:
-    print(f"W&B: offline; to upload: wandb sync {shlex.quote(str(folder))}", file=sys.stderr, flush=True)

@@ -14,9 +14,11 @@ from data.augment.recipes import AugmentConfig
 from plstm.config import Config
 from plstm.errors import UserError
 from plstm.runs import identity
+from plstm.runs.cli import check_command
 from plstm.runs.compose import check, compose_config, to_config
 from plstm.runs.folders import load_config, write_config
 from plstm.runs.identity import plain_config, run_id
+from plstm.runs.overrides import as_override
 from plstm.tasks import TASKS
 from plstm.tasks.arrow import ArrowData
 from tests.commands import ROOT
@@ -150,6 +152,19 @@ def test_records_name_the_start_by_its_id_and_no_place(mark):
     overrides = ["experiment=x", f"{mark}init_from=/scratch/run", f"{mark}paths.runs=/scratch", "data.root=/x"]
     assert identity.portable_overrides(overrides, "12345e678901") == ["experiment=x", 'init_from="12345e678901"']
     assert identity.portable_overrides(overrides[:1]) == overrides[:1]
+
+
+ODD = ["plain", "a b", "pfad ü (1)", "a,b", "a=b", "a'b", 'a"b', "a\\b", "a\\", "a\\\\", '\\"', "[x]", "{x}", "a:b"]
+ODD += ["$b", "a#b", "a%b", "a@b", "a;b", "a&b", "1e5", "null", "True", "nan", "-x", "a*?", " a ", "choice(1)", "~"]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_any_text_passes_through_hydra_as_it_is(composed, name):
+    folder = f"/{name}/{name}"
+    words = [as_override("paths.runs", folder), as_override("data.root", name), as_override("loop.eval_splits", [name])]
+    check_command([*words[:2], "experiment=arrow/vit"], Config)
+    node = composed("experiment=arrow/vit", *words)
+    assert (node.paths.runs, node.data.root, node.loop.eval_splits) == (folder, name, [name])
 
 
 def test_the_config_of_a_run_is_written_once_and_read_back(config_of, tmp_path):

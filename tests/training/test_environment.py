@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import warnings
 
 import jax
 import pytest
@@ -10,7 +11,7 @@ import plstm
 from plstm.training import environment
 from plstm.training.environment import describe_environment, keep_programs, share_programs
 
-CACHE = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+CACHE = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs", "jax_enable_compilation_cache")
 
 
 @pytest.fixture
@@ -75,17 +76,60 @@ def test_versions_and_hardware_are_json(tmp_path, monkeypatch):
     assert hardware["cpu_cores"] >= 1 and hardware["cpu_model"]
 
 
-@pytest.mark.parametrize(("chosen", "processes"), [(None, 1), (None, 2), ("/chosen", 2)])
+def test_git_is_asked_about_the_code_s_own_folder(clone, tmp_path, monkeypatch):
+    """Hooks and worktrees of another repository set these."""
+    git(clone, "worktree", "add", "--quiet", "--detach", str(tmp_path / "other"))
+    (tmp_path / "other" / "new").write_text("")
+    git(tmp_path / "other", "add", ".")
+    git(tmp_path / "other", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--message", "second")
+    commit = git(clone, "rev-parse", "HEAD")
+    others = {"DIR": clone / ".git/worktrees/other", "WORK_TREE": tmp_path, "INDEX_FILE": tmp_path / "x"}
+    for name, value in others.items():
+        monkeypatch.setenv(f"GIT_{name}", str(value))
+    assert (describe_environment(clone)["commit"], describe_environment(clone)["dirty"]) == (commit, False)
+
+
+def test_a_clone_whose_commit_git_does_not_tell_is_said_once(clone, monkeypatch, capsys):
+    (clone / ".git" / "HEAD").write_text("nothing")  # as in a clone that somebody else owns
+    assert [describe_environment(clone)["commit"] for _ in range(2)] == [None, None]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{clone}: records will not name its commit, which git does not tell (fatal: ")
+
+
+@pytest.mark.parametrize("kind", ["no home", "a file", "read-only"])
+def test_programs_that_cannot_be_kept_cost_one_line(tmp_path, monkeypatch, capsys, kind):
+    folder = {"no home": "~/.cache/plstm/jax", "a file": f"{tmp_path}/file/jax", "read-only": str(tmp_path)}[kind]
+    (tmp_path / "file").write_text("")
+    if kind == "read-only":  # root may write anywhere
+        monkeypatch.setattr(environment.os, "access", lambda path, mode: path != folder)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(environment, "CACHE", folder)
+    before = {name: getattr(jax.config, name) for name in CACHE}
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        keep_programs()
+        keep_programs()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            jax.jit(lambda x: x * len(kind))(3)
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+    assert capsys.readouterr().err.startswith(f"{folder}: cannot be written, so that programs are compiled anew; ")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(("chosen", "processes"), [(None, 1), (None, 2), ("chosen", 2)])
 def test_programs_of_several_processes_are_kept_where_all_see_them(tmp_path, monkeypatch, chosen, processes):
     before = {name: getattr(jax.config, name) for name in CACHE}
     monkeypatch.setattr(jax, "process_count", lambda: processes)
-    monkeypatch.setattr(environment, "CACHE", tmp_path / "home")
+    monkeypatch.setattr(environment, "CACHE", str(tmp_path / "home"))
     try:
-        jax.config.update("jax_compilation_cache_dir", chosen)
+        jax.config.update("jax_compilation_cache_dir", chosen and str(tmp_path / chosen))
         keep_programs()
         share_programs(tmp_path / "runs")
         kept = jax.config.jax_compilation_cache_dir
     finally:
         for name, value in before.items():
             jax.config.update(name, value)
-    assert kept == (chosen or str(tmp_path / ("runs/.compiled" if processes > 1 else "home")))
+    assert kept == str(tmp_path / (chosen or ("runs/.compiled" if processes > 1 else "home")))
