@@ -10,6 +10,7 @@ import math
 import statistics
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from data.arrow_pointing.geometry import Canvas
 from plstm.drawing import new_figure, save, style
 from plstm.errors import run_script
 from plstm.studies.definitions import load_table
+from plstm.studies.probes import Rows, read_probes
 from plstm.studies.records import Record, read_records
 from plstm.studies.sweeps import find_groups
 from scripts.common import ROOT, Parser
@@ -42,13 +44,13 @@ def main() -> int:
     start("shortcut_baselines.py", *shape, "--out", OUT / f"baselines/arrow-{CANVAS.size}.json")
     if status := start("run_table.py", STUDY, "--seeds", SEED, "--results", OUT, "--runs", RUNS):
         return status
-    seen = shown_runs(OUT)
+    seen = {name: runs[0] for name, runs in shown_runs(OUT).items()}
     report(seen, shown_runs(ROOT / "results"))
-    print(f"Table, curves, samples: {OUT.relative_to(ROOT)}")
     weights = sorted((ROOT / "results/weights").glob("arrow-*.safetensors"))
-    print(f"Larger images, by trained models of {len(weights)} kinds: {draw_sizes(weights).relative_to(ROOT)}")
-    best = seen["pLSTM"][0].id
-    print(f"Next: python eval.py run={best} data.split=test_ext figures=true")
+    print(f"Table and curves: {OUT.relative_to(ROOT)}/{STUDY}")
+    print(f"Answers on sample images: {RUNS.relative_to(ROOT)}/*/figures")
+    print(f"How {len(weights)} trained models do on larger images: {draw_sizes(weights).relative_to(ROOT)}")
+    print(f"Next: python eval.py run={seen['pLSTM'].id} data.split=test_ext figures=true")
     return 0
 
 
@@ -63,41 +65,51 @@ def shown_runs(results: Path) -> dict[str, list[Record]]:
     return {group.chosen.row.name: group.chosen.runs for group in find_groups(table, read_records(results))}
 
 
-def report(seen: Mapping[str, Sequence[Record]], recorded: Mapping[str, Sequence[Record]]) -> None:
-    """Prints each model's accuracies beside those of the recorded runs, and how much it relies on the circle."""
-    found = {name: runs[0].metric("test") for name, runs in seen.items()}
-    expected = {name: expected_range([run.metric("test") for run in runs]) for name, runs in recorded.items()}
-    altered = {name: ask_about_circles(runs[0]) for name, runs in seen.items()}
-    lines = {
-        "test images": [f"{value:.3f}" for value in found.values()],
-        "  expected": [f"{low:.3f} to {high:.3f}" for low, high in expected.values()],
-        "larger test images": [f"{runs[0].metric('test_ext'):.3f}" for runs in seen.values()],
-        "circle erased": [f"{scores[NO_CIRCLE]:.3f}" for scores in altered.values()],
-        "another image's circle": [f"{scores[OTHER_CIRCLE]:.3f}" for scores in altered.values()],
+def report(seen: Mapping[str, Record], recorded: Mapping[str, Sequence[Record]]) -> None:
+    """Prints what each model does, beside what the recorded runs let expect of another seed or machine."""
+    found = {name: answers(run, ask(run)) for name, run in seen.items()}
+    expected: dict[str, dict[str, tuple[float, float]]] = {}
+    for name, runs in recorded.items():
+        probed = read_probes(runs, ROOT / "results").rows
+        known = [answers(run, rows) for run, rows in zip(runs, probed, strict=True)]
+        expected[name] = {key: expected_range([each[key] for each in known]) for key in known[0]}
+    print(f"{'Accuracy (expected)':24}" + "".join(f"{name:>26}" for name in found))
+    for key in next(iter(found.values())):
+        cells = ("{:.3f} ({:.3f} to {:.3f})".format(found[name][key], *expected[name][key]) for name in found)
+        print(f"{key:24}" + "".join(f"{cell:>26}" for cell in cells))
+    for key in ("test images", "another image's circle"):
+        values = " and ".join(f"{name} answers {each[key]:.1%} rightly" for name, each in found.items())
+        outside = [name for name in found if not expected[name][key][0] <= found[name][key] <= expected[name][key][1]]
+        where = (
+            f"outside the recorded interval for {' and '.join(outside)}" if outside else "inside the recorded intervals"
+        )
+        print("\n" + textwrap.fill(f"{key.capitalize()}: {values}, {where}.", 80))
+    print()
+
+
+def ask(run: Record) -> Rows:
+    """The run's scores on test images, as given and altered."""
+    config, _, answer = load_answer(run.id, RUNS)
+    return list(probe_rows(config, answer, [], IMAGES))
+
+
+def answers(run: Record, probed: Rows) -> dict[str, float]:
+    """A run's accuracies; on altered images, of the training size, the mean of those of the two labels."""
+    altered = {row["probe"]: row["balanced_accuracy"] for row in probed if row["canvas_pixels"] == CANVAS.size}
+    return {
+        "test images": run.metric("test"),
+        "larger test images": run.metric("test_ext"),
+        "circle erased": altered[NO_CIRCLE],
+        "another image's circle": altered[OTHER_CIRCLE],  # which the arrow does not foretell
     }
-    for title, cells in {"Accuracy": list(seen), **lines}.items():
-        print(f"{title:24}" + "".join(f"{cell:>18}" for cell in cells))
-    outside = [name for name, value in found.items() if not expected[name][0] <= value <= expected[name][1]]
-    runs = len(next(iter(recorded.values())))
-    where = f"outside what {runs} recorded runs let expect for {' and '.join(outside)}" if outside else "as expected"
-    print("\nSeen: " + ", ".join(f"{name} is right on {value:.1%}" for name, value in found.items()), end="")
-    print(f" of the test images, {where}.")
-    fallen = (f"{name} keeps {scores[NO_CIRCLE]:.1%}" for name, scores in altered.items())
-    print(f"Without the circle, where 50% is chance, {' and '.join(fallen)}: so much the arrow alone tells it.\n")
 
 
 def expected_range(values: Sequence[float], level: float = 0.9) -> tuple[float, float]:
-    """Student's prediction interval for another run."""
+    """Student's prediction interval for another run, within [0, 1]."""
     n = len(values)
+    mean = statistics.fmean(values)
     half = float(t.ppf((1 + level) / 2, n - 1)) * statistics.stdev(values) * math.sqrt(1 + 1 / n)
-    return statistics.fmean(values) - half, min(statistics.fmean(values) + half, 1.0)
-
-
-def ask_about_circles(run: Record) -> dict[str, float]:
-    """Balanced accuracy on training-size test images that have no circle, or another image's, by alteration."""
-    config, _, answer = load_answer(run.id, RUNS)
-    rows = probe_rows(config, answer, [], IMAGES)
-    return {row["probe"]: row["balanced_accuracy"] for row in rows if row["canvas_pixels"] == CANVAS.size}
+    return max(mean - half, 0.0), min(mean + half, 1.0)
 
 
 def draw_sizes(weights: Sequence[Path]) -> Path:

@@ -223,7 +223,7 @@ def test_runs_what_is_missing_and_goes_on_after_a_failure(project, tmp_path):
     command = project("arrow-demo", TRAIN, "--seeds", "43")
     prepare(tmp_path, "arrow-demo")
     first = "experiment=arrow_small/plstm variant=demo seed=43"
-    second = "experiment=arrow_small/vit variant=demo seed=43"
+    second = "experiment=arrow_small/vit variant=demo optim.peak_lr=0.002 seed=43"
     (tmp_path / "fails").write_text(first)
     done = subprocess.run(**command)
     assert done.returncode == 1
