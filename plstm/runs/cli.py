@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import itertools
 import os
 import re
@@ -36,6 +37,7 @@ def run_entry(main: Callable[[], Any], schema: type) -> None:
     """Runs a Hydra main function whose config has a schema, `Config` or `EvalConfig`. Bad input ends it with one line
     and exit status 2, before any job of a sweep has started."""
     register()
+    _print_of_first_job.cache_clear()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra would print several lines of its own and exit
     with lasting_output("the program continues without it"), one_line_errors():
         sys.argv[1:] = as_choices([quote_ids(word) for word in sys.argv[1:]])
@@ -97,7 +99,7 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except JobFailed:
-        _fail("jobs of this sweep failed, each with a line above")
+        _fail("jobs of this sweep failed, each reason with a line above")
     except UserError as error:
         _fail(str(error), ends_sweep=isinstance(error, DownloadError))
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
@@ -114,11 +116,16 @@ def _fail(message: str, ends_sweep: bool = False) -> NoReturn:
         print(f"error: process {jax.process_index()}: {message}", file=sys.stderr, flush=True)
         os._exit(EXIT_BAD_INPUT)  # an orderly end would wait for the other processes, and they for this one
     if _is_job() and not ends_sweep:
-        job = printable(" ".join(HydraConfig.get().overrides.task))
-        print(f"error: {job}: {message}", file=sys.stderr, flush=True)
+        _print_of_first_job(message)
         raise JobFailed(message)
     print(f"error: {message}", file=sys.stderr)
     raise SystemExit(EXIT_BAD_INPUT)
+
+
+@functools.cache
+def _print_of_first_job(message: str) -> None:
+    job = printable(" ".join(HydraConfig.get().overrides.task))
+    print(f"error: {job}: {message}", file=sys.stderr, flush=True)
 
 
 def _is_job() -> bool:

@@ -28,7 +28,7 @@ from data.graphs.tudataset import SIZES, Fold, GraphSet, Sizes, load_tudataset, 
 from data.loading import epoch_order
 from plstm.config import Config
 from plstm.errors import UserError, require
-from plstm.limits import Matches, Natural
+from plstm.limits import MAX_SIZE, Matches, Natural
 from plstm.models.graph import ReadoutModel
 from plstm.ops.dag import Dag, PackedDags, pack
 from plstm.tasks.base import MachineData, Task, classification_metrics
@@ -213,6 +213,7 @@ class GraphTask(Task):
             config,
             ("data.name", data.name == written, f"did you mean {written}?"),
             ("data.fold", data.fold < data.folds, f"must be from 0 to data.folds - 1, {data.folds - 1}"),
+            ("optim.batch_size", config.optim.batch_size <= MAX_SIZE, f"must be at most {MAX_SIZE:,}"),
             ("mesh.fsdp", config.mesh.fsdp == 1, "graphs train on one device; leave it at 1"),
             ("init_from", config.init_from is None, "graph models start anew; leave it out"),
             ("optim.label_smoothing", config.optim.label_smoothing == 0, "graphs have none; leave it at 0"),

@@ -29,21 +29,15 @@ def _like(schema: Any) -> GetPydanticSchema:
 
 
 class Best(TypedDict, extra_items=dict[str, int | float]):  # type: ignore[call-arg]
-    """The step of the best evaluation, and by split its metrics."""
-
-    step: NonNegativeInt
+    step: NonNegativeInt  # of the best evaluation; beside it by split its metrics
 
 
 class Session(TypedDict):
-    """One process's work on a run; the next one counts as a part of it unless its environment is another."""
-
-    since: NonNegativeInt  # step
+    since: NonNegativeInt  # the step at which a process with another environment took the run over
     environment: Environment
 
 
 class Line(TypedDict, extra_items=int | float | None):  # type: ignore[call-arg]
-    """Of metrics.jsonl: metrics by name."""
-
     step: NonNegativeInt
     epoch: float
     split: str
