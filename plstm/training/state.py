@@ -63,15 +63,12 @@ class RunState:
     @classmethod
     def from_json(cls, saved: dict[str, Any], folder: Path) -> Self:
         """What `to_json` gave. Raises UserError naming the run's folder and the field that is missing or wrong."""
-        names = {each.name for each in dataclasses.fields(cls)}
+        values: dict[str, Any] = {each.name: saved.get(each.name) for each in dataclasses.fields(cls)}
         try:
-            if missing := sorted(names - saved.keys()):
-                raise UserError(f"without {missing[0]}")
-            return cls(**{name: saved[name] for name in names})
-        except (UserError, ValidationError) as error:
-            why = first_problem(error) if isinstance(error, ValidationError) else error
-            remedy = "remove the folder to train the run anew"
-            raise UserError(f"{folder}: its checkpoints are damaged or of other code ({why}); {remedy}") from error
+            return cls(**values)
+        except ValidationError as error:
+            why = f"its checkpoints are damaged or of other code ({first_problem(error)})"
+            raise UserError(f"{folder}: {why}; remove the folder to train the run anew") from error
 
     def to_json(self) -> dict[str, Any]:
         """A copy of its own, as checkpoints are written in the background."""

@@ -230,6 +230,7 @@ BAD_VALUES = {
     "graphs/gin": [
         ("data.fold", 10, "must be from 0 to data.folds - 1, 9"),
         ("mesh.fsdp", 2, "mesh.fsdp=2"),
+        ("optim.batch_size", 10**9, "must be at most 65,536"),
         ("optim.label_smoothing", 0.1, "optim.label_smoothing=0.1"),
         ("init_from", "0123456789ab", "init_from=0123456789ab: graph models start anew"),
         *(("data.name", name, "data.name") for name in ("../x", "/etc/x", "a/b", "", "x?y", "a b")),  # names a folder
