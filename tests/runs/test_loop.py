@@ -187,7 +187,8 @@ def test_what_a_run_carries_is_restored_and_that_of_other_code_refused(tmp_path)
     assert RunState.from_json(saved | {"run": "0123"}, tmp_path) == run
     assert json.dumps(RunState.from_json(saved, tmp_path).to_json()) == json.dumps(saved)
     del saved["sessions"]
-    said = f"{tmp_path}: its checkpoints are damaged or of other code (field sessions: Input should be a valid list); remove the folder"
+    why = "its checkpoints are damaged or of other code (field sessions: Input should be a valid list)"
+    said = f"{tmp_path}: {why}; remove the folder"
     with pytest.raises(UserError, match=re.escape(said)):
         RunState.from_json(saved, tmp_path)
 
