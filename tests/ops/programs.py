@@ -60,7 +60,7 @@ MAMBA2D = test_scans.draw("mamba2d", 3, 2)[0]
 DAG = test_dag.DAGS["sparse"]
 on_dag = functools.partial(plstm_dag, dag=DAG)
 BY_METHOD = [
-    ("plstm2d", plstm2d, GRID, ("parallel", "chunkwise", "recurrent")),
+    ("plstm2d", plstm2d, GRID, ("parallel", "hierarchical", "chunkwise", "recurrent")),
     ("plstm1d", plstm1d, SEQUENCE, ("parallel", "recurrent")),
     ("tracking", plstm1d_tracking, TRACKING, ("chunkwise", "recurrent")),
     ("mlstm", mlstm, MLSTM, ("chunkwise", "recurrent")),

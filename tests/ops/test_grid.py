@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import ClosedJaxpr, Literal
 
 from plstm.ops import grid
 from plstm.ops.grid import GridGates, cpu, dispatch, gating_matrix, gating_matrix_oracle, plstm2d, plstm2d_oracle
@@ -71,6 +72,8 @@ def cases():
     for method, shape in itertools.product(["auto", *METHODS], [(1, 1), (1, 7), (7, 1), (2, 3, 5, 4), (2, 14, 14)]):
         slow = method == "chunkwise" and shape not in [(1, 7), (2, 3, 5, 4)]
         yield pytest.param(method, "general", "general", shape, 64, marks=[pytest.mark.slow] * slow)
+    for kind, shape in [*itertools.product(STRUCTURE, [(2, 5, 4)]), ("general", (1, 7)), ("general", (7, 1))]:
+        yield "hierarchical", kind, STRUCTURE[kind], shape, 64
     for kind in list(STRUCTURE)[1:]:
         for shape in [(8, 1, 1), (8, 1, 7), (8, 7, 1), (2, 4, 5, 4)]:
             yield "auto", kind, STRUCTURE[kind], shape, 64
@@ -99,6 +102,29 @@ def test_gating_matrix(x64, kind, form):
     matrix = jax.jit(functools.partial(gating_matrix, structure=STRUCTURE[kind], form=form))(gates)
     assert matrix.shape == (2, 5, 4, 5, 4)
     assert_close(matrix, jax.jit(gating_matrix_oracle)(gates), 1e-12)
+
+
+def longest_chain(jaxpr, before: list[int]) -> list[int]:
+    """Matrix products in sequence up to each output, of a program without loops; before: up to its inputs."""
+    depth = dict(zip(jaxpr.invars, before, strict=True))
+    for equation in jaxpr.eqns:
+        assert equation.primitive.name not in ("scan", "while")
+        inputs = [0 if isinstance(x, Literal) else depth.get(x, 0) for x in equation.invars]
+        inner = [value for value in equation.params.values() if isinstance(value, ClosedJaxpr)]
+        if inner:
+            outputs = longest_chain(inner[0].jaxpr, inputs)
+        else:
+            outputs = [max(inputs, default=0) + (equation.primitive.name == "dot_general")] * len(equation.outvars)
+        depth |= zip(equation.outvars, outputs, strict=True)
+    return [depth.get(variable, 0) for variable in jaxpr.outvars]
+
+
+@pytest.mark.parametrize(("form", "products"), [("row_transfer", 12), ("hierarchical", 8)])
+def test_products_in_sequence(form, products):
+    """A row each, against a halving each of 16 rows and of 16 columns."""
+    gates = jax.tree.map(lambda _: jnp.zeros((4, 12, 12)), GridGates(*range(8)))
+    program = jax.make_jaxpr(functools.partial(gating_matrix, form=form))(gates)
+    assert longest_chain(program.jaxpr, [0] * 8) == [products]
 
 
 @pytest.mark.parametrize(

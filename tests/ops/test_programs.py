@@ -31,7 +31,7 @@ LAYERS = {
 def lowered():
     """Slow are the large ones, and what can fail for `plstm2d` alone, which splits itself over devices."""
     for name, program in itertools.product(CASES, PROGRAMS):
-        large = name in ("model", "plstm2d-chunkwise") and program != "checked"
+        large = name in ("model", "plstm2d-chunkwise", "plstm2d-hierarchical") and program != "checked"
         alike = program in ("unchecked", "auto") and not name.startswith("plstm2d")
         yield pytest.param(name, program, marks=[pytest.mark.slow] * (large or alike))
 

@@ -20,7 +20,7 @@ from plstm.ops.grid.gates import GATE_AXES, STRUCTURES, GridGates
 from plstm.ops.grid.matrix import FORMS, by_matrix
 from plstm.ops.grid.recurrence import plstm2d_oracle
 
-METHODS = ("auto", "parallel", "chunkwise", "recurrent", "fused")
+METHODS = ("auto", "parallel", "hierarchical", "chunkwise", "recurrent", "fused")
 WIDEST_FUSED = 64  # columns: what the kernels carry should fit the registers
 MAX_MATRIX_BYTES = 2**33  # of gating matrices at once under method="auto"; CPUs have a limit of their own
 
@@ -35,10 +35,11 @@ def plstm2d(
     and value, added once. q is scaled by d_k ** -0.5. Gating and accumulation are done in the gates' dtype, at least
     float32.
 
-    method: "parallel" (by the gating matrix, in the first of FORMS), "chunkwise" (matrix states, block by block),
-    "recurrent" (node by node), "fused" (GPU kernels, up to 64 columns), or "auto": see `choose_method`; the gating
-    matrix is then made in the fastest form. structure: see `plstm.ops.grid.gates`. Where a training step is traced
-    under the mesh of several devices, each works on its own part of axis 0.
+    method: "parallel" (by the gating matrix, in the first of FORMS), "hierarchical" (by the gating matrix, in about
+    log2(Y X) products in sequence), "chunkwise" (matrix states, block by block), "recurrent" (node by node),
+    "fused" (GPU kernels, up to 64 columns), or "auto": see `choose_method`; the gating matrix is then made in the
+    fastest form. structure: see `plstm.ops.grid.gates`. Where a training step is traced under the mesh of several
+    devices, each works on its own part of axis 0.
 
     Returns [..., Y, X, d_v] in v's dtype, with reverse-mode derivatives only but for "recurrent". Raises ValueError
     where shapes disagree, an axis that is named is empty, a method or structure is unknown, or "fused" cannot run here;
@@ -71,7 +72,7 @@ def _run(q, k, v, gates: GridGates, direct, *, method: str, structure: str) -> A
         return chunkwise(q, k, v, gates, direct, structure)
     if chosen == "recurrent":
         return plstm2d_oracle(q, k, v, gates, direct, structure)
-    form = "auto" if method == "auto" else next(iter(FORMS[structure]))
+    form = method if method in ("auto", "hierarchical") else next(iter(FORMS[structure]))
     return by_matrix(q, k, v, gates, direct, structure, form)
 
 

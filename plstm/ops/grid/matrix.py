@@ -24,6 +24,7 @@ from plstm.ops.common import (
 )
 from plstm.ops.grid.cpu import FASTEST_FORM, d_mode, num_chunks, shared_incoming
 from plstm.ops.grid.gates import GATE_AXES, STRUCTURES, GridGates, fill_unread, mirror, mirror_gates
+from plstm.ops.grid.hierarchical import merge_blocks
 from plstm.ops.grid.recurrence import scan_sources
 from plstm.ops.sequence import segment_products
 
@@ -102,9 +103,7 @@ def row_transfer(gates: GridGates, direct: Array) -> Array:
         marked, lower = jnp.split(product("bnyac,bncd->bnyad", edges, transfer[:, :, y]), 2, axis=-1)
         targets.append(jnp.concatenate([marked, within_row[:, :, y, None], zeros[:, :, y + 1 :]], axis=2))
         edges = jnp.concatenate([lower, node_to_lower[:, :, y, None]], axis=2)
-    matrix = jnp.stack(targets, axis=-2)  # [B, 4, Y, X, Y, X]: source, then target
-    summed = add_up(mirror(matrix.swapaxes(0, 1), rows=(1, 3), columns=(2, 4)))
-    return _add_direct(summed.reshape(batch, height * width, height * width).swapaxes(1, 2), direct)
+    return _sum_directions(jnp.stack(targets, axis=-2), direct)
 
 
 def single_path(gates: GridGates, direct: Array) -> Array:
@@ -131,13 +130,27 @@ def source_scan(gates: GridGates, direct: Array) -> Array:
     return _add_direct(scan_sources(gates), direct)
 
 
+def hierarchical(gates: GridGates, direct: Array) -> Array:
+    """Any 2x2 transition: blocks of nodes, merged in pairs."""
+    batch, directions, height, width = gates.s_r.shape
+    matrix = merge_blocks(mirror_gates(gates))
+    return _sum_directions(matrix.reshape(batch, directions, height, width, height, width), direct)
+
+
+def _sum_directions(matrix: Array, direct: Array) -> Array:
+    """[B, 4, Y, X, Y, X], source, then target, each direction in its own coordinates -> as a form returns it."""
+    batch, _, height, width = matrix.shape[:4]
+    summed = add_up(mirror(matrix.swapaxes(0, 1), rows=(1, 3), columns=(2, 4)))
+    return _add_direct(summed.reshape(batch, height * width, height * width).swapaxes(1, 2), direct)
+
+
 def _add_direct(matrix: Array, direct: Array) -> Array:
     return matrix + direct.reshape(*matrix.shape[:-1], 1) * jnp.eye(matrix.shape[-1], dtype=direct.dtype)
 
 
 # By structure. The first needs no measurement: backends other than CPUs take it.
 FORMS = {
-    "general": {"row_transfer": row_transfer, "source_scan": source_scan},
-    "shared_incoming": {"row_transfer": row_transfer, "cpu": shared_incoming},
-    "d_mode": {"single_path": single_path, "cpu": d_mode},
+    "general": {"row_transfer": row_transfer, "hierarchical": hierarchical, "source_scan": source_scan},
+    "shared_incoming": {"row_transfer": row_transfer, "hierarchical": hierarchical, "cpu": shared_incoming},
+    "d_mode": {"single_path": single_path, "hierarchical": hierarchical, "cpu": d_mode},
 }
