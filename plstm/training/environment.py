@@ -142,10 +142,8 @@ def keep_programs() -> None:
         folder = CACHE
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles many small ones
-    with contextlib.suppress(OSError):
-        if not folder.startswith("~"):
-            os.makedirs(folder, exist_ok=True)
-    if not os.access(folder, os.W_OK):
+    nearest = next(place for place in map(str, (Path(folder), *Path(folder).parents)) if os.path.exists(place))
+    if folder.startswith("~") or not os.path.isdir(nearest) or not os.access(nearest, os.W_OK):
         print_once(f"{folder}: cannot be written, so that programs are compiled anew; set JAX_COMPILATION_CACHE_DIR")
         jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
         jax.config.update("jax_enable_compilation_cache", os.path.isdir(folder))

@@ -84,7 +84,7 @@ def test_bad_input_is_one_line(run, tree, tmp_path):
         ("tree.npz", "^patch_embed/proj/kernel: is float32", file, experiment, "model.dim=32"),
         ("tree.npz", "model.pooling=class_token: .* no place on pLSTM's grid", file, "experiment=arrow_48/vit"),
         ("vit.npz", "^blocks_0/.*: not a parameter of this model; is it the experiment", file, experiment),
-        ("tree.npz", "imagenet2012 has 1,000 classes", file, "experiment=imagenet/plstm"),
+        ("tree.npz", "the data have 1,000 classes", file, "experiment=imagenet/plstm"),
         ("tree.npz", "model.bin: name it", tmp_path / "model.bin", experiment),
         ("none.safetensors", "takes no overrides", tmp_path / "back.npz", experiment, "--export"),
         ("none.safetensors", "no such file", tmp_path / "back.npz", "--export"),
