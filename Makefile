@@ -48,7 +48,7 @@ setup: $(READY) ## Install the pinned dependencies into .venv (EXTRA=cuda, EXTRA
 	@echo "Ready: $$($(PY) -V), $$($(PY) -c 'import jax; print("jax", jax.__version__)'); source $(VENV)/bin/activate"
 
 .PHONY: demo
-demo: $(READY) ## Train a small pLSTM and ViT on arrow pointing, say what was seen (8 to 10 minutes on 2 cores)
+demo: $(READY) ## Train a small pLSTM and ViT on arrow pointing, say what was seen (10 minutes on 2 cores)
 	@$(PY) scripts/demo.py $(ARGS)
 
 .PHONY: data-imagenet

@@ -3,17 +3,16 @@
 The pictures are Pillow's. Pillow itself is not needed for models that take none.
 """
 
-import contextlib
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field, FiniteFloat, PositiveFloat
 
 from plstm.errors import UserError
 
-with contextlib.suppress(ImportError):
-    from PIL import Image, ImageOps
+if TYPE_CHECKING:
+    from PIL import Image
 
 IMAGE_MEAN = (0.485, 0.456, 0.406)  # of ImageNet
 IMAGE_DEVIATION = (0.229, 0.224, 0.225)
@@ -39,6 +38,8 @@ class Preprocessing:
 def to_rgb(picture: "Image.Image", upright: bool = False) -> "Image.Image":
     """The picture in mode RGB, 16 bits brought to 8; upright: turned as its rotation tag says. Raises UserError for
     pixels of modes I and F, whose range is not known."""
+    from PIL import Image, ImageOps
+
     if upright:
         picture = ImageOps.exif_transpose(picture)
     if picture.mode in ("I", "F"):
@@ -53,6 +54,8 @@ def evaluation_crop(picture: "Image.Image", size: int, ratio: float) -> np.ndarr
 
     `ratio` in (0, 1]: the share of the shorter side that stays in view.
     """
+    from PIL import Image
+
     if max(picture.size) > LONGEST * min(picture.size):  # resized whole, a strip of few pixels could fill the memory
         width, height = (min(side, LONGEST * min(picture.size)) for side in picture.size)
         left = (picture.width - width) // 2
