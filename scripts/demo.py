@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -23,11 +24,11 @@ from data.arrow_pointing.geometry import Canvas
 from plstm.drawing import new_figure, save, style
 from plstm.errors import run_script
 from plstm.studies.definitions import load_table
-from plstm.studies.probes import Rows, read_probes
+from plstm.studies.probes import GIVEN, read_probes
 from plstm.studies.records import Record, read_records
 from plstm.studies.sweeps import find_groups
 from scripts.common import ROOT, Parser
-from scripts.probe_arrow import NO_CIRCLE, OTHER_CIRCLE, draw_geometries, load_answer, probe_rows, score
+from scripts.probe_arrow import NO_CIRCLE, OTHER_CIRCLE, PROBES, Answer, draw_geometries, load_answer, score
 
 OUT = ROOT / "outputs/demo"
 RUNS = OUT / "checkpoints"
@@ -67,11 +68,16 @@ def shown_runs(results: Path) -> dict[str, list[Record]]:
 
 def report(seen: Mapping[str, Record], recorded: Mapping[str, Sequence[Record]]) -> None:
     """Prints what each model does, beside what the recorded runs let expect of another seed or machine."""
-    found = {name: answers(run, ask(run)) for name, run in seen.items()}
+    found = {}
+    for name, run in seen.items():
+        _, _, answer = load_answer(run.id, RUNS)
+        scores = {probe: ask(answer, CANVAS, probe) for probe in (NO_CIRCLE, OTHER_CIRCLE)}
+        found[name] = accuracies(run, scores)
     expected: dict[str, dict[str, tuple[float, float]]] = {}
     for name, runs in recorded.items():
         probed = read_probes(runs, ROOT / "results").rows
-        known = [answers(run, rows) for run, rows in zip(runs, probed, strict=True)]
+        scores = [{row["probe"]: row for row in rows if row["canvas_pixels"] == CANVAS.size} for rows in probed]
+        known = [accuracies(run, of_run) for run, of_run in zip(runs, scores, strict=True)]
         expected[name] = {key: expected_range([each[key] for each in known]) for key in known[0]}
     print(f"{'Accuracy (expected)':24}" + "".join(f"{name:>26}" for name in found))
     for key in next(iter(found.values())):
@@ -87,20 +93,19 @@ def report(seen: Mapping[str, Record], recorded: Mapping[str, Sequence[Record]])
     print()
 
 
-def ask(run: Record) -> Rows:
-    """The run's scores on test images, as given and altered."""
-    config, _, answer = load_answer(run.id, RUNS)
-    return list(probe_rows(config, answer, [], IMAGES))
+def ask(answer: Answer, canvas: Canvas, probe: str = GIVEN) -> dict[str, Any]:
+    """A model's scores on IMAGES test images of a canvas, as given or altered."""
+    arrows = PROBES[probe](draw_geometries(canvas, CANVAS, IMAGES, "paper"), canvas)
+    return score(answer(arrows, canvas), arrows.label)
 
 
-def answers(run: Record, probed: Rows) -> dict[str, float]:
+def accuracies(run: Record, altered: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """A run's accuracies; on altered images, of the training size, the mean of those of the two labels."""
-    altered = {row["probe"]: row["balanced_accuracy"] for row in probed if row["canvas_pixels"] == CANVAS.size}
     return {
         "test images": run.metric("test"),
         "larger test images": run.metric("test_ext"),
-        "circle erased": altered[NO_CIRCLE],
-        "another image's circle": altered[OTHER_CIRCLE],  # which the arrow does not foretell
+        "circle erased": altered[NO_CIRCLE]["balanced_accuracy"],
+        "another image's circle": altered[OTHER_CIRCLE]["balanced_accuracy"],  # which the arrow does not foretell
     }
 
 
@@ -119,9 +124,7 @@ def draw_sizes(weights: Sequence[Path]) -> Path:
         axis = figure.subplots()
         for path in weights:
             _, _, answer = load_answer(path, RUNS)
-            canvases = [replace(CANVAS, size=size) for size in SIZES]
-            asked = [(canvas, draw_geometries(canvas, CANVAS, IMAGES, "paper")) for canvas in canvases]
-            scores = [score(answer(arrows, canvas), arrows.label)["accuracy"] for canvas, arrows in asked]
+            scores = [ask(answer, replace(CANVAS, size=size))["accuracy"] for size in SIZES]
             axis.plot(SIZES, scores, marker="o", ms=4, label=path.stem)
         axis.axhspan(0, 0.5, color="0.93", lw=0, label="below chance")
         axis.set(xlabel="Image side (pixels); 96 in training", ylabel="Test accuracy", ylim=(0.4, 1.03))

@@ -23,6 +23,7 @@ from plstm.models import VisionConfig
 from plstm.runs.identity import run_name
 from plstm.runs.pictures import capture_flow, draw_pattern, draw_scale
 from plstm.runs.weights import config_of, from_checkpoint
+from plstm.tasks.arrow import ArrowTask
 from plstm.tasks.vision import normalise
 from scripts.common import ROOT, Parser, machine_folder, positive
 
@@ -48,8 +49,7 @@ def main() -> None:
         if not isinstance(config.model, VisionConfig):
             raise UserError(f"{run}: drawn are pLSTM and ViT, not {config.model.family}")
     models = [from_checkpoint(run, runs=options.runs) for run in options.run]
-    data = configs[0].data
-    variant = ArrowVariant(0, data.size, data.object_scale, distribution=data.distribution, thinnest=data.thinnest)
+    variant = ArrowTask(configs[0]).variant
     shown = [(split, arrow) for split in SPLITS for arrow in pick(variant, split, options.count)]
     with style():
         figure = new_figure(1.7 * len(shown) + 0.5, 1.75 * (1 + sum(config.model.depth for config in configs)))

@@ -34,7 +34,7 @@ from plstm.studies.definitions import load_table
 from plstm.studies.probes import GIVEN, probe_path
 from plstm.studies.records import read_records
 from plstm.studies.sweeps import find_groups
-from plstm.tasks import TASKS
+from plstm.tasks.arrow import ArrowTask
 from plstm.training.steps import make_predict
 from scripts.common import ROOT, Parser, machine_folder, positive, write_results
 
@@ -134,7 +134,7 @@ def load_answer(source: str | Path, runs: Path) -> tuple[Config, str, Answer]:
         raise UserError(f"{source}: this run's task is {config.task}; probes are for arrow pointing")
     model = from_checkpoint(source, runs=runs)
     graphdef, weights = nnx.split(model)
-    predict = make_predict(graphdef, TASKS["arrow"](config).logits)
+    predict = make_predict(graphdef, ArrowTask(config).logits)
 
     def answer(arrows: Arrow, canvas: Canvas) -> np.ndarray:
         each = (Arrow(*(value.item() for value in arrow)) for arrow in zip(*arrows, strict=True))
@@ -163,7 +163,7 @@ def probe(run: str, options: argparse.Namespace) -> None:
 
 def probe_rows(config: Config, answer: Answer, sizes: Sequence[int], count: int) -> Iterator[dict[str, Any]]:
     """The scores of a canvas and an alteration each, on `count` images; UserError for a size that cannot be."""
-    training = Canvas(config.data.size, config.data.object_scale, config.data.thinnest)
+    training = ArrowTask(config).variant.canvas("test")
     distribution = config.data.distribution
     canvases = [resized(training, size) for size in sorted({training.size, 2 * training.size, *sizes})]
     for canvas in canvases:

@@ -230,7 +230,7 @@ class ArrowVariant:
     def __post_init__(self):
         object.__setattr__(self, "object_scale", float(self.object_scale))
         check_limits(self, "data.")
-        Canvas(self.size, self.object_scale, self.thinnest)  # refuses what is too small
+        self.canvas("train")  # refuses what is too small
         if self.train_seed in {split.seed for split in SPLITS.values()}:
             raise UserError(f"data.train_seed={self.train_seed}: gives images of an evaluation split; take another")
 

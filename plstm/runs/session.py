@@ -55,10 +55,7 @@ class Session:
         loop = config.loop
         self.task = task = TASKS[config.task](config)
         self.plan = task.plan()
-        if jax.default_backend() == "cpu" and (hours := task.cpu_hours()) > MANY_HOURS:
-            log_main(
-                f"warning: about {hours:,.0f} hours on this machine's CPU, by its FLOPs; debug=smoke takes a minute"
-            )
+        _warn_of_cost(task)
         self.splits = {name: task.split(name) for name in dict.fromkeys([*loop.eval_splits, *loop.final_splits])}
         self.probe = self.splits[loop.eval_splits[0]].first(PROBED * jax.process_count())
         self.programs = compile_programs(task, self.plan)
@@ -174,6 +171,11 @@ class Session:
 
     def _write(self, split: str, values: dict[str, float]) -> None:
         self.tracker.log(self.metrics.write(self.run.step, self.run.step / self.plan.steps_per_epoch, split, values))
+
+
+def _warn_of_cost(task: Task) -> None:
+    if jax.default_backend() == "cpu" and (hours := task.cpu_hours()) > MANY_HOURS:
+        log_main(f"warning: about {hours:,.0f} hours on this machine's CPU, by its FLOPs; debug=smoke takes a minute")
 
 
 def open_tracker(

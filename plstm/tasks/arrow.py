@@ -49,7 +49,7 @@ class ArrowTask(VisionTask):
     @classmethod
     def check(cls, config: Config) -> None:
         super().check(config)
-        _ = cls(config)._variant  # refuses what cannot be drawn
+        _ = cls(config).variant  # refuses what cannot be drawn
         if isinstance(config.model, VisionConfig):
             replace(config.model, image_size=2 * config.data.size).check()  # refuses what the large images do not fit
 
@@ -62,7 +62,7 @@ class ArrowTask(VisionTask):
         return f"{data.name}: {data.train_images:,} images, {data.size} pixels a side"
 
     def split(self, name: str) -> PackedSplit:
-        split = load_packed(self._variant, name, self.config.data.root, self.config.data.generate)
+        split = load_packed(self.variant, name, self.config.data.root, self.config.data.generate)
         return replace(split, process_index=jax.process_index(), process_count=jax.process_count())
 
     def batches(self, layout: Layout) -> DeviceBatches | StreamedBatches:
@@ -72,7 +72,7 @@ class ArrowTask(VisionTask):
         seed = self.config.seed
         if data.placement == "device":
             return DeviceBatches(self.split("train"), batch_size, seed, layout.place_copies, layout.rows)
-        source = data_source(self._variant, "train", data.root, data.generate)
+        source = data_source(self.variant, "train", data.root, data.generate)
         process = jax.process_index(), jax.process_count()
         return StreamedBatches(source, batch_size, seed, data.workers, layout.place_rows, *process)
 
@@ -89,7 +89,8 @@ class ArrowTask(VisionTask):
         return next(parts for parts in divisors if batch_size <= most * parts)
 
     @property
-    def _variant(self) -> ArrowVariant:
+    def variant(self) -> ArrowVariant:
+        """The images of the run's config. Raises UserError where they cannot be drawn."""
         data = self.config.data
         shared = {field.name: getattr(data, field.name) for field in fields(ArrowVariant)}
         return ArrowVariant(**shared)

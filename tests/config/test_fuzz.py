@@ -111,7 +111,7 @@ def parts(config: Config) -> None:
     jax.random.fold_in(jax.random.key(config.seed), 0)
     assert task.describe_data()
     if config.task == "arrow":
-        task._variant  # noqa: B018 (it checks the sizes)
+        task.variant  # noqa: B018 (it checks the sizes)
     elif config.data.name == "mosaics":
         assert all(len(task.split(name)) for name in config.loop.final_splits)
         task.batches(layout)
