@@ -55,6 +55,13 @@ def _wandb_stays_here(tmp_path_factory: pytest.TempPathFactory):
         yield
 
 
+@pytest.fixture(autouse=True)
+def _wandb_starts_elsewhere():
+    """A client started in this process would leave a variable by which the programs of later tests join it."""
+    yield
+    assert "WANDB_SERVICE" not in os.environ, "start what uses W&B as a process of its own"
+
+
 @pytest.fixture
 def x64():
     with jax.enable_x64(True):

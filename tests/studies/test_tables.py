@@ -8,6 +8,7 @@ from plstm.studies.definitions import load_table
 from plstm.studies.records import read_records, record_path
 from plstm.studies.sweeps import planned_runs, t_interval
 from plstm.studies.tables import DASH, text_table
+from tests.commands import begin, end
 from tests.wandb_files import history
 
 from .conftest import ROOT, TABLES, edit_line, lines_of, long_values, rendered, run_script
@@ -139,8 +140,8 @@ def test_script_logs_a_table_to_wandb(add, tmp_path):
     add()
     (tmp_path / "results").mkdir()
     (tmp_path / "runs").rename(tmp_path / "results/runs")
-    done = run_script("make_tables", "--results", tmp_path / "results", "arrow", "--wandb")
-    assert done.returncode == 0 and "offline" in done.stderr
+    _, said = end(begin("scripts/make_tables.py", "--results", tmp_path / "results", "arrow", "--wandb"))
+    assert "W&B: offline" in said
     row = {key: value for row in history(tmp_path / "outputs") for key, value in row.items()}
     logged = json.loads((tmp_path / "outputs/wandb/latest-run/files" / row["table/path"]).read_text())
     lines = [dict(zip(logged["columns"], line, strict=True)) for line in logged["data"]]
