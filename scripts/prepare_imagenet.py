@@ -4,8 +4,8 @@
     make data-imagenet MANUAL=/path/to/tars DATA=/scratch/data ARGS=--verify
 
 The folder MANUAL must hold the training images (Task 1 & 2) and the validation images (all tasks) of ILSVRC2012 from
-https://image-net.org/download-images, free for research with an account. Takes 155 GB in DATA and up to two hours. An
-interrupted preparation starts over. The tars are not needed afterwards.
+https://image-net.org/download-images, free for research with an account. Takes as much space in DATA as the tars, and
+up to two hours. An interrupted preparation starts over. The tars are not needed afterwards.
 """
 
 import hashlib

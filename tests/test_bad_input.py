@@ -69,6 +69,12 @@ def entry(tmp_path, monkeypatch, capsys):
         ("seed=43 -m optim.epochs=1,2", "unrecognized arguments: optim.epochs=1,2; write flags such as -m first"),
         ("seed=43,44", "seed=43,44: several values take -m, first"),
         ("-m seed=interval(1,2)", "seed=interval(1,2): write the values, separated by commas"),
+        *(
+            (word, f"{word.split()[-1]}: of Hydra's own keys, only hydra/<group>, ")
+            for word in ("-m hydra.sweeper=null", "hydra.run.dir=here", "+hydra.callbacks.x.y=3", "-m hydra.launcher=3")
+        ),
+        ("-m hydra.launcher.x=3", "hydra.launcher.x: not a key of this run's"),
+        ("hydra/launcher=null", "hydra/launcher=null: cannot be composed"),
         ("seed=[1", "seed=[1: cannot be read (no viable alternative at input '[1' See"),
         ("~seed", "~seed: keys cannot be removed"),
         ("seed=abc", "seed: Value 'abc' of type 'str' could not be converted to Integer"),

@@ -264,10 +264,10 @@ def archive(monkeypatch):
             for name, text in entries.items():
                 info = zipfile.ZipInfo(name)
                 info.external_attr = (0o120777 if text.startswith(b"->") else 0o644) << 16  # links are text, too
-                file.writestr(info, text)
+                file.writestr(info, text, zipfile.ZIP_DEFLATED)
         made["content"] = content.getvalue()
 
-    monkeypatch.setattr(tudataset, "_fetch", lambda url: made["content"])
+    monkeypatch.setattr(tudataset, "_open", lambda url: io.BytesIO(made["content"]))
     monkeypatch.setattr(tudataset, "TOY", Path("elsewhere"))  # or the set would not be fetched
     return zipped
 
@@ -292,6 +292,9 @@ def test_a_zip_bomb_and_an_endless_download_are_refused(archive, tmp_path, monke
     monkeypatch.setattr(tudataset, "MOST_BYTES", 10_000)
     archive({"TOY/TOY_A.txt": b"1, 2\n" * 10_000})
     with pytest.raises(UserError, match="unpacks to 50,000 bytes"):
+        tudataset.load_tudataset("TOY", str(tmp_path))
+    monkeypatch.setattr(tudataset, "MOST_BYTES", 10)
+    with pytest.raises(UserError, match="has more than 10 bytes"):
         tudataset.load_tudataset("TOY", str(tmp_path))
     assert not (tmp_path / "tudataset" / "TOY").exists()
 

@@ -16,7 +16,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -176,13 +176,14 @@ def _download(name: str, folder: Path) -> Path:
     """Fetches and unpacks a set into `folder`; a second process that asks for it waits for the first."""
     url = URL.format(name=name)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.parent / f".{name}.lock"), tempfile.TemporaryDirectory(dir=folder.parent) as new:
-            if not (folder / f"{name}_A.txt").is_file():
-                print(f"TUDataset: fetching {url}", file=sys.stderr)
-                _unpack(name, url, _fetch(url), Path(new, name))
-                shutil.rmtree(folder, ignore_errors=True)
-                os.rename(Path(new, name), folder)
+        with _open(url) as answer:  # first: what is no set leaves no lock behind
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with locked(folder.parent / f".{name}.lock"), tempfile.TemporaryDirectory(dir=folder.parent) as new:
+                if not (folder / f"{name}_A.txt").is_file():
+                    print(f"TUDataset: fetching {url}", file=sys.stderr)
+                    _unpack(name, url, _read(url, answer), Path(new, name))
+                    shutil.rmtree(folder, ignore_errors=True)
+                    os.rename(Path(new, name), folder)
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         why = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else error
         remedy = f"is it one of {', '.join(SIZES)}? If there is such a set, put its text files into {folder}"
@@ -190,9 +191,12 @@ def _download(name: str, folder: Path) -> Path:
     return folder
 
 
-def _fetch(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
-        content = answer.read(MOST_BYTES + 1)
+def _open(url: str) -> Any:
+    return urllib.request.urlopen(url, timeout=TIMEOUT)
+
+
+def _read(url: str, answer: Any) -> bytes:
+    content = answer.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise UserError(f"{url}: has more than {MOST_BYTES:,} bytes")
     return content

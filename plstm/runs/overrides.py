@@ -18,6 +18,7 @@ from plstm.models import MODELS
 from plstm.tasks import TASKS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+HYDRA = re.compile(r"hydra/\w+|hydra\.mode|hydra\.(launcher|sweeper)\.[\w.]+")  # of its keys, what may be set
 FEW = 20  # choices that an error lists
 PLAIN = re.compile(r"(?!(null|true|false|nan|inf)$)[a-z_/][\w/.+-]*", re.ASCII | re.IGNORECASE)  # needs no quotes
 
@@ -39,7 +40,11 @@ def parse_overrides(words: Sequence[str], schema: type = Config) -> list[Overrid
             hint = "quote a value with special characters twice, 'key=\"value\"'"
             raise UserError(f"{shown}: cannot be read ({why}); {hint}") from error
         key = override.key_or_group
-        if not key.startswith("hydra"):  # its own keys it checks itself
+        if re.match(r"hydra\b", key):
+            if not HYDRA.fullmatch(key):
+                known = "hydra/<group>, hydra.mode, hydra.launcher.<key> and hydra.sweeper.<key>"
+                raise UserError(f"{shown}: of Hydra's own keys, only {known} can be set; leave it out")
+        else:
             if override.is_delete():
                 raise UserError(f"{shown}: keys cannot be removed; set {key} to the value that it should have")
             _check_key(override, schema)

@@ -44,6 +44,7 @@ CHOICE = re.compile(r"[\w.@-]+=")
 FIELD = re.compile(r"(?P<path>(?:\[[^\]]*\]|[^*:\[])*)(?:\*(?P<factor>[\d.e+-]+))?(?::(?P<form>.*))?")
 VERDICTS = ("reproduced", "not shown", "contradicted", "not run")
 MAX_LINE = 200
+MEASURED = re.compile(r"(?<![\w.\[])[\d.,]*\d (?:[kMGT]i?B|ms|GFLOPs?)\b")  # counted or timed, so in some file
 
 
 def document_paths(root: Path) -> list[Path]:
@@ -80,13 +81,16 @@ def _named(path: Path, what: str) -> Iterator[None]:
 
 
 def document_problems(path: Path) -> list[str]:
-    """What is wrong with the form of a page: lines too long to read, and markup that GitHub takes for HTML."""
+    """What is wrong with the form of a page: lines too long to read, markup that GitHub takes for HTML, and sizes and
+    times that no link holds."""
     problems = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if len(line) > MAX_LINE and not line.startswith("|") and not DEFINITION.match(line):
             problems.append(f"{path}, line {number}: over {MAX_LINE} characters")
         if re.match(r"<!--(?! begin: .* -->$| end -->$)", line):
             problems.append(f"{path}, line {number}: a damaged marker; see plstm/studies/documents.py")
+        if found := MEASURED.search(line):
+            problems.append(f"{path}, line {number}: {found[0]}: link the number to a file, or leave it out")
     return problems
 
 

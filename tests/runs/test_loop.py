@@ -23,7 +23,7 @@ from plstm.runs.identity import run_id
 from plstm.runs.session import Stopped
 from plstm.studies.records import commits_of, read_curve, read_records, record_path
 from plstm.tasks import TASKS
-from plstm.training.checkpoints import Checkpoints
+from plstm.training.checkpoints import Checkpoints, _write_checksums
 from plstm.training.processes import Interrupt
 from plstm.training.progress import MetricAverager
 from plstm.training.state import RunState
@@ -76,6 +76,19 @@ def test_a_record_names_the_commits_and_machines_of_all_sessions(start, config, 
         start()
     path.write_text("")  # an empty file is no record of a finished run: it is written again
     assert start().metrics == record.metrics and len(read_records(tmp_path / "results")) == 1
+
+
+def test_a_checkpoint_of_a_longer_plan_is_refused(start, config, tmp_path):
+    """Whoever changes a checkpoint can write its sums anew."""
+    with pytest.raises(Stopped):
+        start(signal.SIGTERM)
+    folder = tmp_path / "runs" / run_id(config)
+    step = folder / "checkpoints" / "1"
+    info = step / "info" / "metadata"
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"steps": 1_000_000}))
+    _write_checksums(step)
+    with pytest.raises(UserError, match=f"{folder}: its checkpoints go beyond step [0-9]+; remove the folder"):
+        start()
 
 
 def test_pictures_that_cannot_be_drawn_cost_no_record(start, config, tmp_path, monkeypatch, capsys):

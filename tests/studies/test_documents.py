@@ -114,11 +114,16 @@ def test_a_claim_has_one_of_four_verdicts(fill, project):
         fill("<!-- begin: claims demo -->\n<!-- end -->")
 
 
-def test_long_lines_and_damaged_markers_are_problems(tmp_path):
+def test_long_lines_damaged_markers_and_sizes_of_no_file_are_problems(tmp_path):
     page = tmp_path / "page.md"
     long = "x" * 201
     page.write_text(f'| {long} |\n[k]: file "{long}"\n<!-- begin: index -->\n<!-- end -->\n<!-- note -->\n')
     assert [problem.split("line ")[1].split(":")[0] for problem in document_problems(page)] == ["5"]
+    page.write_text("12 GB\n[1.5][k] ms, [12 GB][k]\nin `1.5 ms` a step\n100 MBit and a 2 x 3 GBase\n")
+    assert [problem.split("line ")[1] for problem in document_problems(page)] == [
+        f"{line}: {number}: link the number to a file, or leave it out"
+        for line, number in ((1, "12 GB"), (3, "1.5 ms"))
+    ]
     page.write_text(f"{long}\n<!--= a -->")
     assert [problem.split("line ")[1].split(":")[0] for problem in document_problems(page)] == ["1", "2"]
 

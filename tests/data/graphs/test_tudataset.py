@@ -140,6 +140,7 @@ def test_what_cannot_be_fetched_is_named(server, tmp_path):
         load_tudataset("TOY", str(root), download=False)
     with pytest.raises(UserError, match="data.name=TOY: cannot fetch .*TOY.zip"):
         load_tudataset("TOY", str(root))
+    assert not any(root.iterdir())
     write_zip(server / "TOY.zip", names=["TOY_graph_labels.txt"])
     with pytest.raises(UserError, match="has no TOY_A.txt in it"):
         load_tudataset("TOY", str(root))
