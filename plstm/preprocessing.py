@@ -1,4 +1,4 @@
-"""From a picture of any kind to the pixels that an image model takes.
+"""From a picture of any kind to the pixels that an image model takes, and from a series to standardised values.
 
 The pictures are Pillow's. Pillow itself is not needed for models that take none.
 """
@@ -67,3 +67,15 @@ def evaluation_crop(picture: "Image.Image", size: int, ratio: float) -> np.ndarr
     left = round((width - size) / 2)
     upper = round((height - size) / 2)
     return np.array(resized.crop((left, upper, left + size, upper + size)))
+
+
+def standardise(values: np.ndarray) -> tuple[np.ndarray, float, float]:
+    """A series [T], NaN where a value is missing -> (values - loc) / scale, loc, scale, in float64: mean and deviation
+    of the known values; of a constant series scale is |loc| + 1e-5, and of none loc is 0 and scale 1."""
+    values = np.asarray(values, np.float64)
+    known = values[np.isfinite(values)]
+    loc = known.mean() if len(known) else 0.0
+    scale = known.std() if len(known) else 1.0
+    if scale <= 1e-12 * abs(loc):  # of a constant series rounding leaves a little
+        scale = abs(loc) + 1e-5
+    return (values - loc) / scale, float(loc), float(scale)
