@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from plstm.models import VisionConfig, build_model
-from plstm.ops.dag import plstm_dag
+from plstm.ops.dag import plstm_dag, plstm_dag_by_parts
 from plstm.ops.delta_rule import gated_delta_rule
 from plstm.ops.grid import gating_matrix, plstm2d
 from plstm.ops.mamba2d import mamba2d
@@ -78,6 +78,7 @@ CASES = {
 for structure in ("general", "shared_incoming", "d_mode"):
     CASES[f"plstm2d-{structure}"] = functools.partial(plstm2d, structure=structure), GRID
     CASES[f"matrix-{structure}"] = functools.partial(gating_matrix, structure=structure), {"gates": GRID["gates"]}
+CASES["dag-parts"] = functools.partial(plstm_dag_by_parts, dag=DAG, parts=3), test_dag.draw(DAG, f32)[0]
 CASES["slstm"] = slstm, test_recurrences.draw_slstm(5, f32)[0]
 CASES["model"] = draw_model()
 

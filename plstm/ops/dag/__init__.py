@@ -4,6 +4,7 @@ from plstm.ops.dag.dispatch import METHODS, NORMS, normalise_transitions, plstm_
 from plstm.ops.dag.gates import DagGates
 from plstm.ops.dag.line_graph import Dag, PackedDags, pack
 from plstm.ops.dag.oracle import plstm_dag_oracle
+from plstm.ops.dag.parts import plstm_dag_by_parts
 
 __all__ = [
     "METHODS",
@@ -14,5 +15,6 @@ __all__ = [
     "normalise_transitions",
     "pack",
     "plstm_dag",
+    "plstm_dag_by_parts",
     "plstm_dag_oracle",
 ]
