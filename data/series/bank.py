@@ -8,6 +8,7 @@ from numpy.random import RandomState
 from scipy.linalg import toeplitz
 from scipy.signal import lfilter
 
+from data.series.scoring import HORIZONS, SEASONS, SeriesSet
 from plstm.errors import UserError
 from plstm.files import data_root, locked, write_errors, write_file
 from plstm.preprocessing import standardise
@@ -114,6 +115,21 @@ def chaos(rng: RandomState) -> np.ndarray:
         point = point + 0.01 * np.array([10 * (y - x), x * (28 - z) - y, x * y - 8 / 3 * z])
         values[t // every] = point[axis]
     return values[None]
+
+
+def toy_sets() -> list[SeriesSet]:
+    """Three small sets, for tests and debug=smoke: a day's shape with noise, daily noise, and months, one with gaps."""
+    rng = RandomState(9)
+    time = np.arange(600)
+    hours = [np.sin(2 * np.pi * time / 24 + phase) + 0.3 * rng.standard_normal(600) for phase in (0, 2)]
+    months = 5 + np.sin(2 * np.pi * time[:150] / 12) + 0.01 * time[:150]
+    with_gaps = np.where(rng.rand(150) < 0.1, np.nan, 100 * months)
+    frequencies = {"hours": "H", "days": "D", "months": "M"}
+    series = {"hours": hours, "days": list(autoregression(rng)), "months": [months, with_gaps]}
+    return [
+        SeriesSet(name, frequency, series[name], SEASONS[frequency], HORIZONS[frequency])
+        for name, frequency in frequencies.items()
+    ]
 
 
 # ---------------------------------------------------------------------- rows

@@ -30,7 +30,8 @@ class SeriesSet(NamedTuple):
 
     @property
     def group(self) -> str:
-        return next(group for group, frequencies in GROUPS.items() if self.frequency in frequencies)
+        """One of GROUPS; "" for a frequency of none."""
+        return next((group for group, frequencies in GROUPS.items() if self.frequency in frequencies), "")
 
     @property
     def windows(self) -> int:

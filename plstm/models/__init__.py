@@ -1,4 +1,4 @@
-"""Models of images, graphs and sequences.
+"""Models of images, graphs, sequences and time series.
 
 model = build_model(VisionConfig(image_size=192, classes=2), 0)  # an integer or a jax.random key
 logits = model(images)  # a deterministic pass
@@ -11,6 +11,7 @@ from plstm.models.languages import LanguageConfig
 from plstm.models.mamba2d import Mamba2DConfig
 from plstm.models.registry import MODELS, Family, Info, build_model, named_variables
 from plstm.models.sequence import SequenceConfig
+from plstm.models.series import SeriesConfig
 from plstm.models.ss2d import SS2DConfig
 from plstm.models.vil import ViLConfig
 from plstm.models.vision import VisionConfig, VisionModel
@@ -25,6 +26,7 @@ __all__ = [
     "Mamba2DConfig",
     "SS2DConfig",
     "SequenceConfig",
+    "SeriesConfig",
     "ViLConfig",
     "VisionConfig",
     "VisionModel",

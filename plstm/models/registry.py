@@ -13,6 +13,7 @@ from plstm.models.graph import GraphConfig, graph_model
 from plstm.models.languages import LanguageConfig, LanguageModel
 from plstm.models.mamba2d import Mamba2D, Mamba2DConfig
 from plstm.models.sequence import SequenceConfig, SequenceModel
+from plstm.models.series import SeriesConfig, SeriesModel
 from plstm.models.ss2d import SS2DConfig, SS2DModel
 from plstm.models.vil import ViL, ViLConfig
 from plstm.models.vision import VisionConfig, VisionModel
@@ -42,6 +43,7 @@ MODELS: dict[str, Family] = {
     "vil": _image_family(ViLConfig, ViL, bicubic),
     "graph": Family(GraphConfig, graph_model, "graphs"),
     "sequence": Family(SequenceConfig, SequenceModel, "tokens"),
+    "series": Family(SeriesConfig, SeriesModel, "series"),
     "language": Family(LanguageConfig, LanguageModel, "languages"),
 }
 

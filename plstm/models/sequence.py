@@ -13,7 +13,7 @@ from flax import nnx
 from plstm.errors import require
 from plstm.limits import OneOf, OnlyWith, Size, check_limits
 from plstm.nn.layers import KERNEL_INIT, MLP, NORM_EPSILON, NORMS, linear
-from plstm.nn.sequence import MLSTM, SLSTM, CausalAttention, GatedDeltaNet, Mamba2, TrackingPLSTM
+from plstm.nn.sequence import MLSTM, SLSTM, CausalAttention, GatedDeltaNet, GatedMLP, Mamba2, TrackingPLSTM
 
 WITH_HEADS = ("mlstm", "slstm", "gdn", "gdn_negative", "attention")
 
@@ -27,6 +27,7 @@ LAYERS: dict[str, Callable[["SequenceConfig", int, nnx.Rngs], nnx.Module]] = {
     "plstm": lambda config, _, rngs: TrackingPLSTM(config.dim, config.track, rngs),
     "attention": lambda config, _, rngs: CausalAttention(config.dim, config.heads, rngs),
     "mlp": lambda config, _, rngs: MLP(config.dim, 4, dtype=jnp.float32, rngs=rngs),
+    "gated_mlp": lambda config, _, rngs: GatedMLP(config.dim, config.mlp_width, rngs),
 }
 LayerName = Annotated[str, OneOf(*LAYERS)]
 
@@ -41,6 +42,7 @@ class SequenceConfig:
     heads: Annotated[Size, OnlyWith("blocks", WITH_HEADS)] = 1
     state_dim: Annotated[Size, OnlyWith("blocks", ("mamba2",))] = 64  # N
     track: Annotated[int, Interval(ge=1, le=4), OnlyWith("blocks", ("plstm",))] = 2  # side J_T of the transitions
+    mlp_width: Annotated[Size, OnlyWith("blocks", ("gated_mlp",))] = 64  # units
     norm: Annotated[str, OneOf(*NORMS)] = "rmsnorm"  # layernorm: without a bias, as xLSTM has it
 
     def check(self) -> None:
@@ -55,23 +57,32 @@ class SequenceConfig:
         )
 
 
-class SequenceModel(nnx.Module):
-    """x = E[token]; x = x + layer(norm(x)) for each block; logits = norm(x) head. No positions, no biases outside the
-    layers. sizes: vocabulary and classes."""
+class Blocks(nnx.Module):
+    """x = x + layer(norm(x)) for each block, then a norm. No positions, no biases outside the layers."""
 
-    def __init__(self, config: SequenceConfig, sizes: Mapping[str, int], rngs: nnx.Rngs):
+    def __init__(self, config: SequenceConfig, rngs: nnx.Rngs):
         make_norm = partial(NORMS[config.norm], config.dim, epsilon=NORM_EPSILON, rngs=rngs)
         make_norm = partial(make_norm, use_bias=False) if config.norm == "layernorm" else make_norm
-        start = nnx.initializers.normal((0.4 / config.dim) ** 0.5)
-        self.embedding = nnx.Param(start(rngs.params(), (sizes["vocabulary"], config.dim)))
         self.norms = nnx.List([make_norm() for _ in config.blocks])
         self.layers = nnx.List([LAYERS[name](config, n, rngs) for n, name in enumerate(config.blocks)])
         self.norm = make_norm()
+
+    def run(self, x: jax.Array) -> jax.Array:
+        """float32 [..., T, dim] -> the same."""
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + layer(norm(x))
+        return self.norm(x)
+
+
+class SequenceModel(Blocks):
+    """Embedding of tokens, blocks, head. sizes: vocabulary and classes."""
+
+    def __init__(self, config: SequenceConfig, sizes: Mapping[str, int], rngs: nnx.Rngs):
+        start = nnx.initializers.normal((0.4 / config.dim) ** 0.5)
+        self.embedding = nnx.Param(start(rngs.params(), (sizes["vocabulary"], config.dim)))
+        super().__init__(config, rngs)
         self.head = linear(config.dim, sizes["classes"], use_bias=False, kernel_init=KERNEL_INIT, rngs=rngs)
 
     def __call__(self, tokens: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
         """Tokens int32 [..., T] -> logits float32 [..., T, classes]; a training pass is no different."""
-        x = self.embedding[...][tokens]
-        for norm, layer in zip(self.norms, self.layers, strict=True):
-            x = x + layer(norm(x))
-        return self.head(self.norm(x))
+        return self.head(self.run(self.embedding[...][tokens]))

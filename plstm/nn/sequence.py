@@ -285,6 +285,18 @@ class CausalAttention(nnx.Module):
         return self.out(hidden.reshape(x.shape))
 
 
+class GatedMLP(nnx.Module):
+    """SwiGLU (Shazeer, 2020), without biases."""
+
+    def __init__(self, dim: int, width: int, rngs: nnx.Rngs):
+        self.up = linear(dim, 2 * width, use_bias=False, rngs=rngs)
+        self.down = linear(width, dim, use_bias=False, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        gate, up = jnp.split(self.up(x), 2, axis=-1)
+        return self.down(jax.nn.silu(gate) * up)
+
+
 def rotate(x: jax.Array) -> jax.Array:
     """Rotary positions: [..., T, heads, d] turned, in d / 2 planes, by angles proportional to the position."""
     half = x.shape[-1] // 2

@@ -29,6 +29,10 @@ DATA: dict[str, dict[str, Any]] = {
         "data": {"longest": 64, "every": 20, "ext_lengths": [41, 64], "eval_rows": 8},
         "optim": {"epochs": 0.02, "warmup_epochs": 0},
     },
+    "series": {
+        "data": {"name": "toy", "bank": 64, "eval_rows": 16},
+        "optim": {"epochs": 0.016, "warmup_epochs": 0.004},
+    },
     "tokens": {  # an epoch is 1,000 steps
         "data": {"length": 16, "eval_rows": 40},
         "optim": {"epochs": 0.016, "warmup_epochs": 0.004},
@@ -43,5 +47,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "ss2d": {"dims": [8, 16], "depths": [1, 1]},
     "graph": {"depth": 2},
     "sequence": {"dim": 24},
+    "series": {"dim": 16, "mlp_width": 24},
     "language": {"dim": 16},
 }

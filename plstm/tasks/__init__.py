@@ -6,6 +6,7 @@ from plstm.tasks.folder import FolderTask
 from plstm.tasks.graphs import GraphTask
 from plstm.tasks.imagenet import ImageNetTask
 from plstm.tasks.languages import LanguageTask
+from plstm.tasks.series import SeriesTask
 from plstm.tasks.tokens import TokenTask
 
 TASKS: dict[str, type[Task]] = {
@@ -15,4 +16,5 @@ TASKS: dict[str, type[Task]] = {
     "graphs": GraphTask,
     "languages": LanguageTask,
     "tokens": TokenTask,
+    "series": SeriesTask,
 }

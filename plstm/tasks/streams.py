@@ -11,6 +11,7 @@ The schedule is in steps: an "epoch" is STEPS_PER_EPOCH of them, so `optim.epoch
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +88,7 @@ class StreamTask(Task):
     """Subclasses fill in `draw_batch`, `lengths` and `draw_at`, and perhaps set `batch_rows`. Their data have a `name`,
     `eval_rows`, of each length, and `eval_seed`."""
 
-    unused_keys = ("root", "workers")
+    unused_keys: ClassVar[tuple[str, ...]] = ("root", "workers")
     unit = "sequences"
     batch_rows: int = 64  # of an evaluation batch
 
@@ -118,7 +119,7 @@ class StreamTask(Task):
     def train_examples(self) -> int:
         return STEPS_PER_EPOCH * self.config.optim.batch_size
 
-    def split(self, name: str) -> LengthSplit:
+    def split(self, name: str) -> Split:
         rows = self.config.data.eval_rows
         return LengthSplit(lambda length: self.draw_at(name, length), self.lengths(name), rows, self.batch_rows)
 

@@ -28,7 +28,8 @@ class Batches(Protocol):
 
 
 class Split(Protocol):
-    """What to evaluate on. One whose metrics are vectors also has `lengths`, what each entry is of."""
+    """What to evaluate on. One whose metrics are vectors also has `lengths`, what each entry is of: lengths of rows, or
+    names. One with metrics that are no means over examples has `summarise`, which adds them to the means."""
 
     def __len__(self) -> int:
         """The number of examples."""
@@ -205,11 +206,12 @@ def evaluate(
     sums = {name: np.sum([batch[name] for batch in metrics], axis=0, dtype=np.float64) for name in metrics[0]}
     means = {}
     for name, pair in sums.items():
-        lengths: Sequence[int] = getattr(split, "lengths", ()) if pair.ndim > 1 else ()
+        lengths: Sequence[int | str] = getattr(split, "lengths", ()) if pair.ndim > 1 else ()
         names = [f"{name}{length}" for length in lengths] or [name]
         for each, total, count in zip(names, *pair.reshape(2, -1)[:, : len(names)], strict=True):
             means[each] = float(total / count) if count else math.nan
-    return means | {"count": int(sum(counts))}
+    summarise = getattr(split, "summarise", dict)
+    return summarise(means) | {"count": int(sum(counts))}
 
 
 def describe(name: str, metrics: dict[str, float], digits: int = 4) -> str:

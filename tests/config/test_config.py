@@ -227,6 +227,13 @@ BAD_VALUES = {
         ("data.name", "a4", "choose one of parity, z5"),
         ("data.length", 0, "must be from 1, the shortest row of parity, to 2048"),
     ],
+    "series/forecast": [
+        ("data.points", 100, "must be a multiple of model.patch=16, at least two of them and at most 640 points"),
+        ("data.points", 656, "must be a multiple of model.patch=16"),
+        ("data.bank", 0, "data.bank=0"),
+        ("optim.loss", "cross_entropy", "choose one of pinball"),
+        ("init_from", "0123456789ab", "these models start anew"),
+    ],
     "graphs/gin": [
         ("data.fold", 10, "must be from 0 to data.folds - 1, 9"),
         ("mesh.fsdp", 2, "mesh.fsdp=2"),
