@@ -1,4 +1,4 @@
-"""What W&B gets of graph and token runs, read back from the client's offline files; tests/test_runs.py has images."""
+"""What W&B gets of runs on graphs, tokens and series, read back from the client's offline files; tests/test_runs.py has images."""
 
 import pytest
 
@@ -9,13 +9,17 @@ SMALL = ["debug=smoke", "model.dim=16", "logger.mode=offline"]
 
 
 @pytest.mark.parametrize(
-    "overrides",
-    [["experiment=graphs/gin", "data.fold=0"], ["experiment=tokens/plstm"]],
-    ids=["graphs", "tokens"],
+    ("overrides", "metric", "pictures"),
+    [
+        (["experiment=graphs/gin", "data.fold=0"], "accuracy", set()),
+        (["experiment=tokens/plstm"], "accuracy", set()),
+        (["experiment=series/forecast", "model=series/gdn"], "skill", {"samples"}),
+    ],
+    ids=["graphs", "tokens", "series"],
 )
-def test_config_summary_and_history(train, tmp_path, overrides):
-    said = train(tmp_path, *SMALL, *overrides)
+def test_config_summary_and_history(train, tmp_path, overrides, metric, pictures):
+    said = train(tmp_path, *SMALL, *overrides, *[f"data.root={tmp_path}"] * (metric == "skill"))
     record = record_of(tmp_path)
     run = tmp_path / "runs" / record.id
     assert said.count("W&B") == 1 and f"to upload: wandb sync {run}/wandb\n" in said
-    assert_complete(run, record, pictures=set())
+    assert_complete(run, record, pictures, metric)

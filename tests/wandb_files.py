@@ -33,17 +33,17 @@ def summary(folder: Path) -> dict:
     return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 
-def assert_complete(folder: Path, record: Record, pictures: set[str]) -> None:
+def assert_complete(folder: Path, record: Record, pictures: set[str], metric: str = "accuracy") -> None:
     """Config, summary and history of the last session are those of the finished run, which logged these pictures."""
     found = config(folder)
     assert record.config["model"].items() <= found["model"].items()
     for key in ("commit", "versions", "hardware", "parameters", "flops_per_example"):
         assert found[key] == getattr(record, key), key
     rows = history(folder)
-    assert {"train/loss", "train/examples_per_second", "test/accuracy", "epoch"} <= set().union(*rows)
+    assert {"train/loss", "train/examples_per_second", f"test/{metric}", "epoch"} <= set().union(*rows)
     assert {key.split("/")[0] for row in rows for key in row if key.endswith("/_type")} == pictures
     end = summary(folder)
-    assert end["final/test/accuracy"] == record.metrics["last"]["test"]["accuracy"]
+    assert end[f"final/test/{metric}"] == record.metrics["last"]["test"][metric]
     assert end["examples_per_second"] == pytest.approx(record.examples_per_second, abs=0.1)
     assert has_ended(folder)
 

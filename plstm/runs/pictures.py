@@ -1,4 +1,5 @@
-"""Pictures of a trained image model: its predictions (Figure 5), and what a node passes on (Figure 1)."""
+"""Pictures of a trained model: of images its predictions (Figure 5) and what a node passes on (Figure 1), of time
+series some forecasts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,19 +12,24 @@ from flax import nnx
 from plstm.drawing import new_figure, save, style
 from plstm.models.vision import VisionModel, capture_patterns
 from plstm.tasks import Task
+from plstm.tasks.series import SeriesSplit, SeriesTask
 from plstm.tasks.vision import VisionTask, as_pixels, normalise
 from plstm.training.steps import Batch, Split
 
 SAMPLES = 6  # images a split
 RIGHT = "#00735C"
 WRONG = "#C04A00"
+FORECAST = "#0072B2"
+ROW = ("loc", "scale", "values", "known", "label", "due")  # of a window, see `plstm.tasks.series`
 
 
 def draw_run(
     task: Task, model: nnx.Module, predict: Callable, splits: Mapping[str, Split], folder: Path, name: str
 ) -> list[Path]:
-    """Draws samples of each split with predictions and, for pLSTM, what a node passes on; nothing for other tasks than
-    images. Returns the .png files, written into `folder`."""
+    """Draws samples with predictions and, for pLSTM on images, what a node passes on; nothing for tasks that have
+    neither images nor time series. Returns the .png files, written into `folder`."""
+    if isinstance(task, SeriesTask):
+        return draw_forecasts([*splits.values()][-1], predict, nnx.state(model), folder / f"{name}-samples.png")
     if not isinstance(task, VisionTask):
         return []
     weights = nnx.state(model)
@@ -63,6 +69,42 @@ def draw_samples(
             axis.set(xlim=(0, SAMPLES), ylim=(-0.16, 1.12), aspect="equal")
             axis.axis("off")
         return [save(figure, path)]
+
+
+def draw_forecasts(split: SeriesSplit, predict: Callable, weights: Any, path: Path) -> list[Path]:
+    """Draws the first window of the first set of up to six frequencies, as `draw_forecast`; returns the .png."""
+    first = {each.frequency: number for number, each in reversed([*enumerate(split.sets)])}
+    chosen = np.unique(np.linspace(0, len(first) - 1, SAMPLES).round().astype(int))
+    numbers = np.sort([*first.values()])[chosen]
+    groups = split.windows["group"]
+    rows = {name: values[np.searchsorted(groups, numbers)] for name, values in split.windows.items()}
+    forecasts = np.asarray(predict(weights, rows))
+    lines = -(-len(numbers) // 2)
+    with style():
+        figure = new_figure(9.0, 1.9 * lines)
+        axes = figure.subplots(lines, 2, squeeze=False).ravel()
+        for axis, number, row, forecast in zip(axes, numbers, range(len(numbers)), forecasts, strict=False):
+            each = split.sets[number]
+            loc, scale, values, known, label, due = (rows[key][row] for key in ROW)
+            context = np.where(known, loc + scale * values, np.nan)[-4 * each.horizon :]
+            label = np.where(due, loc + scale * label, np.nan)[: each.horizon]
+            draw_forecast(axis, context, loc + scale * forecast[:, : each.horizon], label)
+            axis.set_title(f"{each.name} ({each.frequency})")
+        for axis in axes[len(numbers) :]:
+            axis.remove()
+        axes[0].legend(fontsize=7)
+        return [save(figure, path)]
+
+
+def draw_forecast(axis: Any, context: np.ndarray, quantiles: np.ndarray, label: np.ndarray | None = None) -> None:
+    """Draws a series [T], the quantiles 0.1 to 0.9 of what follows, [9, horizon], and what did follow, [horizon]."""
+    steps = np.arange(quantiles.shape[1])
+    axis.plot(np.arange(-len(context), 0), context, color="0.4", lw=0.8, label="series")
+    for low, alpha, share in ((0, 0.15, "80%"), (2, 0.3, "40%")):
+        axis.fill_between(steps, quantiles[low], quantiles[8 - low], color=FORECAST, alpha=alpha, lw=0, label=share)
+    axis.plot(steps, quantiles[4], color=FORECAST, lw=1.2, label="median")
+    if label is not None:
+        axis.plot(steps, label, color="black", lw=0.8, label="what followed")
 
 
 def draw_gating(model: nnx.Module, image: jax.Array, path: Path) -> list[Path]:

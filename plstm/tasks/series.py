@@ -68,7 +68,7 @@ class SeriesTask(StreamTask):
     unused_keys = ("workers",)
     inputs = "series"
     splits = ("val", "test")
-    unit = "series"
+    unit = "windows"
     primary_metric = "skill"
     losses = ("pinball",)
 

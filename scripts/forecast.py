@@ -1,0 +1,85 @@
+"""Forecast a series: nine quantiles of each step, as a CSV file and a picture.
+
+    python scripts/forecast.py results/weights/series-gdn.safetensors sales.csv --horizon 24
+    python scripts/forecast.py 1f392a sales.csv --column units --horizon 24    # a run's folder or id; a column by name
+
+The CSV file has a header and a line a step, oldest first; an empty cell is a gap. Its last column is taken unless
+--column names one. Writes <series>-forecast.csv and .png beside it. Exit status: 0, or 2 for bad input.
+"""
+
+import csv
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from plstm.drawing import new_figure, save, style
+from plstm.errors import UserError, first_line, run_script
+from plstm.files import write_errors, write_file
+from plstm.models.series import SeriesModel
+from plstm.runs.pictures import draw_forecast
+from plstm.runs.weights import from_checkpoint
+from scripts.common import Parser, machine_folder
+
+SHOWN = 4  # so many horizons of the series are drawn
+GAPS = ("", "nan", "na", "null")
+
+
+def read_column(path: Path, column: str | None) -> np.ndarray:
+    """float64 [lines]; UserError for a file, a column or a cell that cannot be read."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            header, *lines = [line for line in csv.reader(file) if line] or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: not a CSV file that can be read ({first_line(error)})") from error
+    if not lines:
+        raise UserError(f"{path}: has no series; it needs a header and a line a step")
+    if column is not None and column not in header:
+        raise UserError(f"--column {column}: {path} has {', '.join(header)}")
+    place = header.index(column) if column is not None else len(header) - 1
+    values = []
+    for number, line in enumerate(lines, start=2):
+        cell = line[place].strip() if place < len(line) else ""
+        try:
+            values.append(np.nan if cell.lower() in GAPS else float(cell))
+        except ValueError as error:
+            raise UserError(f"{path}: line {number}: {cell!r} is no number; name a column with --column") from error
+    return np.array(values)
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("weights", help="a .safetensors file, or a run's folder or id")
+    parser.add_argument("series", type=Path, help="a CSV file")
+    parser.add_argument("--horizon", type=int, default=24, help="steps to forecast")
+    parser.add_argument("--column", help="of the CSV file; the last one unless given")
+    parser.add_argument("--runs", type=Path, default=machine_folder("runs"), help="folder that ids are looked up in")
+    arguments = parser.parse_args()
+    path = arguments.series
+    series = read_column(path, arguments.column)
+    model = from_checkpoint(arguments.weights, runs=arguments.runs)
+    if not isinstance(model, SeriesModel):
+        raise UserError(f"{arguments.weights}: this model of family {model.info.config.family} forecasts no series")
+    try:
+        quantiles = model.forecast(series, arguments.horizon)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    out = path.with_name(f"{path.stem}-forecast.csv")
+    lines = [",".join(["step", *(f"0.{level}" for level in range(1, 10))])]
+    lines += [
+        ",".join([str(step), *(f"{value:.8g}" for value in row)]) for step, row in enumerate(quantiles.T, start=1)
+    ]
+    with style(), write_errors(out, "choose another place for the series"):
+        figure = new_figure(7.0, 2.6)
+        axis = figure.subplots()
+        draw_forecast(axis, series[-SHOWN * arguments.horizon :], quantiles)
+        axis.legend(fontsize=7)
+        write_file(out, ("\n".join(lines) + "\n").encode())
+        print(out)
+        print(save(figure, out.with_suffix(".png")))
+
+
+if __name__ == "__main__":
+    run_script(main)
