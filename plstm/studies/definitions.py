@@ -97,6 +97,15 @@ class Figure(Strict):
     sizes: bool = False  # accuracy against the canvas, and a table of altered images, from probes
 
 
+class Differences(Strict):
+    """Errors by set, metric@set, of rows against that of the first row of their group; see plstm/studies/differences.py."""
+
+    split: str
+    metrics: list[str]
+    groups: list[list[str]]
+    leave_out: list[str] = []  # sets
+
+
 class TableDefinition(Strict):
     name: str
     title: str
@@ -119,6 +128,7 @@ class TableDefinition(Strict):
     notes: list[str] = []
     weights: dict[str, RunId] = {}  # of these runs results/weights has <name>.safetensors, name -> the run's id
     figure: Figure = Figure()
+    differences: Differences | None = None
     percent: bool = False  # shows 100 times the metrics
     digits: int = 3  # after the point
     costs: bool = False  # shows parameters and multiply-adds
@@ -207,6 +217,7 @@ class TableDefinition(Strict):
         groups = self.figure.groups or {"": [row.name for row in self.rows if row.own]}
         lists = [(f"stages[{number}].rows", stage.rows) for number, stage in enumerate(self.stages)]
         lists += [("figure.groups", rows) for rows in groups.values()]
+        lists += [("differences.groups", rows) for rows in (self.differences.groups if self.differences else ())]
         yield from (f"{where}: no row {min(other)!r}" for where, rows in lists if (other := set(rows) - {*names}))
         for group, rows in groups.items():
             count = len(rows) * (2 if self.figure.paper else 1) + bool(self.figure.baseline)

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from plstm.drawing import new_figure, save, style
-from plstm.studies.definitions import LINES, TableDefinition, read_baselines
+from plstm.studies.definitions import LINES, Column, TableDefinition, read_baselines
 from plstm.studies.probes import points_by_size, read_probes, read_sizes
 from plstm.studies.records import PRIMARY_METRIC, Record, read_curve
 from plstm.studies.sweeps import Cell, find_groups, t_interval
@@ -38,6 +38,7 @@ OURS, PAPER = "#0072B2", "#D55E00"  # of dots: there a colour says whose number 
 BASELINE = {"color": "0.45", "lw": 0.9, "ls": (0, (6, 3)), "zorder": 0}
 WIDTH = 8.0  # inches
 PANELS = 4  # side by side, of accuracy against length
+COLUMN_PANELS = 5  # of dots
 
 
 def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> list[Path]:
@@ -138,8 +139,9 @@ def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
 
 
 def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
-    """The table's columns, a panel a section and a line a row: a filled dot is ours in the first column, the bar its
-    90% interval, a hollow dot ours in another column, a diamond the paper's number; baselines are dashed.
+    """The table's columns, a line a row: a filled dot is ours, the bar its 90% interval, a diamond the paper's number;
+    baselines are dashed. A panel a section, where a hollow dot is ours in another column than the first, or without
+    sections a panel a column.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -147,18 +149,19 @@ def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) 
     cells = [cell for cell in cells if cell.row.name in names]
     sections = [section for section in table.section_values if any(cell.section == section for cell in cells)]
     first = table.columns[0]
+    xlabel = f"{first.split} {first.metric}".capitalize() + " (%)" * table.percent
+    panels = [(table.section_title(section), xlabel, section, str(section), table.columns) for section in sections]
+    if not table.sections:
+        panels = [(column.title, "", None, column.name, [column]) for column in table.columns[:COLUMN_PANELS]]
     figure = new_figure(WIDTH, 1.5 + 0.25 * len(names))
-    axes = figure.subplots(1, len(sections), sharey=True, squeeze=False)[0]
-    for section, axis in zip(sections, axes, strict=True):
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for (title, xlabel, section, key, columns), axis in zip(panels, axes, strict=True):
         for cell in (cell for cell in cells if cell.section == section):
-            _draw_cell(axis, table, cell, names.index(cell.row.name))
+            _draw_cell(axis, table, cell, names.index(cell.row.name), columns)
         for entry in read_baselines(table, results_dir):
-            if str(section) in entry:
-                axis.axvline(table.scale * entry[str(section)], label=entry["name"], **BASELINE)
-        axis.set(
-            title=table.section_title(section),
-            xlabel=f"{first.split} {first.metric}".capitalize() + " (%)" * table.percent,
-        )
+            if key in entry:
+                axis.axvline(table.scale * entry[key], label=entry["name"], **BASELINE)
+        axis.set(title=title.replace(", ", "\n"), xlabel=xlabel)
         axis.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
         axis.grid(color="0.92", lw=0.7)
     axes[0].set_yticks(range(len(names)), names)
@@ -167,15 +170,16 @@ def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) 
     return _titled(figure, table, f"Mean over {_range(len(cell.means) for cell in cells)} seeds")
 
 
-def _draw_cell(axis: Any, table: TableDefinition, cell: Cell, line: int) -> None:
-    first, *others = table.columns
+def _draw_cell(axis: Any, table: TableDefinition, cell: Cell, line: int, columns: Sequence[Column]) -> None:
+    first, *others = columns
     mean, half_width, _ = cell.interval(first)
     if half_width is not None:
         axis.plot([mean - half_width, mean + half_width], [line, line], color=OURS, lw=1.6, label="90% interval")
     for column in others:
         own = {"color": OURS, "mfc": "white", "ms": 5, "label": f"ours, {column.title.lower()}"}
         axis.plot(cell.interval(column)[0], line, "o", **own)
-    axis.plot(mean, line, "o", color=OURS, ms=5, label=f"ours, {first.title.lower()}")
+    label = f"ours, {first.title.lower()}" if table.sections else "ours"
+    axis.plot(mean, line, "o", color=OURS, ms=5, label=label)
     if paper := table.paper(cell.row, first, cell.section):
         axis.plot(paper[0], line + 0.25, "D", color=PAPER, ms=4.5, label="paper")
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from plstm.studies.differences import render_differences
 from plstm.studies.definitions import COSTS, PRIMARY_METRIC, Reference, TableDefinition, read_baselines
 from plstm.studies.probes import DASH, render_probes
 from plstm.studies.records import Record, commits_of, record_path
@@ -54,6 +55,7 @@ def render_table(table: TableDefinition, records: Sequence[Record], results_dir:
     }
     if table.figure.sizes:
         files |= render_probes(table, [group.chosen for group in groups if group.chosen.row.own], results_dir)
+    files |= render_differences(table, [group.chosen for group in groups])
     return {results_dir / table.name / name: text.encode() for name, text in files.items()}
 
 
@@ -157,6 +159,9 @@ def _published(
 def _baseline(table: TableDefinition, entry: dict[str, Any], section: Any) -> Iterator[tuple[str, str, float | None]]:
     for column in table.columns:
         value = entry.get(str(section) if table.sections else column.split)
+        if column.name in entry:  # the entry names a column, such as test_mase
+            yield "mean", column.name, entry[column.name]
+            continue
         is_primary = column.metric.partition("@")[0] == PRIMARY_METRIC  # also at one length
         is_other = not is_primary or (table.sections and column.split != table.columns[0].split)
         yield "mean", column.name, None if value is None or is_other else table.scale * value
