@@ -1,4 +1,4 @@
-"""What W&B gets of runs on graphs, tokens and series, read back from the client's offline files; tests/test_runs.py has images."""
+"""What W&B gets of runs on graphs, tokens and series, read back from offline files; tests/test_runs.py has images."""
 
 import pytest
 

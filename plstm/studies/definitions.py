@@ -98,7 +98,7 @@ class Figure(Strict):
 
 
 class Differences(Strict):
-    """Errors by set, metric@set, of rows against that of the first row of their group; see plstm/studies/differences.py."""
+    """Errors by set, metric@set, of rows against the first row of their group; see plstm/studies/differences.py."""
 
     split: str
     metrics: list[str]

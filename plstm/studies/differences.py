@@ -1,4 +1,4 @@
-"""How two rows of a study differ set by set: ratios of errors of runs of the same seeds, which have the same batches."""
+"""How rows of a study differ set by set: ratios of errors of runs of the same seeds, which have the same batches."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -9,6 +9,8 @@ import pandas as pd
 from plstm.studies.definitions import Differences, TableDefinition
 from plstm.studies.sweeps import Cell
 
+CAPTION = """Ratios of errors: under 1, the model has the smaller ones. In brackets the 95% interval of a bootstrap over
+the sets, which leaves out how much runs of other seeds would differ."""
 DRAWS = 10_000  # of the bootstrap over sets
 
 
@@ -39,8 +41,7 @@ def render_differences(table: TableDefinition, cells: Sequence[Cell]) -> dict[st
     for (row, against), part in frame.groupby(["row", "against"], sort=False):
         cells_of = [f"{d.ratio:.3f} [{d.low:.3f}, {d.high:.3f}] | {d.better} of {d.sets}" for d in part.itertuples()]
         lines.append([row, against, *cells_of, str(part["seeds"].iloc[0])])
-    text = f"# {table.title}: differences\n\nRatios of errors: under 1, the model has the smaller ones. In brackets the 95%\n"
-    text += "interval of a bootstrap over the sets, which leaves out how much runs of other seeds would differ.\n\n"
+    text = f"# {table.title}: differences\n\n{CAPTION}\n\n"
     text += "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
     return {"differences.md": text, "differences.csv": numbers.to_csv(index=False, lineterminator="\n")}
 

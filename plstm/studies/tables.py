@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from plstm.studies.differences import render_differences
 from plstm.studies.definitions import COSTS, PRIMARY_METRIC, Reference, TableDefinition, read_baselines
+from plstm.studies.differences import render_differences
 from plstm.studies.probes import DASH, render_probes
 from plstm.studies.records import Record, commits_of, record_path
 from plstm.studies.sweeps import Cell, Group, find_groups

@@ -1,0 +1,84 @@
+"""The study of time series: differences set by set, and dots beside baselines, from synthetic records."""
+
+import io
+import json
+
+import pandas as pd
+import pytest
+
+from plstm.studies import figures
+from plstm.studies.definitions import TableDefinition, load_table
+from plstm.studies.figures import draw_table
+from plstm.studies.records import read_records, write_record
+from plstm.studies.sweeps import planned_runs
+
+from .conftest import TABLES, example_record, lines_of, long_values, rendered
+
+SETS = {"a": 2.0, "b": 0.5, "c": 1.0, "seattle_normals": 9.0}
+
+
+@pytest.fixture
+def table():
+    return load_table(TABLES / "series-small.yaml")
+
+
+@pytest.fixture
+def add_scores(tmp_path):
+    """Write a record of a row into `tmp_path`, whose errors are `factor` times those of SETS, or a dictionary's."""
+
+    def write(row, seed, factors, rate=3e-3, loss=0.1):
+        by_set = {name: value * factors.get(name, factors["a"]) for name, value in SETS.items()}
+        means = {f"{m}{g}": 0.9 for m in ("mase", "wql") for g in ("", "_hourly", "_daily", "_monthly")}
+        test = means | {f"{metric}@{name}": value for metric in ("mase", "wql") for name, value in by_set.items()}
+        metrics = {"last": {"test": test, "val": {"loss": loss, "wql": 0.5}}, "best": None}
+        own = dict(table="series-small", row=row, seed=seed, lr=rate, metrics=metrics)
+        write_record(example_record("series/forecast", **own), [], tmp_path)
+
+    return write
+
+
+def test_ratios_are_of_the_same_seeds_and_sets(table, add_scores, tmp_path):
+    for seed, factor in ((43, 1.0), (44, 3.0), (45, 5.0)):
+        add_scores("xLSTM[3:1], 5,000 steps", seed, {"a": factor})
+    assert "differences.csv" not in rendered(table, tmp_path)
+    add_scores("GDN, 5,000 steps", 43, {"a": 0.5, "b": 0.8, "c": 1.6})
+    add_scores("GDN, 5,000 steps", 44, {"a": 1.5, "b": 2.4, "c": 4.8})
+    files = rendered(table, tmp_path)
+    mase, wql = pd.read_csv(io.StringIO(files["differences.csv"])).itertuples()
+    assert (mase.row, mase.against) == ("GDN, 5,000 steps", "xLSTM[3:1], 5,000 steps")
+    assert (mase.better, mase.sets, mase.seeds) == (2, 3, 2)
+    assert mase.ratio == pytest.approx((0.5 * 0.8 * 1.6) ** (1 / 3))
+    assert 0.5 <= mase.low < mase.ratio < mase.high <= 1.6 and wql.metric == "wql"
+    ((_, *cells),) = lines_of(files["differences.md"], "GDN, 5,000 steps")
+    assert ("MASE, ratio", f"0.862 [{mase.low:.3f}, {mase.high:.3f}]") in cells and ("Better on", "2 of 3") in cells
+
+
+def test_baselines_by_column_and_dots_with_a_panel_a_column(table, add_scores, tmp_path, monkeypatch):
+    add_scores("GDN", 43, {"a": 1.0})
+    (tmp_path / "baselines").mkdir()
+    lines = [{"name": "naive", "test_mase": 1.4, "test_wql": 1.5}, {"name": "AutoETS", "test_wql_monthly": 0.6}]
+    (tmp_path / "baselines/series.json").write_text(json.dumps({"baselines": lines}))
+    files = rendered(table, tmp_path)
+    found = long_values(files["table.csv"])
+    assert found["", "naive", "", "1", "mean", "test_mase"] == 1.4
+    assert found["", "AutoETS", "", "1", "mean", "test_wql_monthly"] == 0.6
+    drawn = {}
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.update({path.stem: figure}))
+    draw_table(table, read_records(tmp_path), tmp_path)
+    axes = drawn["dots"].axes
+    assert [axis.get_title().replace("\n", ", ") for axis in axes] == [column.title for column in table.columns[:5]]
+    dashed = [{line.get_label() for line in axis.lines if len(set(line.get_xdata())) == 1} for axis in axes]
+    assert "naive" in dashed[0] and "AutoETS" in dashed[2] and "naive" not in dashed[2]
+
+
+def test_the_stages_of_the_protocol(table):
+    first = [run for run in planned_runs(table) if run.row.name.endswith("5,000 steps")]
+    later = [run for run in planned_runs(table) if run not in first]
+    assert planned_runs(table)[: len(first)] == first and (len(first), len(later)) == (4 * 2 * 3, 8 * 3 * 5)
+
+
+def test_a_row_that_is_not_there_is_named(table):
+    plain = table.model_dump(exclude_unset=True)
+    plain["differences"]["groups"][1][0] = "Mamba"
+    with pytest.raises(ValueError, match=r"differences.groups: no row 'Mamba'"):
+        TableDefinition.model_validate(plain)
