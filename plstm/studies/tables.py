@@ -158,13 +158,11 @@ def _published(
 
 def _baseline(table: TableDefinition, entry: dict[str, Any], section: Any) -> Iterator[tuple[str, str, float | None]]:
     for column in table.columns:
-        value = entry.get(str(section) if table.sections else column.split)
-        if column.name in entry:  # the entry names a column, such as test_mase
-            yield "mean", column.name, entry[column.name]
-            continue
         is_primary = column.metric.partition("@")[0] == PRIMARY_METRIC  # also at one length
         is_other = not is_primary or (table.sections and column.split != table.columns[0].split)
-        yield "mean", column.name, None if value is None or is_other else table.scale * value
+        value = None if is_other else entry.get(str(section) if table.sections else column.split)
+        value = entry.get(column.name, value)  # such as test_mase
+        yield "mean", column.name, None if value is None else table.scale * value
 
 
 # ---------------------------------------------------------------------- Markdown
