@@ -18,13 +18,14 @@ from plstm.models import VisionConfig, build_model
 from plstm.ops.dag import plstm_dag, plstm_dag_by_parts
 from plstm.ops.delta_rule import gated_delta_rule
 from plstm.ops.grid import gating_matrix, plstm2d
+from plstm.ops.linear_attention import linear_attention
 from plstm.ops.mamba2d import mamba2d
 from plstm.ops.mlstm import mlstm
 from plstm.ops.sequence import plstm1d, plstm1d_tracking
 from plstm.ops.slstm import slstm
 from plstm.ops.ss2d import ss2d
 from plstm.ops.ssd import ssd
-from tests.ops import test_dag, test_grid, test_mlstm, test_recurrences, test_scans, test_sequence
+from tests.ops import test_dag, test_grid, test_mlstm, test_one_recurrence, test_recurrences, test_scans, test_sequence
 
 DEVICES = 8
 BATCH = DEVICES**2  # so that the devices also divide the part of each
@@ -66,6 +67,7 @@ BY_METHOD = [
     ("mlstm", mlstm, MLSTM, ("chunkwise", "recurrent")),
     ("delta", gated_delta_rule, DELTA, ("chunkwise", "recurrent")),
     ("ssd", ssd, SSD, ("chunkwise", "recurrent")),
+    ("linear", linear_attention, test_one_recurrence.draw(5)[0], ("chunkwise", "recurrent")),
     ("ss2d", ss2d, SS2D, ("scans", "recurrent")),
     ("mamba2d", mamba2d, MAMBA2D, ("rows", "diagonals", "recurrent")),
     ("dag", on_dag, test_dag.draw(DAG, f32)[0], ("levels", "doubling", "recurrent")),

@@ -9,6 +9,7 @@ import pytest
 from plstm.ops.dag import DagGates, plstm_dag
 from plstm.ops.delta_rule import gated_delta_rule
 from plstm.ops.grid import plstm2d
+from plstm.ops.linear_attention import linear_attention
 from plstm.ops.mamba2d import mamba2d
 from plstm.ops.mlstm import mlstm
 from plstm.ops.sequence import plstm1d, plstm1d_tracking
@@ -16,7 +17,7 @@ from plstm.ops.slstm import slstm
 from plstm.ops.ss2d import ss2d
 from plstm.ops.ssd import ssd
 
-from . import test_dag, test_grid, test_mlstm, test_recurrences, test_scans, test_sequence
+from . import test_dag, test_grid, test_mlstm, test_one_recurrence, test_recurrences, test_scans, test_sequence
 
 on_dag = functools.partial(plstm_dag, dag=test_dag.DAGS["sparse"])
 
@@ -31,6 +32,7 @@ DRAWS = {
     plstm1d: lambda: test_sequence.draw(7)[0],
     ssd: lambda: test_recurrences.draw_ssd(7, jnp.float32)[0],
     gated_delta_rule: lambda: test_recurrences.draw_delta_rule(7, jnp.float32)[0],
+    linear_attention: lambda: test_one_recurrence.draw(7)[0],
     plstm1d_tracking: lambda: test_recurrences.draw_tracking(7, jnp.float32)[0],
     slstm: lambda: test_recurrences.draw_slstm(5, jnp.float32)[0],
     ss2d: lambda: test_scans.draw("ss2d", 2, 4)[0],
@@ -55,6 +57,8 @@ WRONG = [
     (gated_delta_rule, {"beta": (3, 1)}, r"beta must .*\(3, 7\).*\(3, 1\)"),
     (gated_delta_rule, {"chunk": 48}, "chunk must be a power of two; got 48"),
     (gated_delta_rule, {"method": "fast"}, "method must be one of auto, chunkwise, recurrent; got 'fast'"),
+    (linear_attention, {"write": (2, 1)}, r"write must .*\(2, 7\).*\(2, 1\)"),
+    (linear_attention, {"chunk": 0}, "chunk must be at least 1; got 0"),
     (plstm1d_tracking, {"source": (2, 7, 3, 2, 1)}, r"source must .*J_T, J_K, J_V\] = \(2, 7, 3, 2, 5\)"),
     (plstm1d_tracking, {"mark": (2, 7, 2, 4, 2)}, r"mark must .*J_O, J_Q, J_T\] = \(2, 7, 2, 4, 3\)"),
     (plstm1d_tracking, {"direct": (2, 7, 1, 1, 2, 2)}, r"direct must .*= \(2, 7, 2, 4, 2, 5\)"),
