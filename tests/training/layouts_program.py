@@ -19,7 +19,7 @@ from flax import nnx
 from plstm.config import OptimConfig
 from plstm.models import VisionConfig, build_model
 from plstm.nn.layers import drop_path
-from plstm.ops import common
+from plstm.ops.grid import cpu
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
@@ -55,7 +55,7 @@ def flat(tree) -> np.ndarray:
 
 def main(model: str, folder: Path, names: list[str]) -> None:
     start_processes(60)
-    common.BYTES_PER_CORE = 1
+    cpu.BYTES_PER_CORE = 1
     part = {"process_index": jax.process_index(), "process_count": jax.process_count()}
     split, key = dataclasses.replace(classifying.draw_split(EXAMPLES), **part), jax.random.key(0)
     optimizer, schedule = build_optimizer(OptimConfig(), lambda step: 1e-2), lambda step: 1e-2

@@ -29,8 +29,10 @@ MOST_CORES = 16
 # Chunks so small that their tensors stay in the cache (`scripts/benchmark.py operator` measures it): from two cores, on
 # grids of 6 x 6 to 48 x 48.
 BYTES_PER_CORE = 2**19  # of a chunk's gating matrices: a quarter of a usual second-level cache holds a few such tensors
-MIN_CHUNKS = 12  # with fewer, computing again costs more than the cache saves
-MIN_ENTRIES = 2  # in a chunk; a single one is slower in D-mode
+MIN_CHUNKS = 7  # with fewer, computing again costs more than the cache saves
+MIN_ENTRIES = 2  # in a chunk; a single one is slower
+# But in P-mode a single one is fastest from this many nodes on: without a batch the sources are the fastest axis.
+ALONE_FROM = 128
 
 
 def max_matrix_bytes() -> int:
@@ -38,12 +40,16 @@ def max_matrix_bytes() -> int:
     return MAX_MATRIX_BYTES_PER_CORE * min(max(core_count(), FEWEST_CORES), MOST_CORES)
 
 
-def num_chunks(batch_heads: int, matrix_bytes: int) -> int:
-    """Number of chunks for `batch_heads` gating matrices of `matrix_bytes` each; 1 except on CPUs."""
+def num_chunks(batch_heads: int, nodes: int, itemsize: int, structure: str) -> int:
+    """Number of chunks for the gating matrices of `batch_heads` grids of `nodes`; 1 except on CPUs."""
     if jax.default_backend() != "cpu":
         return 1
-    chunks = batch_heads * matrix_bytes // (BYTES_PER_CORE * core_count())
-    return max(min(chunks, batch_heads // MIN_ENTRIES), 1) if chunks >= MIN_CHUNKS else 1
+    if structure == "shared_incoming" and nodes >= ALONE_FROM:
+        chunks = most = batch_heads
+    else:
+        chunks = batch_heads * nodes**2 * itemsize // (BYTES_PER_CORE * core_count())
+        most = max(batch_heads // MIN_ENTRIES, 1)
+    return min(chunks, most) if chunks >= MIN_CHUNKS else 1
 
 
 def num_state_chunks(batch_heads: int) -> int:

@@ -86,5 +86,5 @@ def choose_method(shape: tuple[int, ...], structure: str, itemsize: int) -> str:
     if backend == "cpu" and nodes >= cpu.CHUNKWISE_FROM.get(structure, math.inf):
         return "chunkwise"
     limit = cpu.max_matrix_bytes() if backend == "cpu" else MAX_MATRIX_BYTES
-    at_once = -(-batch_heads // cpu.num_chunks(batch_heads, nodes**2 * itemsize))
+    at_once = -(-batch_heads // cpu.num_chunks(batch_heads, nodes, itemsize, structure))
     return "chunkwise" if at_once * nodes**2 * itemsize > limit else "parallel"

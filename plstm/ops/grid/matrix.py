@@ -66,7 +66,7 @@ def by_matrix(
     def turn(tensor):  # the batch moves fastest, as in `plstm.nn.gates`
         return tensor.transpose(*reversed_lead, *range(len(lead), tensor.ndim))
 
-    chunks = chunks or num_chunks(math.prod(lead), nodes**2 * direct.dtype.itemsize)
+    chunks = chunks or num_chunks(math.prod(lead), nodes, direct.dtype.itemsize, structure)
     return turn(chunked_map(one_chunk, jax.tree.map(turn, (q, k, v, gates, direct)), chunks, len(lead)))
 
 
