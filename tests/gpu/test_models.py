@@ -22,7 +22,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("float32")]
 TOLERANCE = 1e-3  # of each gradient, relative to its own largest entry, at least NOISE of the largest of all
 NOISE = 1e-3  # gradients that are zero but for rounding
 SMALL = ["debug=smoke", "optim.batch_size=8"]
-FULL_SIZES = ("arrow", "imagenet", "graphs", "languages", "tokens")  # the others have models of the same families
+FULL_SIZES = (
+    "arrow",
+    "imagenet",
+    "graphs",
+    "languages",
+    "tokens",
+    "series",
+)  # the others have models of the same families
 PAPERS = [name for name in EXPERIMENTS if name.split("/")[0] in FULL_SIZES]
 METHODS = [*itertools.product(["arrow/plstm", "imagenet/plstm"], grid.METHODS[1:])]
 
@@ -32,7 +39,7 @@ def test_loss_and_gradients_are_those_of_the_cpu(device, tmp_path_factory, exper
     if method == "fused" and device.platform != "gpu":
         pytest.skip("the kernels need a GPU; tests/ops/test_kernels.py runs them as plain JAX")
     overrides = list(SMALL)
-    if experiment.split("/")[0] in ("arrow", "imagenet"):
+    if experiment.split("/")[0] in ("arrow", "imagenet", "series"):
         overrides.append(f"data.root={tmp_path_factory.getbasetemp()}")
     plain = make_task(experiment, *overrides)
     task = make_task(experiment, *overrides, f"model.method={method}") if method else plain
