@@ -35,7 +35,7 @@ def load_bank(root: str | None, seed: int, count: int) -> np.ndarray:
 
 
 def digest(bank: np.ndarray) -> str:
-    """SHA-256. Another processor may round otherwise, and give a bank of another digest."""
+    """SHA-256. Another processor, or number of threads, rounds some values otherwise: another digest."""
     return hashlib.sha256(np.ascontiguousarray(bank).tobytes()).hexdigest()
 
 
@@ -142,9 +142,10 @@ def draw_rows(bank: np.ndarray, rng: RandomState, rows: int, patches: int, patch
     """Training rows: crops of one to three series mixed, changed, and hidden in part."""
     points = patches * patch
     crops = np.empty((rows, 3, points))
-    for row, start in np.ndindex(rows, 3):
-        number, first = rng.randint(len(bank)), rng.randint(LENGTH - points + 1)
-        crops[row, start] = bank[number, first : first + points]
+    for row, part in np.ndindex(rows, 3):
+        series = bank[rng.randint(len(bank))]
+        first = rng.randint(LENGTH - points + 1)
+        crops[row, part] = series[first : first + points]
     mixed = np.where(rng.rand(rows) < 0.5, 1, rng.randint(2, 4, rows))
     weights = rng.gamma(1.5, size=(rows, 3)) * (np.arange(3) < mixed[:, None])
     weights *= rng.choice((-1, 1), (rows, 1)) / weights.sum(1, keepdims=True)

@@ -6,7 +6,7 @@ see `data.series.bank.Rows`. The model forecasts each patch from those before it
     values float32, known bool [rows, context]  the standardised end of the context, see `standardised_end`
     label float32, due bool [rows, horizon]     what follows, standardised alike, and whether it is known and scored
     loc, scale float32 [rows]                   value = loc + scale x standardised value
-    unit float32 [rows]                         scale over the seasonal error of the whole context; 0 where that is none
+    mase_scale float32 [rows]                   scale over the seasonal error of the whole context; 0 where that is none
     size float32 [rows]                         the sum of the label's magnitudes
     group int32 [rows]                          the number of the window's set
 """
@@ -45,7 +45,6 @@ from plstm.tasks.streams import StreamTask, own_rows
 from plstm.training.steps import Batch, Metrics, Split
 
 HORIZON = max(HORIZONS.values())
-VAL_ROWS = 1024  # most synthetic series to validate on
 BATCH = 128  # windows of an evaluation batch
 
 
@@ -55,7 +54,7 @@ class SeriesData(MachineData):
     bank: Annotated[int, Interval(ge=1, le=1_000_000)] = 10_000  # synthetic series to train on
     bank_seed: Natural = 0
     points: int = 576  # points of a training row
-    eval_rows: Annotated[int, Interval(ge=1, le=VAL_ROWS)] = 256  # synthetic series of `val`
+    eval_rows: Annotated[int, Interval(ge=1, le=4096)] = 256  # synthetic series of `val`
     eval_seed: Natural = 1001  # of these
 
 
@@ -142,7 +141,7 @@ class SeriesTask(StreamTask):
         points = due.sum(-1, dtype=jnp.float32)
         sums = {
             "loss": (losses, points),
-            "mase@": (errors * batch["unit"], points * (batch["unit"] > 0)),
+            "mase@": (errors * batch["mase_scale"], points * (batch["mase_scale"] > 0)),
             "wql@": (2 * losses * batch["scale"], batch["size"] * batch["mask"]),
         }
         of_set = (batch["group"] == jnp.arange(len(self.sets))[:, None]).astype(jnp.float32)
@@ -219,6 +218,6 @@ def window_row(context: np.ndarray, label: np.ndarray, season: int, points: int)
         "due": np.pad(due, padding),
         "loc": np.float32(loc),
         "scale": np.float32(scale),
-        "unit": np.float32(scale / error if error > 0 else 0),
+        "mase_scale": np.float32(scale / error if error > 0 else 0),
         "size": np.float32(np.abs(label[due]).sum()),
     }

@@ -98,5 +98,5 @@ def test_the_loss_counts_patches_from_the_first_visible_one_on(make):
 
 def test_a_window_without_a_seasonal_error_has_no_part_in_mase():
     row = series.window_row(np.full(30, 2.0), np.array([1.0, np.nan, 3.0]), 1, 16)
-    assert row["unit"] == 0 and row["size"] == 4 and row["due"].sum() == 2 and row["known"].all()
+    assert row["mase_scale"] == 0 and row["size"] == 4 and row["due"].sum() == 2 and row["known"].all()
     assert np.isfinite(row["label"]).all() and row["label"].shape == (48,)
