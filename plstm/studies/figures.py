@@ -39,6 +39,8 @@ BASELINE = {"color": "0.45", "lw": 0.9, "ls": (0, (6, 3)), "zorder": 0}
 WIDTH = 8.0  # inches
 PANELS = 4  # side by side, of accuracy against length
 COLUMN_PANELS = 5  # of dots
+DASHES = (BASELINE["ls"], ":", "-.", (0, (2, 1)), (0, (6, 2, 1, 2, 1, 2)))  # of baselines in dots
+FARTHEST = 1.3  # times our largest number: what is beyond would push all of ours together
 
 
 def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> list[Path]:
@@ -140,8 +142,8 @@ def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
 
 def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
     """The table's columns, a line a row: a filled dot is ours, the bar its 90% interval, a diamond the paper's number;
-    baselines are dashed. A panel a section, where a hollow dot is ours in another column than the first, or without
-    sections a panel a column.
+    near baselines are dashed. A panel a section, where a hollow dot is ours in another column than the first, or
+    without sections a panel a column.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -158,9 +160,10 @@ def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) 
     for (title, xlabel, section, key, columns), axis in zip(panels, axes, strict=True):
         for cell in (cell for cell in cells if cell.section == section):
             _draw_cell(axis, table, cell, names.index(cell.row.name), columns)
-        for entry in read_baselines(table, results_dir):
-            if key in entry:
-                axis.axvline(table.scale * entry[key], label=entry["name"], **BASELINE)
+        largest = max(cell.interval(columns[0])[0] for cell in cells if cell.section == section)
+        for entry, dashes in zip(read_baselines(table, results_dir), DASHES, strict=False):
+            if key in entry and table.scale * entry[key] < FARTHEST * largest:
+                axis.axvline(table.scale * entry[key], label=entry["name"], **BASELINE | {"ls": dashes})
         axis.set(title=title.replace(", ", "\n"), xlabel=xlabel)
         axis.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
         axis.grid(color="0.92", lw=0.7)

@@ -56,11 +56,11 @@ def test_ratios_are_of_the_same_seeds_and_sets(table, add_scores, tmp_path):
 def test_baselines_by_column_and_dots_with_a_panel_a_column(table, add_scores, tmp_path, monkeypatch):
     add_scores("GDN", 43, {"a": 1.0})
     (tmp_path / "baselines").mkdir()
-    lines = [{"name": "naive", "test_mase": 1.4, "test_wql": 1.5}, {"name": "AutoETS", "test_wql_monthly": 0.6}]
+    lines = [{"name": "naive", "test_mase": 1.1, "test_wql": 1.5}, {"name": "AutoETS", "test_wql_monthly": 0.6}]
     (tmp_path / "baselines/series.json").write_text(json.dumps({"baselines": lines}))
     files = rendered(table, tmp_path)
     found = long_values(files["table.csv"])
-    assert found["", "naive", "", "1", "mean", "test_mase"] == 1.4
+    assert found["", "naive", "", "1", "mean", "test_mase"] == 1.1
     assert found["", "AutoETS", "", "1", "mean", "test_wql_monthly"] == 0.6
     drawn = {}
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.update({path.stem: figure}))
@@ -68,7 +68,8 @@ def test_baselines_by_column_and_dots_with_a_panel_a_column(table, add_scores, t
     axes = drawn["dots"].axes
     assert [axis.get_title().replace("\n", ", ") for axis in axes] == [column.title for column in table.columns[:5]]
     dashed = [{line.get_label() for line in axis.lines if len(set(line.get_xdata())) == 1} for axis in axes]
-    assert "naive" in dashed[0] and "AutoETS" in dashed[2] and "naive" not in dashed[2]
+    assert "naive" in dashed[0] and "AutoETS" in dashed[2]
+    assert "naive" not in dashed[1] | dashed[2]  # far from ours, or not measured
 
 
 def test_the_stages_of_the_protocol(table):
