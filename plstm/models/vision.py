@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-from annotated_types import MinLen
+from annotated_types import Interval, MinLen
 from flax import nnx
 
 from plstm.errors import UserError, require
@@ -28,6 +28,7 @@ from plstm.nn.layers import (
     run_block,
 )
 from plstm.nn.mixers import AttentionMixer, PLSTMMixer
+from plstm.nn.tracking import LARGEST, TRANSITIONS, TrackingMixer
 from plstm.ops.common import HIGHEST
 from plstm.ops.grid import METHODS, WIDEST_FUSED, gating_matrix
 
@@ -56,6 +57,9 @@ class VisionConfig:
     direct_weight: Annotated[bool, WITH_GATES] = False  # an input weight of the direct gate, as the paper writes it
     # normal: of std sqrt(0.4 / (4 heads)).
     gate_init: Annotated[str, OneOf("zeros", "normal"), WITH_GATES] = "zeros"
+    # Rows of pLSTM's transitions: matrices that track states, in gates of their own. null: the paper's scalar gates.
+    track: Annotated[int, Interval(ge=1, le=LARGEST), WITH_GATES] | None = None
+    transitions: Annotated[str, OneOf(*TRANSITIONS)] = "rotation"  # of `track`, see plstm.nn.tracking
     position_embedding: bool = True  # learned, added to the patches
     pooling: Annotated[str, OneOf("corners", "class_token")] = "corners"  # what the head reads
     norm: Annotated[str, OneOf(*NORMS)] = "rmsnorm"  # before each mixer and MLP
@@ -82,16 +86,33 @@ class VisionConfig:
             ("patch_size", self.image_size % self.patch_size == 0, f"must divide model.image_size={self.image_size}"),
             ("method", fits, f"takes {WIDEST_FUSED} patches a side; use auto"),
             ("heads", self.dim % self.heads == 0, f"must divide model.dim={self.dim}"),
-            ("heads", attention or self.dim % (4 * self.heads) == 0, of_gates),
+            *self._scalar_gates_alone(),
+            ("heads", attention or self.track is not None or self.dim % (4 * self.heads) == 0, of_gates),
             prefix="model.",
         )
 
+    def _scalar_gates_alone(self) -> Iterator[tuple[str, bool, str]]:
+        """Requirements: keys of the scalar gates stay at their defaults with `track`, `transitions` without it."""
+        if self.track is None:
+            yield "transitions", self.transitions == "rotation", "needs model.track"
+            return
+        yield "track", self.dim % (self.heads * self.track) == 0, f"times model.heads must divide model.dim={self.dim}"
+        for key in ("gates", "stm_bias_only", "direct_weight", "gate_init", "method"):
+            yield (
+                key,
+                getattr(self, key) == getattr(VisionConfig, key),
+                "model.track has gates of its own; leave it out",
+            )
 
-def make_mixer(config: VisionConfig, mode: str, rngs: nnx.Rngs) -> AttentionMixer | PLSTMMixer:
+
+def make_mixer(config: VisionConfig, mode: str, rngs: nnx.Rngs) -> AttentionMixer | PLSTMMixer | TrackingMixer:
     """The mixer of a block."""
     dtype = DTYPES[config.dtype]
+    size = config.dim, config.heads
     if mode == "attention":
-        return AttentionMixer(config.dim, config.heads, dtype=dtype, rngs=rngs)
+        return AttentionMixer(*size, dtype=dtype, rngs=rngs)
+    if (track := config.track) is not None:
+        return TrackingMixer(*size, mode, track=track, transitions=config.transitions, dtype=dtype, rngs=rngs)
     normal = nnx.initializers.normal(math.sqrt(0.4 / (4 * config.heads)))
     return PLSTMMixer(
         config.dim,
@@ -260,7 +281,8 @@ def capture_patterns(
     model: VisionModel, image: jax.Array, source: tuple[int, int], layers: int
 ) -> list[tuple[str, jax.Array]]:
     """What each of the first layers passes from the node at (row, column) to all others, for a normalised image: (mode,
-    [heads, Y, X]), of the gating matrix or of the attention weights by which the others attend to the node."""
+    [heads, Y, X]), of the gating matrix or of the attention weights by which the others attend to the node. Layers that
+    track states, which pass on matrices, are left out."""
     patterns = []
     x = model.embed(image[None])
     row, column = source
@@ -271,9 +293,11 @@ def capture_patterns(
         if isinstance(mixer, PLSTMMixer):
             matrix = gating_matrix(mixer.gates(normed), structure=mixer.gates.structure)
             passed = matrix[0, :, row, column]
+        elif isinstance(mixer, TrackingMixer):
+            passed = None
         else:
             nodes = slice(normed.shape[1] - math.prod(grid), None)  # the class token is first
             passed = mixer.weights(normed)[0, :, nodes, nodes][..., row * grid[1] + column].reshape(-1, *grid)
-        patterns.append((mixer.mode, passed))
+        patterns += [] if passed is None else [(mixer.mode, passed)]
         x = block(x)
     return patterns

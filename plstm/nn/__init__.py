@@ -8,6 +8,7 @@ from plstm.nn.graph import GraphMixer
 from plstm.nn.mixers import AttentionMixer, PLSTMMixer
 from plstm.nn.recurrent import PRLSTM, PRRNN
 from plstm.nn.sequence import MLSTM, SLSTM, CausalAttention, GatedDeltaNet, Mamba2, TrackingPLSTM
+from plstm.nn.tracking import TrackingMixer
 
 __all__ = [
     "MLSTM",
@@ -20,5 +21,6 @@ __all__ = [
     "GraphMixer",
     "Mamba2",
     "PLSTMMixer",
+    "TrackingMixer",
     "TrackingPLSTM",
 ]

@@ -38,6 +38,11 @@ DATA: dict[str, dict[str, Any]] = {
         "optim": {"epochs": 0.016, "warmup_epochs": 0.004},
         "loop": {"save_every": None},
     },
+    "walk": {
+        "data": {"size": 4, "eval_rows": 16},
+        "optim": {"epochs": 0.016, "warmup_epochs": 0.004, "batch_size": 16},
+        "loop": {"save_every": None},
+    },
 }
 MODELS: dict[str, dict[str, Any]] = {
     "vision": {"depth": 2},

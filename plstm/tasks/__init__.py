@@ -8,6 +8,7 @@ from plstm.tasks.imagenet import ImageNetTask
 from plstm.tasks.languages import LanguageTask
 from plstm.tasks.series import SeriesTask
 from plstm.tasks.tokens import TokenTask
+from plstm.tasks.walk import WalkTask
 
 TASKS: dict[str, type[Task]] = {
     "arrow": ArrowTask,
@@ -17,4 +18,5 @@ TASKS: dict[str, type[Task]] = {
     "languages": LanguageTask,
     "tokens": TokenTask,
     "series": SeriesTask,
+    "walk": WalkTask,
 }

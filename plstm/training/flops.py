@@ -131,6 +131,6 @@ FLOPS: dict[str, Callable[[Any], int]] = {
 
 
 def forward_flops(config: Any) -> int | None:
-    """Operations of one example's forward pass of a model's config; None if not implemented for its family."""
+    """Operations of one example's forward pass of a model's config; None if not implemented for it."""
     count = FLOPS.get(config.family)
-    return None if count is None else count(config)
+    return None if count is None or getattr(config, "track", None) else count(config)

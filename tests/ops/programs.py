@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from plstm.models import VisionConfig, build_model
 from plstm.ops.dag import plstm_dag, plstm_dag_by_parts
 from plstm.ops.delta_rule import gated_delta_rule
-from plstm.ops.grid import gating_matrix, plstm2d
+from plstm.ops.grid import gating_matrix, plstm2d, plstm2d_tracking
 from plstm.ops.linear_attention import linear_attention
 from plstm.ops.mamba2d import mamba2d
 from plstm.ops.mlstm import mlstm
@@ -25,7 +25,16 @@ from plstm.ops.sequence import plstm1d, plstm1d_tracking
 from plstm.ops.slstm import slstm
 from plstm.ops.ss2d import ss2d
 from plstm.ops.ssd import ssd
-from tests.ops import test_dag, test_grid, test_mlstm, test_one_recurrence, test_recurrences, test_scans, test_sequence
+from tests.ops import (
+    test_dag,
+    test_grid,
+    test_mlstm,
+    test_one_recurrence,
+    test_recurrences,
+    test_scans,
+    test_sequence,
+    test_tracking,
+)
 
 DEVICES = 8
 BATCH = DEVICES**2  # so that the devices also divide the part of each
@@ -81,6 +90,7 @@ for structure in ("general", "shared_incoming", "d_mode"):
     CASES[f"plstm2d-{structure}"] = functools.partial(plstm2d, structure=structure), GRID
     CASES[f"matrix-{structure}"] = functools.partial(gating_matrix, structure=structure), {"gates": GRID["gates"]}
 CASES["dag-parts"] = functools.partial(plstm_dag_by_parts, dag=DAG, parts=3), test_dag.draw(DAG, f32)[0]
+CASES["tracking-grid"] = plstm2d_tracking, test_tracking.draw_on_grid(2, 3, (1,))[0]
 CASES["slstm"] = slstm, test_recurrences.draw_slstm(5, f32)[0]
 CASES["model"] = draw_model()
 

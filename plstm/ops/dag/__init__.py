@@ -3,7 +3,7 @@
 from plstm.ops.dag.dispatch import METHODS, NORMS, normalise_transitions, plstm_dag
 from plstm.ops.dag.gates import DagGates
 from plstm.ops.dag.line_graph import Dag, PackedDags, pack
-from plstm.ops.dag.oracle import plstm_dag_oracle
+from plstm.ops.dag.oracle import plstm_dag_oracle, plstm_dag_tracking
 from plstm.ops.dag.parts import plstm_dag_by_parts
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "plstm_dag",
     "plstm_dag_by_parts",
     "plstm_dag_oracle",
+    "plstm_dag_tracking",
 ]

@@ -33,3 +33,30 @@ def plstm_dag_oracle(
 
     _, hidden = lax.scan(visit, cells, (nodes, into, out_of))
     return jnp.moveaxis(hidden, 0, -2)[..., dag.rank, :] + direct_term(q, k, v, direct, scale)
+
+
+def plstm_dag_tracking(q: Array, k: Array, v: Array, gates: DagGates, direct: Array, dag: Dag) -> Array:
+    """`plstm_dag_oracle` with the axes of Equations 31 to 34: a state C [d_k, d_v, J_T] is multiplied by matrices, so
+    that states can be tracked (Appendices D.6 and D.7).
+
+    q [..., N, d_k, J_Q], k [..., N, d_k, J_K], v [..., N, d_v, J_V]; gates: source [..., E, J_T, J_K, J_V], transition
+    [..., L, J_T, J_T], to, then from, mark [..., E, J_O, J_Q, J_T]; direct [..., N, J_O, J_Q, J_K, J_V]. Returns [...,
+    N, d_v, J_O] in the widest dtype among the arguments. The program grows with the graph.
+    """
+    q, k, v = (jnp.moveaxis(x, -3, 0) for x in (q * q.shape[-2] ** -0.5, k, v))
+    source, transition, mark = (jnp.moveaxis(gate, n, 0) for gate, n in zip(gates, (-4, -3, -4), strict=True))
+    direct = jnp.moveaxis(direct, -5, 0)
+    state = *q.shape[1:-2], transition.shape[-1], k.shape[-2], v.shape[-2]
+    cells = jnp.zeros((dag.num_edges, *state), jnp.result_type(q, k, v, *gates))
+    hidden = []
+    for n in np.argsort(dag.rank):
+        into = dag.head == n
+        out_of = dag.tail == n
+        lines = np.flatnonzero(out_of[dag.line_to])
+        read = jnp.einsum("...aj,e...ojs,e...sav->...vo", q[n], mark[into], cells[into])  # Equation 2
+        own = jnp.einsum("...aj,...ojkl,...ak,...vl->...vo", q[n], direct[n], k[n], v[n])
+        hidden.append(read + own)
+        leaving = jnp.einsum("e...skl,...ak,...vl->e...sav", source[out_of], k[n], v[n])  # Equation 1
+        arrived = jnp.einsum("l...sr,l...rav->l...sav", transition[lines], cells[dag.line_from[lines]])
+        cells = cells.at[out_of].set(leaving).at[dag.line_to[lines]].add(arrived)
+    return jnp.stack([hidden[place] for place in dag.rank], axis=-3)

@@ -1,0 +1,110 @@
+"""A walk on a grid (`data.walk`): the product of group elements along it. A task of ours, in none of the papers.
+
+A batch is a dictionary of NumPy arrays: cells int8 [rows, side, side, 3], label int32 [rows]. Models see a cell as an
+image's pixel of order + 3 channels.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from annotated_types import Interval
+from flax import nnx
+from numpy.random import RandomState
+from omegaconf import MISSING, DictConfig
+
+from data.walk import GROUPS, answer, draw_walks, longest
+from plstm.config import Config
+from plstm.errors import UserError, require
+from plstm.limits import Natural, OneOf
+from plstm.models import VisionConfig
+from plstm.tasks.base import MachineData, classification_metrics
+from plstm.tasks.streams import StreamTask, by_length
+from plstm.training.steps import Batch, Metrics
+
+
+@dataclass
+class WalkData(MachineData):
+    name: Annotated[str, OneOf(*GROUPS)] = "s3"  # the group, see data.walk
+    size: Annotated[int, Interval(ge=4, le=64)] = 6  # cells a side in training; `test_ext` has twice that
+    channels: int = MISSING  # of a cell, and ...
+    classes: int = MISSING  # ... answers; those of the group unless set
+    eval_rows: Annotated[int, Interval(ge=1, le=2**20)] = 512  # of each length
+    eval_seed: Natural = 1001  # of all rows to evaluate on, the same for all runs
+
+
+class WalkTask(StreamTask):
+    """Training has walks of all lengths alike, evaluations those of `lengths`; a split's accuracy is their mean."""
+
+    data_schema = WalkData
+    inputs = "images"
+    splits = ("val", "test", "test_ext")
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        super().check(config)
+        data = config.data
+        model = config.model
+        facts = cls.infer_data(data)
+        follow = "follows the data; leave it out"
+        require(
+            config,
+            ("model.family", isinstance(model, VisionConfig), "takes pictures of three channels; choose vision"),
+            *((f"data.{key}", getattr(data, key) == fact, f"the group has {fact}") for key, fact in facts.items()),
+            *((f"model.{key}", getattr(model, key, fact) == fact, follow) for key, fact in facts.items()),
+            ("model.image_size", model.image_size == data.size, follow),
+        )
+        replace(model, image_size=2 * data.size).check()
+
+    @classmethod
+    def infer_data(cls, data: DictConfig) -> Mapping[str, Any]:
+        if data.name not in GROUPS:
+            raise UserError(f"data.name={data.name}: choose one of {', '.join(GROUPS)}")
+        order = GROUPS[data.name].order
+        return {"channels": order + 3, "classes": order}
+
+    # ------------------------------------------------------------------ data
+    def describe_data(self) -> str:
+        data = self.config.data
+        return f"walks on {data.size} x {data.size} cells, elements of {data.name}"
+
+    def side(self, split: str) -> int:
+        return self.config.data.size * (2 if split == "test_ext" else 1)
+
+    def lengths(self, split: str) -> Sequence[int]:
+        size = self.config.data.size
+        return sorted({size // 2, size, longest(size), longest(self.side(split))})
+
+    def draw_batch(self, step: int) -> Batch:
+        rng = RandomState((self.config.seed, step))
+        size = self.config.data.size
+        return self._batch(rng, size, rng.randint(1, longest(size) + 1, self.config.optim.batch_size))
+
+    def draw_at(self, split: str, length: int) -> Batch:
+        rng = RandomState((self.config.data.eval_seed, self.splits.index(split), length))
+        return self._batch(rng, self.side(split), np.full(self.config.data.eval_rows, length))
+
+    def _batch(self, rng: RandomState, side: int, lengths: np.ndarray) -> Batch:
+        name = self.config.data.name
+        cells = draw_walks(rng, name, side, lengths)
+        return {"cells": cells, "label": answer(name, cells)}
+
+    # ------------------------------------------------------------------ model
+    def logits(self, model: nnx.Module, batch: Batch, key: jax.Array | None = None) -> jax.Array:
+        """float32 [rows, classes]."""
+        element, arrow, start = jnp.moveaxis(jnp.asarray(batch["cells"], jnp.int32), -1, 0)
+        kinds = [jax.nn.one_hot(element, self.config.data.classes), jax.nn.one_hot(arrow, 2), start[..., None]]
+        return model(jnp.concatenate(kinds, axis=-1), key=key)
+
+    def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        metrics = classification_metrics(self.logits(model, batch, key), batch["label"])
+        total, count = metrics["loss"]
+        return total / count, metrics
+
+    def metrics(self, model: nnx.Module, batch: Batch) -> Metrics:
+        found = classification_metrics(self.logits(model, batch), batch["label"], batch["mask"])
+        groups = len(self.lengths("test_ext"))
+        return found | {"accuracy@": by_length(found["accuracy"], batch, groups)}
