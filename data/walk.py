@@ -22,7 +22,11 @@ class Group(NamedTuple):
     table: Callable[[], np.ndarray]  # int8 [order, order]: [x, s] is "x after s", 0 the identity
 
 
-GROUPS = {"s3": Group(6, lambda: permutation_table(3)), "z5": Group(5, lambda: cyclic_table(5))}
+GROUPS = {
+    "z2": Group(2, lambda: cyclic_table(2)),
+    "s3": Group(6, lambda: permutation_table(3)),
+    "z5": Group(5, lambda: cyclic_table(5)),
+}
 
 
 def longest(side: int) -> int:

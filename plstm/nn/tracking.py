@@ -64,8 +64,9 @@ class TrackingMixer(nnx.Module):
 
     P-mode: one transition T a node and direction; both incoming edges feed the right edge by alpha T and the lower one
     by (1 - alpha) T, a softmax over the two. D-mode: three, the fourth is zero. So the spectral norms of what leaves an
-    edge sum to at most 1 in P-mode, and each is at most 1 in D-mode. transitions: one of TRANSITIONS. dim: channels, a
-    multiple of heads x track.
+    edge sum to at most 1 in P-mode, and each is at most 1 in D-mode. A node reads what enters it after its own
+    transition, in D-mode the one straight on, as an RNN reads its new state. transitions: one of TRANSITIONS. dim:
+    channels, a multiple of heads x track.
     """
 
     def __init__(
@@ -112,18 +113,20 @@ class TrackingMixer(nnx.Module):
         """x [batch, Y, X, dim] -> gates as of `plstm2d_tracking`, of [batch, heads, 4, Y, X]."""
         x = x.astype(jnp.float32)
         sources = [jax.nn.sigmoid(pre) for pre in self._split(self.source(x))]
-        marks = [self._square(jax.nn.sigmoid(pre)) for pre in self._split(self.mark(x))]
+        marks = [jax.nn.sigmoid(pre)[..., None, None, None] for pre in self._split(self.mark(x))]
         size, make = TRANSITIONS[self.transitions]
         numbers = (jnp.moveaxis(a, -1, 0) for a in self._split(self.transition(x), size(self.track)))
         transitions = [jnp.moveaxis(make(a, self.track), (0, 1), (-2, -1)) for a in numbers]
         if self.orientation is None:
             t_rl, t_dl, t_du = transitions
             s_r, s_d = map(self._square, sources)
-            return GridGates(s_r, s_d, t_rl, jnp.zeros_like(t_rl), t_dl, t_du, *marks)
+            m_l, m_u = (mark * t[..., None, :] for mark, t in zip(marks, (t_rl, t_du), strict=True))
+            return GridGates(s_r, s_d, t_rl, jnp.zeros_like(t_rl), t_dl, t_du, m_l, m_u)
         alpha = jax.nn.sigmoid(self._split(self.orientation(x))[0])
         s_r, s_d = (self._square(share * sources[0]) for share in (alpha, 1 - alpha))
         right, down = (share[..., None, None] * transitions[0] for share in (alpha, 1 - alpha))
-        return GridGates(s_r, s_d, right, right, down, down, *marks, *marks)
+        mark = marks[0] * transitions[0][..., None, :]
+        return GridGates(s_r, s_d, right, right, down, down, mark, mark)
 
     def _split(self, pre: jax.Array, numbers: int | None = None) -> list[jax.Array]:
         """[batch, Y, X, kinds x heads x 4 (x numbers)] -> of each kind [batch, heads, 4, Y, X(, numbers)]."""

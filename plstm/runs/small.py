@@ -39,7 +39,7 @@ DATA: dict[str, dict[str, Any]] = {
         "loop": {"save_every": None},
     },
     "walk": {
-        "data": {"size": 4, "eval_rows": 16},
+        "data": {"side": 4, "eval_rows": 16},
         "optim": {"epochs": 0.016, "warmup_epochs": 0.004, "batch_size": 16},
         "loop": {"save_every": None},
     },

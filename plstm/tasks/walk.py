@@ -29,7 +29,7 @@ from plstm.training.steps import Batch, Metrics
 @dataclass
 class WalkData(MachineData):
     name: Annotated[str, OneOf(*GROUPS)] = "s3"  # the group, see data.walk
-    size: Annotated[int, Interval(ge=4, le=64)] = 6  # cells a side in training; `test_ext` has twice that
+    side: Annotated[int, Interval(ge=4, le=64)] = 6  # cells a side in training; `test_ext` has twice that
     channels: int = MISSING  # of a cell, and ...
     classes: int = MISSING  # ... answers; those of the group unless set
     eval_rows: Annotated[int, Interval(ge=1, le=2**20)] = 512  # of each length
@@ -55,9 +55,9 @@ class WalkTask(StreamTask):
             ("model.family", isinstance(model, VisionConfig), "takes pictures of three channels; choose vision"),
             *((f"data.{key}", getattr(data, key) == fact, f"the group has {fact}") for key, fact in facts.items()),
             *((f"model.{key}", getattr(model, key, fact) == fact, follow) for key, fact in facts.items()),
-            ("model.image_size", model.image_size == data.size, follow),
+            ("model.image_size", model.image_size == data.side, follow),
         )
-        replace(model, image_size=2 * data.size).check()
+        replace(model, image_size=2 * data.side).check()
 
     @classmethod
     def infer_data(cls, data: DictConfig) -> Mapping[str, Any]:
@@ -69,23 +69,23 @@ class WalkTask(StreamTask):
     # ------------------------------------------------------------------ data
     def describe_data(self) -> str:
         data = self.config.data
-        return f"walks on {data.size} x {data.size} cells, elements of {data.name}"
+        return f"walks on {data.side} x {data.side} cells, elements of {data.name}"
 
-    def side(self, split: str) -> int:
-        return self.config.data.size * (2 if split == "test_ext" else 1)
+    def side_of(self, split: str) -> int:
+        return self.config.data.side * (2 if split == "test_ext" else 1)
 
     def lengths(self, split: str) -> Sequence[int]:
-        size = self.config.data.size
-        return sorted({size // 2, size, longest(size), longest(self.side(split))})
+        side = self.config.data.side
+        return sorted({side // 2, side, longest(side), longest(self.side_of(split))})
 
     def draw_batch(self, step: int) -> Batch:
         rng = RandomState((self.config.seed, step))
-        size = self.config.data.size
-        return self._batch(rng, size, rng.randint(1, longest(size) + 1, self.config.optim.batch_size))
+        side = self.config.data.side
+        return self._batch(rng, side, rng.randint(1, longest(side) + 1, self.config.optim.batch_size))
 
     def draw_at(self, split: str, length: int) -> Batch:
         rng = RandomState((self.config.data.eval_seed, self.splits.index(split), length))
-        return self._batch(rng, self.side(split), np.full(self.config.data.eval_rows, length))
+        return self._batch(rng, self.side_of(split), np.full(self.config.data.eval_rows, length))
 
     def _batch(self, rng: RandomState, side: int, lengths: np.ndarray) -> Batch:
         name = self.config.data.name

@@ -21,7 +21,7 @@ def test_the_walk_of_a_golden_grid():
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_the_answer_is_the_product_along_the_arrows(group):
-    """S3 by composing permutations, Z5 by adding, from cell to cell."""
+    """S3 by composing permutations, Z2 and Z5 by adding, from cell to cell."""
     elements = [*permutations(range(3))]
     cells = draw_walks(RandomState(0), group, 4, np.arange(200) % 7 + 1)
     for grid, length, found in zip(cells, np.arange(200) % 7 + 1, answer(group, cells), strict=True):
@@ -30,7 +30,11 @@ def test_the_answer_is_the_product_along_the_arrows(group):
         visited = 0
         while y < 4 and x < 4:
             element = int(grid[y, x, 0])
-            product = tuple(elements[element][n] for n in product) if group == "s3" else (product + element) % 5
+            product = (
+                tuple(elements[element][n] for n in product)
+                if group == "s3"
+                else (product + element) % GROUPS[group].order
+            )
             visited += 1
             y, x = (y + 1, x) if grid[y, x, 1] else (y, x + 1)
         assert visited == length and found == (elements.index(product) if group == "s3" else product)

@@ -57,11 +57,11 @@ def test_a_model_sees_element_arrow_and_start(make):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["data.name=s4"], "data.name=s4: choose one of s3, z5"),
+        (["data.name=s4"], "data.name=s4: choose one of z2, s3, z5"),
         (["data.classes=7"], "data.classes=7: the group has 6"),
         (["model.channels=3"], "model.channels=3: follows the data"),
         (["model.image_size=8"], "model.image_size=8: follows the data"),
-        (["data.size=3"], r"data.size=3: must be in \[4, 64\]"),
+        (["data.side=3"], r"data.side=3: must be in \[4, 64\]"),
     ],
 )
 def test_what_does_not_fit_is_named(make, words, message):
@@ -70,6 +70,6 @@ def test_what_does_not_fit_is_named(make, words, message):
 
 
 def test_models_of_pictures_alone_are_named(composed):
-    splits = ["loop.eval_splits=[val]", "loop.final_splits=[val]"]
+    words = ["model.image_size=6", "model.patch_size=1", "loop.eval_splits=[val]", "loop.final_splits=[val]"]
     with pytest.raises(UserError, match="^model.family=vil: takes pictures of three channels; choose vision"):
-        to_config(composed("data=walk", "model=vil_small", "model.patch_size=1", "optim=tokens", *splits))
+        to_config(composed("data=walk", "model=vil_small", "optim=tokens", *words))
