@@ -40,6 +40,7 @@ from plstm.config import Config
 from plstm.errors import UserError, first_line, run_script
 from plstm.ops.delta_rule import gated_delta_rule
 from plstm.ops.grid import FORMS, STRUCTURES, GridGates, plstm2d
+from plstm.ops.grid.chunkwise import chunkwise
 from plstm.ops.grid.matrix import by_matrix
 from plstm.ops.mlstm import mlstm
 from plstm.ops.sequence import plstm1d_tracking
@@ -141,7 +142,8 @@ def draw_operator_inputs(structure: str, grid: int, batch: int, heads: int = HEA
 
 
 def measure_operator(options: argparse.Namespace) -> Iterator[Row]:
-    """The 2-D operator in each method and form of its gating matrix. `at once` is `auto` without chunks."""
+    """The 2-D operator in each method and form of its gating matrix, and `chunkwise` with blocks of other sizes. `at
+    once` is `auto` without chunks."""
     methods = ["auto", "chunkwise", "recurrent"] + ["fused"] * (jax.default_backend() == "gpu")
     for structure, grid in itertools.product(options.structures, options.grids):
         forms = {method: partial(plstm2d, structure=structure, method=method) for method in methods}
@@ -150,8 +152,11 @@ def measure_operator(options: argparse.Namespace) -> Iterator[Row]:
                 forms[form] = partial(by_matrix, structure=structure, form=form)
         if jax.default_backend() == "cpu":  # others take no chunks
             forms["at once"] = partial(by_matrix, structure=structure, form="auto", chunks=1)
+        if options.forms:
+            forms = {name: form for name, form in forms.items() if name in options.forms}
+        forms |= {f"block {side}": partial(chunkwise, structure=structure, block=side) for side in options.blocks}
         inputs = draw_operator_inputs(structure, grid, options.batch)
-        chosen = {name: (form, inputs) for name, form in forms.items() if name in (options.forms or forms)}
+        chosen = {name: (form, inputs) for name, form in forms.items()}
         for row in compare_operators(chosen, options.passes, options.repeats):
             yield {"structure": structure, "grid": grid, "batch": options.batch, **row}
 
@@ -379,6 +384,7 @@ def parse_arguments() -> argparse.Namespace:
     subjects["operator"].add_argument("--grids", type=positive, default=[12, 24], help="nodes a side", **several)
     subjects["operator"].add_argument("--structures", choices=STRUCTURES, default=list(STRUCTURES), **several)
     subjects["operator"].add_argument("--forms", help="these alone, such as auto chunkwise", **several)
+    subjects["operator"].add_argument("--blocks", type=positive, default=[], help="sides of chunkwise's", **several)
     subjects["operator"].add_argument("--batch", type=positive, default=8)
     for name in ("operator", "sequences"):
         subjects[name].add_argument("--passes", choices=PASSES, default=["both"], **several)

@@ -1,17 +1,22 @@
 """The benchmark harness, and its subjects at their smallest."""
 
 import json
+from functools import partial
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from data import decoding
 from data.augment.recipes import RECIPES
+from plstm.ops.grid.chunkwise import chunkwise
 from plstm.runs.compose import compose_experiment
 from plstm.training.flops import forward_flops
 from scripts import benchmark
+from scripts.draw_blocks import multiply_adds
 from tests.commands import ROOT, call, call_here
+from tests.training.test_flops import product_flops
 
 
 def measured(out: Path, subject: str, *arguments: object) -> list[dict]:
@@ -62,14 +67,21 @@ def test_bad_input_is_named_in_one_line(arguments, words):
     assert status == 2 and errors.startswith("error: ") and words in errors and errors.count("\n") == 1
 
 
+@pytest.mark.parametrize("block", [1, 2, 4])
+def test_the_multiply_adds_that_are_drawn_are_those_of_the_program(block):
+    inputs = benchmark.draw_operator_inputs("general", grid=8, batch=1, dim=16)
+    program = jax.make_jaxpr(partial(chunkwise, structure="general", block=block, chunks=1))(*inputs)
+    assert product_flops(program.jaxpr) == 2 * 8 * 8 * benchmark.HEADS * 4 * multiply_adds(block, 16)
+
+
 @pytest.mark.slow
 def test_the_operator_is_timed_in_every_form(tmp_path):
-    rows = measured(tmp_path / "x.json", "operator", "--grids", 2, "--batch", 1)
+    rows = measured(tmp_path / "x.json", "operator", "--grids", 2, "--batch", 1, "--blocks", 2)
     forms = {structure: set() for structure in benchmark.STRUCTURES}
     for row in rows:
         forms[row["structure"]].add(row["form"])
     for structure, names in forms.items():
-        assert names == {"auto", "chunkwise", "recurrent", "at once", *benchmark.FORMS[structure]}
+        assert names == {"auto", "chunkwise", "recurrent", "at once", "block 2", *benchmark.FORMS[structure]}
 
 
 @pytest.mark.slow
