@@ -85,9 +85,8 @@ def plan(sizes: Sizes, folder: Path, with_kernels: bool, paths: list[str]) -> It
         yield benchmark(name, 1.5, "step", *words, *sizes.overrides)
     yield from trainings(sizes.seeds[0])
     passes = ["--passes", "forward", "both"]
-    forms = ["--forms", "chunkwise", "recurrent", "row_transfer", "single_path", "source_scan", "fused"]  # of GPUs
     for (grid, batch), structure in itertools.product(sizes.grids.items(), ("shared_incoming", "d_mode", "general")):
-        words = ["operator", "--grids", grid, "--batch", batch, "--structures", structure, *forms, *passes]
+        words = ["operator", "--grids", grid, "--batch", batch, "--structures", structure, *passes]
         yield benchmark(f"grid-{grid}-{structure}", 3, *words)
     for length in sizes.lengths:
         up_to = ["--recurrent_up_to", length, "--attention_up_to", length]
