@@ -2,7 +2,7 @@
 
 Measure first, on a machine that does nothing else:
 
-    python scripts/benchmark.py operator --grids 48 --batch 1 --structures general --forms auto --blocks 1 2 3 4 6 8 \\
+    python scripts/benchmark.py operator --grids 48 --batch 1 --structures shared_incoming --forms cpu --blocks 1 2 3 4 6 8 \\
         --out results/benchmarks/blocks-cpu.json
 """
 
@@ -38,7 +38,7 @@ def main() -> None:
         counted.axhline(2 * grid**2 * DIM / 1e3, color="tab:gray", linestyle="--", label="gating matrix")
         counted.set(title="Multiply-adds (thousands)")
         timed.plot(measured, measured.values(), "o-", label="blocks")
-        timed.axhline(microseconds["auto"], color="tab:gray", linestyle="--", label="gating matrix")
+        timed.axhline(microseconds["cpu"], color="tab:gray", linestyle="--", label="gating matrix")
         timed.set(title="Time, both passes (µs)")
         timed.legend()
         for axes in (counted, timed):
