@@ -2,8 +2,8 @@
 
 Measure first, on a machine that does nothing else:
 
-    python scripts/benchmark.py operator --grids 48 --batch 1 --structures shared_incoming --forms cpu --blocks 1 2 3 4 6 8 \\
-        --out results/benchmarks/blocks-cpu.json
+    python scripts/benchmark.py operator --grids 48 --batch 1 --structures shared_incoming --forms cpu \\
+        --blocks 1 2 3 4 6 8 --out results/benchmarks/blocks-cpu.json
 """
 
 import json
