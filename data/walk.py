@@ -34,6 +34,13 @@ def longest(side: int) -> int:
     return 2 * side - 1
 
 
+def draw_lengths(rng: RandomState, side: int, rows: int) -> np.ndarray:
+    """Cells of walks to train on, int [rows]: n from 2 to `longest` with a probability as 1 / n, so that short walks,
+    from which a model can learn the group, are not rare."""
+    lengths = np.arange(2, longest(side) + 1)
+    return rng.choice(lengths, rows, p=1 / lengths / (1 / lengths).sum())
+
+
 def draw_walks(rng: RandomState, group: str, side: int, lengths: np.ndarray) -> np.ndarray:
     """Cells int8 [rows, side, side, PLANES] with walks of `lengths` [rows] cells, 1 to `longest`. The start is uniform
     among the cells so far from the corner."""

@@ -16,7 +16,7 @@ from flax import nnx
 from numpy.random import RandomState
 from omegaconf import MISSING, DictConfig
 
-from data.walk import GROUPS, answer, draw_walks, longest
+from data.walk import GROUPS, answer, draw_lengths, draw_walks, longest
 from plstm.config import Config
 from plstm.errors import UserError, require
 from plstm.limits import Natural, OneOf
@@ -37,7 +37,7 @@ class WalkData(MachineData):
 
 
 class WalkTask(StreamTask):
-    """Training has walks of all lengths alike, evaluations those of `lengths`; a split's accuracy is their mean."""
+    """Training has walks of `draw_lengths`, evaluations those of `lengths`; a split's accuracy is their mean."""
 
     data_schema = WalkData
     inputs = "images"
@@ -81,7 +81,7 @@ class WalkTask(StreamTask):
     def draw_batch(self, step: int) -> Batch:
         rng = RandomState((self.config.seed, step))
         side = self.config.data.side
-        return self._batch(rng, side, rng.randint(1, longest(side) + 1, self.config.optim.batch_size))
+        return self._batch(rng, side, draw_lengths(rng, side, self.config.optim.batch_size))
 
     def draw_at(self, split: str, length: int) -> Batch:
         rng = RandomState((self.config.data.eval_seed, self.splits.index(split), length))

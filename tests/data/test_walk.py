@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.random import RandomState
 
-from data.walk import GROUPS, answer, draw_walks, longest, walk
+from data.tokens import products
+from data.walk import GROUPS, answer, draw_lengths, draw_walks, longest, walk
 
 
 def test_the_walk_of_a_golden_grid():
@@ -51,6 +52,24 @@ def test_lengths_starts_and_answers_are_as_drawn():
         assert {*np.flatnonzero(starts)} == {*possible}
         np.testing.assert_allclose(starts[possible] / 3000, 1 / len(possible), atol=0.05)
         np.testing.assert_allclose(np.bincount(answer("s3", cells)) / 3000, 1 / 6, atol=0.04)
+
+
+def test_training_walks_have_a_length_with_a_probability_as_one_over_it():
+    counts = np.bincount(draw_lengths(RandomState(0), 6, 100_000), minlength=13)
+    assert not counts[:2].any() and not counts[12:].any()
+    np.testing.assert_allclose(counts[2:12] * np.arange(2, 12) / counts[2] / 2, 1, atol=0.06)
+
+
+def test_the_elements_without_their_order_give_the_sign_alone_in_long_walks():
+    rng = np.random.default_rng(0)
+    elements = rng.integers(0, 6, (2000, 1, 11)).repeat(6, 1)
+    shuffled = rng.permuted(elements, axis=2).reshape(-1, 11).astype(np.int8)
+    found = products(GROUPS["s3"].table(), shuffled)[:, -1].reshape(2000, 6)
+    odd = np.isin(found, (1, 2, 5))  # the transpositions
+    assert (odd == odd[:, :1]).all()
+    guess = np.bincount(found[:, :-1].ravel().astype(int) * 2000 + np.arange(2000).repeat(5), minlength=12_000)
+    right = guess.reshape(6, 2000).argmax(0) == found[:, -1]  # the most frequent of five other orders
+    assert 0.28 < right.mean() < 0.4
 
 
 def test_whoever_misses_a_cell_of_the_walk_is_at_chance():
