@@ -60,7 +60,7 @@ TRANSITIONS: dict[str, tuple[Callable[[int], int], Callable[[jax.Array, int], ja
 
 class TrackingMixer(nnx.Module):
     """pLSTM on a grid with `track` x `track` transitions, J_V = J_O = J_T = track, then a multi-head RMSNorm and the
-    output projection; all gates read all channels, and are float32.
+    output projection; all gates but the direct one read all channels, and are float32.
 
     P-mode: one transition T a node and direction; both incoming edges feed the right edge by alpha T and the lower one
     by (1 - alpha) T, a softmax over the two. D-mode: three, the fourth is zero. So the spectral norms of what leaves an
@@ -80,8 +80,9 @@ class TrackingMixer(nnx.Module):
         dtype=jnp.float32,
         rngs: nnx.Rngs,
     ):
-        if dim % (heads * track) or not 1 <= track <= LARGEST:
-            raise ValueError(f"dim={dim} must be a multiple of heads x track, and track from 1 to {LARGEST}: {track}")
+        if mode not in ("P", "D") or not 1 <= track <= LARGEST or dim % (heads * track):
+            sizes = f"track={track} from 1 to {LARGEST}, and dim={dim} a multiple of heads x track"
+            raise ValueError(f"mode={mode!r} must be P or D, {sizes}")
         self.mode = mode
         self.heads = heads
         self.track = track
@@ -94,7 +95,7 @@ class TrackingMixer(nnx.Module):
         self.source, self.mark = (make(sides * gates) for _ in range(2))
         self.orientation = make(gates) if mode == "P" else None
         self.transition = make((1 if mode == "P" else 3) * gates * TRANSITIONS[transitions][0](track))
-        self.direct = nnx.Param(jnp.full((heads,), DIRECT_BIAS, jnp.float32))
+        self.direct_bias = nnx.Param(jnp.full((heads,), DIRECT_BIAS, jnp.float32))
         self.norm_scale = nnx.Param(jnp.ones((dim,), jnp.float32))
         self.out = make(dim, dtype=dtype, use_bias=False)
 
@@ -103,7 +104,7 @@ class TrackingMixer(nnx.Module):
         q, k = (jnp.moveaxis(divide_heads(part(x), self.heads), -2, 1)[..., None] for part in (self.query, self.key))
         v = jnp.moveaxis(divide_heads(self.value(x), self.heads), -2, 1)
         v = v.reshape(*v.shape[:-1], v.shape[-1] // self.track, self.track)
-        direct = jax.nn.sigmoid(self.direct[...])[:, None, None, None, None, None, None]
+        direct = jax.nn.sigmoid(self.direct_bias[...])[:, None, None, None, None, None, None]
         direct = direct * jnp.eye(self.track)[:, None, None] * jnp.ones((*v.shape[:-2], 1, 1, 1, 1))
         hidden = plstm2d_tracking(q, k, v, self.gates(x), direct)
         hidden = hidden.reshape(*hidden.shape[:-2], hidden.shape[-2] * self.track)

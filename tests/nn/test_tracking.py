@@ -46,5 +46,6 @@ def test_spectral_norms_are_bounded(mode, transitions):
 
 
 def test_what_does_not_fit_is_named():
-    with pytest.raises(ValueError, match="dim=24 must be a multiple of heads x track, and track from 1 to 4: 5"):
+    message = "mode='P' must be P or D, track=5 from 1 to 4, and dim=24 a multiple of heads x track"
+    with pytest.raises(ValueError, match=message):
         TrackingMixer(24, 2, track=5, rngs=nnx.Rngs(0))
