@@ -44,7 +44,7 @@ def main() -> None:
         timed.legend()
         for axes in (counted, timed):
             axes.set(xlabel="nodes along a block's side", xticks=sides, ylim=(0, None))
-        figure.suptitle(f"A node and head of a {grid} x {grid} grid, states of {DIM} x {DIM}")
+        figure.suptitle(f"A node and head of a {grid} x {grid} grid in P-mode, states of {DIM} x {DIM}")
         save(figure, ROOT / "docs/blocks.png")
 
 

@@ -28,12 +28,14 @@ GAPS = ("", "nan", "na", "null")
 
 
 def read_column(path: Path, column: str | None) -> np.ndarray:
-    """float64 [lines]; UserError for a file, a column or a cell that cannot be read."""
+    """float64 [lines], NaN for empty ones between others; UserError for what cannot be read."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            header, *lines = [line for line in csv.reader(file) if line] or [[]]
+            header, *lines = [*csv.reader(file)] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: not a CSV file that can be read ({first_line(error)})") from error
+    while lines and not lines[-1]:
+        lines.pop()
     if not lines:
         raise UserError(f"{path}: has no series; it needs a header and a line a step")
     if column is not None and column not in header:

@@ -29,8 +29,10 @@ def load_bank(root: str | None, seed: int, count: int) -> np.ndarray:
             write_file(path, lambda file: np.save(file, draw_bank(seed, count)))
     try:
         bank = np.load(path)
-    except (ValueError, EOFError) as error:
-        raise UserError(f"{path}: damaged; delete it to draw it again") from error
+    except (ValueError, EOFError):
+        bank = np.empty(0)
+    if bank.shape != (count, LENGTH):
+        raise UserError(f"{path}: damaged; delete it to draw it again")
     return bank
 
 

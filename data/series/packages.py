@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -241,7 +242,7 @@ def load_sets(root: str | None) -> list[SeriesSet]:
     try:
         with np.load(path) as file:
             arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: damaged ({first_line(error)}); {again}") from error
     return list(_sets(path, arrays, again))
 

@@ -23,7 +23,7 @@ from annotated_types import Interval
 from flax import nnx
 from numpy.random import RandomState
 
-from data.series.bank import LENGTH, draw_rows, load_bank, toy_sets
+from data.series.bank import LENGTH, digest, draw_rows, load_bank, toy_sets
 from data.series.packages import load_sets
 from data.series.scoring import (
     HORIZONS,
@@ -75,9 +75,11 @@ class SeriesTask(StreamTask):
     def check(cls, config: Config) -> None:
         super().check(config)
         model = config.model
-        fits = config.data.points % model.patch == 0 and model.patch < config.data.points <= LENGTH
+        data = config.data
+        fits = data.points % model.patch == 0 and model.patch < data.points <= LENGTH
         what = f"must be a multiple of model.patch={model.patch}, at least two of them and at most {LENGTH} points"
-        require(config, ("data.points", fits, what))
+        other = data.eval_seed != data.bank_seed
+        require(config, ("data.points", fits, what), ("data.eval_seed", other, "must differ from data.bank_seed"))
 
     @classmethod
     def name_parts(cls, config: Config) -> tuple[str, ...]:
@@ -98,7 +100,8 @@ class SeriesTask(StreamTask):
     def describe_data(self) -> str:
         data = self.config.data
         windows = sum(len(each.series) * each.windows for each in self.sets)
-        return f"{data.bank:,} synthetic series train; {windows:,} windows of {len(self.sets)} sets test"
+        bank = f"{data.bank:,} synthetic series ({digest(self.bank)[:8]}) train"
+        return f"{bank}; {windows:,} windows of {len(self.sets)} sets test"
 
     def draw_batch(self, step: int) -> Batch:
         config = self.config
@@ -145,7 +148,7 @@ class SeriesTask(StreamTask):
             "wql@": (2 * losses * batch["scale"], batch["size"] * batch["mask"]),
         }
         of_set = (batch["group"] == jnp.arange(len(self.sets))[:, None]).astype(jnp.float32)
-        found = {name: (of_set @ total, of_set @ count) for name, (total, count) in sums.items()}
+        found = {name: ((of_set * total).sum(1), (of_set * count).sum(1)) for name, (total, count) in sums.items()}
         return found | {"loss": (losses.sum(), points.sum())}
 
 

@@ -46,6 +46,12 @@ def test_quantiles_and_a_picture_lie_beside_the_series(weights, series):
     np.testing.assert_allclose(last, plstm.load(weights).forecast([1, 2, np.nan, 4], 6)[4], rtol=1e-6)
 
 
+def test_an_empty_line_between_others_is_a_gap(tmp_path):
+    path = tmp_path / "one.csv"
+    path.write_text("a\n5\n\n8\n\n\n")
+    np.testing.assert_array_equal(forecast.read_column(path, None), [5, np.nan, 8])
+
+
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
