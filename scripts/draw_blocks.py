@@ -29,19 +29,18 @@ def main() -> None:
     rows = json.loads((ROOT / "results/benchmarks/blocks-cpu.json").read_text())["rows"]
     grid = rows[0]["grid"]
     node_heads = grid**2 * HEADS * rows[0]["batch"]
-    microseconds = {row["form"]: row["median_seconds"] / node_heads * 1e6 for row in rows}
-    measured = {int(name.split()[1]): time for name, time in microseconds.items() if name.startswith("block ")}
+    blocks = {row["form"]: row["median_seconds"] / node_heads * 1e6 for row in rows if row["form"].startswith("block ")}
+    measured = {int(name.split()[1]): time for name, time in blocks.items()}
     sides = [*measured]
     with style():
         figure = new_figure(6.4, 2.6)
         counted, timed = figure.subplots(1, 2, sharex=True)
         counted.plot(sides, [4 * multiply_adds(side, DIM) / 1e3 for side in sides], "o-")
-        counted.axhline(2 * grid**2 * DIM / 1e3, color="tab:gray", linestyle="--", label="gating matrix")
+        counted.axhline(2 * grid**2 * DIM / 1e3, color="tab:gray", linestyle="--", label="by the gating matrix")
         counted.set(title="Multiply-adds (thousands)")
-        timed.plot(sides, [*measured.values()], "o-", label="blocks")
-        timed.axhline(microseconds["cpu"], color="tab:gray", linestyle="--", label="gating matrix")
+        counted.legend()
+        timed.plot(sides, [*measured.values()], "o-")
         timed.set(title="Time, both passes (µs)")
-        timed.legend()
         for axes in (counted, timed):
             axes.set(xlabel="nodes along a block's side", xticks=sides, ylim=(0, None))
         figure.suptitle(f"A node and head of a {grid} x {grid} grid in P-mode, states of {DIM} x {DIM}")
