@@ -29,9 +29,8 @@ def main() -> None:
     rows = json.loads((ROOT / "results/benchmarks/blocks-cpu.json").read_text())["rows"]
     grid = rows[0]["grid"]
     node_heads = grid**2 * HEADS * rows[0]["batch"]
-    blocks = {row["form"]: row["median_seconds"] / node_heads * 1e6 for row in rows if row["form"].startswith("block ")}
-    measured = {int(name.split()[1]): time for name, time in blocks.items()}
-    sides = [*measured]
+    blocks = [row for row in rows if row["form"].startswith("block ")]
+    sides = [int(row["form"].removeprefix("block ")) for row in blocks]
     with style():
         figure = new_figure(6.4, 2.6)
         counted, timed = figure.subplots(1, 2, sharex=True)
@@ -39,7 +38,7 @@ def main() -> None:
         counted.axhline(2 * grid**2 * DIM / 1e3, color="tab:gray", linestyle="--", label="by the gating matrix")
         counted.set(title="Multiply-adds (thousands)")
         counted.legend()
-        timed.plot(sides, [*measured.values()], "o-")
+        timed.plot(sides, [row["median_seconds"] / node_heads * 1e6 for row in blocks], "o-")
         timed.set(title="Time, both passes (µs)")
         for axes in (counted, timed):
             axes.set(xlabel="nodes along a block's side", xticks=sides, ylim=(0, None))

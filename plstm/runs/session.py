@@ -64,8 +64,7 @@ class Session:
 
         # -------------------------------------------------------- model and optimizer
         init_key, _, self.step_key = (jax.random.fold_in(jax.random.key(config.seed), n) for n in range(3))
-        state = init_state(task.build_model(init_key), self.programs.optimizer)[1]
-        self.state = layout.place_state(state)
+        self.state = layout.place_state(init_state(task.build_model(init_key), self.programs.optimizer)[1])
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
 
         # -------------------------------------------------------- restore: the first of these that is there

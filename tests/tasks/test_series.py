@@ -11,6 +11,8 @@ from plstm.tasks import series
 from plstm.tasks.series import SeriesTask
 from plstm.training.steps import evaluate
 
+from .batches import assert_batches_depend_on_seed_and_step
+
 
 @pytest.fixture(scope="module")
 def make(composed, tmp_path_factory):
@@ -24,11 +26,7 @@ def make(composed, tmp_path_factory):
 
 
 def test_batches_depend_on_seed_and_step_alone(make):
-    task, other = make(), make("seed=44")
-    again = make().draw_batch(7)
-    for name, array in task.draw_batch(7).items():
-        np.testing.assert_array_equal(array, again[name])
-        assert (array != task.draw_batch(8)[name]).any() and (array != other.draw_batch(7)[name]).any()
+    task, other, again = assert_batches_depend_on_seed_and_step(make)
     assert again["values"].shape == (32, 576) and again["visible"].shape == (32, 36)
     assert make("model.patch=8").draw_batch(7)["visible"].shape == (32, 72)
     val = task.split("val").windows["values"]

@@ -9,6 +9,8 @@ from plstm.runs.compose import to_config
 from plstm.tasks.walk import WalkTask
 from plstm.training.steps import evaluate
 
+from .batches import assert_batches_depend_on_seed_and_step
+
 
 @pytest.fixture(scope="module")
 def make(composed):
@@ -16,11 +18,7 @@ def make(composed):
 
 
 def test_batches_depend_on_seed_and_step_alone(make):
-    task, other = make(), make("seed=44")
-    again = make().draw_batch(7)
-    for name, array in task.draw_batch(7).items():
-        np.testing.assert_array_equal(array, again[name])
-        assert (array != task.draw_batch(8)[name]).any() and (array != other.draw_batch(7)[name]).any()
+    task, other, _ = assert_batches_depend_on_seed_and_step(make)
     for split, side in (("val", 4), ("test", 4), ("test_ext", 8)):
         assert task.draw_at(split, 7)["cells"].shape == (16, side, side, 3)
         np.testing.assert_array_equal(task.draw_at(split, 7)["cells"], other.draw_at(split, 7)["cells"])
