@@ -238,27 +238,33 @@ def _text(value: Any, form: str, interval: float | None = None) -> str:
 
 def _overview(table: TableDefinition, lines: list[Line]) -> list[Grid]:
     """A line a model and a column a section, or the other way round where there are more sections than models, then the
-    averages of what has all sections; in several grids where there are more than `WIDEST` columns."""
-    name = table.overview_column.name
+    averages of what has all sections and, with a bound, how many sections reach it; in several grids where there are
+    more than `WIDEST` columns."""
+    column = table.overview_column
     values = _chosen(lines)
     sections = [str(section) for section in table.section_values]
-    grid = [["Model", *map(table.section_title, table.section_values), "Mean"]]
+    grid = [["Model", *map(table.section_title, table.section_values), "Mean", "Solved"]]
     for row in table.rows:
         texts = []
         for seed in ("max" if table.seed_values else "mean", "paper"):
-            own = [values.get((section, row.name, seed, name)) for section in sections]
-            own.append(None if None in own else statistics.fmean(own))
-            texts.append([_text(value, f".{table.digits}f") for value in own])
+            own = [values.get((section, row.name, seed, column.name)) for section in sections]
+            mean = None if None in own else statistics.fmean(own)
+            texts.append([*(_text(value, f".{table.digits}f") for value in (*own, mean)), _solved(own, column.solved)])
         cells = (ours + f" ({paper})" * (paper != DASH) for ours, paper in zip(*texts, strict=True))
         grid.append([_escape(row.name), *cells])
-    if all(line[-1] == DASH for line in grid[1:]):
-        grid = [line[:-1] for line in grid]
+    known = [n for n, cells in enumerate(zip(*grid[1:], strict=True)) if n <= len(sections) or {*cells} != {DASH}]
+    grid = [[line[n] for n in known] for line in grid]
     if len(sections) > len(table.rows):
         grid = [list(line) for line in zip(*grid, strict=True)]
         grid[0][0] = "Task"
     count = -(-(len(grid[0]) - 1) // (WIDEST - 1))
     size = -(-(len(grid[0]) - 1) // count)
     return [[[line[0], *line[start : start + size]] for line in grid] for start in range(1, len(grid[0]), size)]
+
+
+def _solved(values: list[float | None], bound: float | None) -> str:
+    known = [value for value in values if value is not None]
+    return DASH if bound is None or not known else f"{sum(value >= bound for value in known)} of {len(known)}"
 
 
 def _pipes(grid: Grid) -> list[str]:

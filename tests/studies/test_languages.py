@@ -21,20 +21,22 @@ def table():
 def add(add_lengths):
     """Function of row, task, seed and accuracies at three lengths."""
     return lambda row, task, seed, *accuracies: add_lengths(
-        NAME, row, task, seed, dict(zip((41, 251, 500), accuracies, strict=True))
+        NAME, row, task, seed, dict(zip((41, 251, 500), accuracies, strict=True)), lr=1e-3
     )
 
 
 def test_stages_are_run_one_after_the_other(table):
     runs = planned_runs(table)
-    assert len(runs) == len({run.id for run in runs}) == 3 * 6 * 3 + 4 * 6 + 7 * 3 + 4 * 5
+    assert len(runs) == len({run.id for run in runs}) == 3 * 6 * 3 + 4 * 6 + 7 * 3 + 8 * 4 + 3 * 2 + 12
     claim = ["parity_check", "even_pairs", "missing_duplicate"]
     assert [run.values["data.name"] for run in runs[:54]] == [task for task in claim for _ in range(18)]
     assert [run.values["seed"] for run in runs[:18]] == [43] * 6 + [44] * 6 + [45] * 6
     assert not {"Stack-RNN", "Tape-RNN", "Transformer"} & {run.row.name for run in runs[:78]}
     assert {run.row.name for run in runs[78:99]} == {"Stack-RNN", "Tape-RNN", "Transformer"}
     assert {run.values["seed"] for run in runs[54:]} == {43}
-    assert {run.values["data.name"] for run in runs[99:]} == set(table.section_values[7:])
+    assert {run.values["data.name"] for run in runs[99:131]} == set(table.section_values[7:])
+    rates = {(run.row.name, run.values["optim.peak_lr"]) for run in runs if run.values["optim.peak_lr"] != 1e-3}
+    assert rates == {("Transformer", 3e-4), ("Transformer", 1e-4)}
 
 
 def test_the_table_shows_the_highest_seed_beside_the_papers_number(table, add, tmp_path):
@@ -43,12 +45,14 @@ def test_the_table_shows_the_highest_seed_beside_the_papers_number(table, add, t
     add("LSTM", "even_pairs", 43, 1.0, 1.0, 0.97)
     files = rendered(table, tmp_path)
     (cells,) = lines_of(files["table.md"], "PR-LSTM 1R")  # of the one section with runs of it
-    assert [title for title, _ in cells] == ["Model", "n", "Score", "Highest", "Paper", "Difference", cells[-1][0]]
-    assert cells[2][1].startswith("67.7 ± ") and [text for _, text in cells[3:6]] == ["100.0", "100.0", "+0.0"]
+    assert [title for title, _ in cells] == ["Model", "n", "Learning rate", "Score", "Highest", "Paper", cells[-1][0]]
+    assert cells[3][1].startswith("67.7 ± ") and [text for _, text in cells[4:6]] == ["100.0", "100.0"]
     first, second = lines_of(files["table.md"], "missing_duplicate")  # of the overview, a column a model
     texts = dict(first + second)
     assert len(first) + len(second) == 11 and max(len(first), len(second)) <= 7
     assert texts["PR-LSTM 1R"] == "100.0 (100.0)" and texts["PR-LSTM 0R"] == "– (54.0)"
+    first, _ = lines_of(files["table.md"], "Solved")  # 90 or more, of the tasks that have a score
+    assert dict(first)["PR-LSTM 1R"] == "1 of 1 (6 of 15)" and dict(first)["PR-LSTM 0R"] == "– (2 of 7)"
     found = {
         key[4:]: v
         for key, v in long_values(files["table.csv"]).items()
