@@ -86,6 +86,14 @@ class Stage(Strict):
 LINES = 5  # of an axes, at most
 
 
+class Clock(Strict):
+    """Training loss of a section against the time of the steps alone, which a benchmark measured: as runs are stopped,
+    resumed and disturbed, their own times cannot be compared."""
+
+    section: str
+    benchmark: str  # a file of `scripts/benchmark.py steps` below the results folder; a row's mean over its entries
+
+
 class Figure(Strict):
     small: str | None = None  # what is small about the runs, said in every figure
     groups: dict[str, list[str]] = {}  # title of a panel -> the rows, by name, whose lines it has; without: all rows
@@ -95,6 +103,7 @@ class Figure(Strict):
     baseline: str | None = None  # in these, an entry of the baseline file
     lengths: str | None = None  # accuracy against the length in this split, a panel a section
     sizes: bool = False  # accuracy against the canvas, and a table of altered images, from probes
+    clock: Clock | None = None  # loss against time, of the rows that the benchmark has
 
 
 class Differences(Strict):

@@ -1,7 +1,9 @@
-"""Figures of a study, from its run records: training curves, accuracy against size, distance or length, and columns
-beside the paper's numbers. Each says its n and what is small about its runs, and has at most `LINES` lines an axes.
+"""Figures of a study, from its run records: training curves, accuracy against size, distance or length, loss against
+time, and columns beside the paper's numbers. Each says its n and what is small about its runs, and has at most `LINES`
+lines an axes.
 """
 
+import json
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -49,6 +51,7 @@ def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: P
     cells = [group.chosen for group in groups if group.chosen.runs and group.chosen.row.own]
     wanted = {"curves": (draw_curves, table.figure.panels), "dots": (draw_dots, table.figure.dots)}
     wanted |= {"lengths": (draw_lengths, table.figure.lengths), "sizes": (draw_sizes, table.figure.sizes)}
+    wanted |= {"clock": (draw_clock, table.figure.clock)}
     written = []
     for name, (draw, is_wanted) in wanted.items():
         with style():
@@ -138,6 +141,33 @@ def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
     _legend_below(figure, names)
     n = _range(len(own[name].runs) for *_, own, colours in panels for name in colours)
     return _titled(figure, table, f"Mean over {n} runs")
+
+
+def draw_clock(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
+    """Training loss against the seconds of so many steps; None where no row of the section was measured."""
+    clock = table.figure.clock
+    seconds = _seconds_per_step(results_dir / clock.benchmark)
+    timed = [cell for cell in cells if str(cell.section) == clock.section and cell.row.experiment in seconds]
+    groups = _groups(table, timed)
+    if not groups:
+        return None
+    (colours,) = groups.values()
+    figure = new_figure(WIDTH, 2.9)
+    axis = figure.subplots()
+    for cell in (cell for cell in timed if cell.row.name in colours):
+        step = seconds[cell.row.experiment]
+        curves = [
+            [p for p in read_curve(run, results_dir) if (p.split, p.metric) == ("train", "loss")] for run in cell.runs
+        ]
+        mean = _mean_points([[(step * p.step, p.value) for p in curve] for curve in curves])
+        axis.plot(
+            mean["x"], mean["mean"], color=colours[cell.row.name], lw=1.5, label=f"{cell.row.name} (n={len(curves)})"
+        )
+    axis.set(title=table.section_title(clock.section), xlabel="Seconds of training steps on one core", xscale="log")
+    axis.set(ylabel="Training loss", yscale="log")
+    axis.grid(color="0.92", lw=0.7)
+    _legend(axis)
+    return _titled(figure, table, "Mean over n runs, as far as all of them go")
 
 
 def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
@@ -268,6 +298,15 @@ def _mean_points(curves: Sequence[Sequence[tuple[float, float]]]) -> pd.DataFram
     means = [(x, *t_interval(part["value"].tolist())) for x, part in points.groupby("x")]
     frame = pd.DataFrame(means, columns=["x", "mean", "half_width", "n"])
     return frame[frame["n"] == len(curves)]
+
+
+def _seconds_per_step(path: Path) -> dict[str, float]:
+    """Experiment -> mean over its entries of `scripts/benchmark.py steps`; nothing where there is no file."""
+    rows = json.loads(path.read_bytes())["rows"] if path.is_file() else []
+    frame = pd.DataFrame(
+        [(row["experiment"].split()[0], row["median_seconds"]) for row in rows], columns=["experiment", "seconds"]
+    )
+    return frame.groupby("experiment")["seconds"].mean().to_dict()
 
 
 def _points_by_length(run: Record, split: str) -> list[tuple[int, float]]:

@@ -1,13 +1,15 @@
 """The tables of formal languages: stages in their order, every seed shown, accuracy against length."""
 
+import json
+
 import pytest
 
 from plstm.studies.definitions import load_table
-from plstm.studies.figures import draw_lengths
-from plstm.studies.records import read_records
+from plstm.studies.figures import draw_clock, draw_lengths
+from plstm.studies.records import read_records, write_record
 from plstm.studies.sweeps import find_groups, planned_runs
 
-from .conftest import TABLES, lines_of, long_values, rendered
+from .conftest import TABLES, example_record, lines_of, long_values, rendered
 
 NAME = "languages-small"
 
@@ -74,3 +76,20 @@ def test_the_figure_has_a_panel_a_task_and_a_line_a_model(table, add, tmp_path):
     assert [line.get_ydata().tolist() for line in second.lines] == [[1.0, 1.0, 1.0], [0.95, 0.55, 0.5]]
     assert len(first.lines) == 1 and "n = 1 to 2 runs" in figure.get_suptitle()
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["PR-LSTM 1R", "LSTM", "RNN"]
+
+
+def test_the_loss_stands_against_the_seconds_that_a_benchmark_measured(table, tmp_path):
+    curve = [(500, 0.5, "train", "loss", 0.5), (1000, 1, "train", "loss", 0.25), (1000, 1, "train", "accuracy", 0.9)]
+    values = {"data.name": "missing_duplicate"}
+    metrics = {"last": {"test": {"accuracy": 1.0}, "val": {"accuracy": 1.0, "loss": 0.1}}, "best": None}
+    record = example_record("languages/lstm", table=NAME, row="LSTM", seed=43, values=values, metrics=metrics, lr=1e-3)
+    write_record(record, curve, tmp_path)
+    cells = [group.chosen for group in find_groups(table, read_records(tmp_path)) if group.chosen.runs]
+    assert draw_clock(table, cells, tmp_path) is None  # nothing measured
+    (tmp_path / "benchmarks").mkdir()
+    rows = [
+        {"experiment": f"languages/lstm seed={seed}", "median_seconds": seconds} for seed, seconds in ((43, 2), (49, 1))
+    ]
+    (tmp_path / table.figure.clock.benchmark).write_text(json.dumps({"rows": rows}))
+    (axis,) = draw_clock(table, cells, tmp_path).axes
+    assert [line.get_xydata().tolist() for line in axis.lines] == [[[750, 0.5], [1500, 0.25]]]
