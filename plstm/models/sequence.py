@@ -11,11 +11,18 @@ from annotated_types import Interval, MinLen
 from flax import nnx
 
 from plstm.errors import require
-from plstm.limits import OneOf, OnlyWith, Size, check_limits
+from plstm.limits import Natural, OneOf, OnlyWith, Size, check_limits
+from plstm.nn.distillation import BRANCHES, Student
 from plstm.nn.layers import KERNEL_INIT, MLP, NORM_EPSILON, NORMS, linear
 from plstm.nn.sequence import MLSTM, SLSTM, CausalAttention, GatedDeltaNet, GatedMLP, Mamba2, TrackingPLSTM
 
-WITH_HEADS = ("mlstm", "slstm", "gdn", "gdn_negative", "attention")
+WINDOWED = tuple(BRANCHES)
+WITH_HEADS = ("mlstm", "slstm", "gdn", "gdn_negative", "attention", *WINDOWED)
+
+
+def _student(config: "SequenceConfig", place: int, rngs: nnx.Rngs) -> Student:
+    return Student(config.blocks[place], config.dim, config.heads, config.window, config.sinks, rngs)
+
 
 # Functions of the config, the place in `blocks` and rngs.
 LAYERS: dict[str, Callable[["SequenceConfig", int, nnx.Rngs], nnx.Module]] = {
@@ -28,6 +35,7 @@ LAYERS: dict[str, Callable[["SequenceConfig", int, nnx.Rngs], nnx.Module]] = {
     "attention": lambda config, _, rngs: CausalAttention(config.dim, config.heads, rngs),
     "mlp": lambda config, _, rngs: MLP(config.dim, 4, dtype=jnp.float32, rngs=rngs),
     "gated_mlp": lambda config, _, rngs: GatedMLP(config.dim, config.mlp_width, rngs),
+    **dict.fromkeys(WINDOWED, _student),
 }
 LayerName = Annotated[str, OneOf(*LAYERS)]
 
@@ -43,6 +51,8 @@ class SequenceConfig:
     state_dim: Annotated[Size, OnlyWith("blocks", ("mamba2",))] = 64  # N
     track: Annotated[int, Interval(ge=1, le=4), OnlyWith("blocks", ("plstm",))] = 2  # side J_T of the transitions
     mlp_width: Annotated[Size, OnlyWith("blocks", ("gated_mlp",))] = 64  # units
+    window: Annotated[Size, OnlyWith("blocks", WINDOWED)] = 64  # the last tokens that attention sees, with its own
+    sinks: Annotated[Natural, OnlyWith("blocks", WINDOWED)] = 4  # the first tokens, which it sees, too
     norm: Annotated[str, OneOf(*NORMS)] = "rmsnorm"  # layernorm: without a bias, as xLSTM has it
 
     def check(self) -> None:

@@ -176,6 +176,11 @@ class Mamba2(nnx.Module):
         return self.out(head_norm(y[..., None, :]) * self.norm_scale[...])
 
 
+def unit_norm(x: jax.Array) -> jax.Array:
+    """[..., d], each of norm 1 but for those near 0."""
+    return x * jax.lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + KEY_EPSILON)
+
+
 class GatedDeltaNet(nnx.Module):
     """Convolved q, k, v, gated delta rule, RMSNorm a head, then gate (Gated DeltaNet's reference code); d_k =
     dim / heads, d_v = 2 d_k. negative: beta is up to 2, so the eigenvalue along a key is in [-1, 1], not in [0, 1]."""
@@ -199,10 +204,9 @@ class GatedDeltaNet(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         projected = (conv(part(x)) for conv, part in zip(self.convs, (self.q, self.k, self.v), strict=True))
         q, k, v = (split_heads(part, self.heads) for part in projected)
-        q, k = (part * jax.lax.rsqrt(jnp.square(part).sum(-1, keepdims=True) + KEY_EPSILON) for part in (q, k))
         log_alpha = -jnp.exp(self.a_log[...]) * jax.nn.softplus(self.decay(x) + self.step_bias[...])
         beta = self.scale * jax.nn.sigmoid(self.beta(x))
-        y = gated_delta_rule(q, k, v, log_alpha.swapaxes(-1, -2), beta.swapaxes(-1, -2))
+        y = gated_delta_rule(unit_norm(q), unit_norm(k), v, log_alpha.swapaxes(-1, -2), beta.swapaxes(-1, -2))
         scale = jnp.tile(self.norm_scale[...], self.heads)
         return self.out(head_norm(y.swapaxes(-2, -3)) * scale * jax.nn.silu(self.gate(x)))
 
@@ -280,9 +284,12 @@ class CausalAttention(nnx.Module):
         self.qkv, self.out = (linear(dim, size, use_bias=False, rngs=rngs) for size in (3 * dim, dim))
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        return self.out(self.hidden(x))
+
+    def hidden(self, x: jax.Array) -> jax.Array:
+        """What the output map reads: [..., T, dim] -> the same."""
         q, k, v = (divide_heads(part, self.heads) for part in jnp.split(self.qkv(x), 3, axis=-1))
-        hidden = jax.nn.dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
-        return self.out(hidden.reshape(x.shape))
+        return jax.nn.dot_product_attention(rotate(q), rotate(k), v, is_causal=True).reshape(x.shape)
 
 
 class GatedMLP(nnx.Module):
