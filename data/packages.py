@@ -1,0 +1,65 @@
+"""Packages of the index as a source of data: wheels fetched by version and SHA-256 and read as zip files, never
+installed or imported, so that no environment changes what is read."""
+
+import hashlib
+import io
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from plstm.errors import DownloadError, UserError, first_line
+
+# Of wheels for one platform, so that every machine fetches the same files.
+PLATFORM = (
+    "--platform=manylinux_2_28_x86_64",
+    "--platform=manylinux2014_x86_64",
+    "--python-version=3.12",
+    "--implementation=cp",
+    "--abi=cp312",
+)
+Packages = Mapping[str, tuple[str, str]]  # name, as its wheel has it -> version and the wheel's SHA-256
+
+
+def describe(packages: Packages) -> str:
+    return ", ".join(f"{name} {version}" for name, (version, _) in packages.items())
+
+
+def read_wheels(packages: Packages, wheels: Path | None, remedy: str) -> dict[str, zipfile.ZipFile]:
+    """The wheels by package, of the folder `wheels` or else of the package index. Raises UserError for one that is
+    missing, of another version or changed; DownloadError, which ends with `remedy`, for an index without them."""
+    with tempfile.TemporaryDirectory() as folder:
+        if wheels is None:
+            _download(packages, Path(folder), remedy)
+        return {
+            name: zipfile.ZipFile(io.BytesIO(_checked_bytes(wheels or Path(folder), name, *expected)))
+            for name, expected in packages.items()
+        }
+
+
+def _download(packages: Packages, folder: Path, remedy: str) -> None:
+    """By pip, which knows the user's index and compares the digests."""
+    lines = (f"{name}=={version} --hash=sha256:{sha}" for name, (version, sha) in packages.items())
+    (folder / "requirements.txt").write_text("\n".join(lines))
+    options = ["--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "download", *options, *PLATFORM, "-r", "requirements.txt"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
+        raise DownloadError(f"pip download: {first_line(errors[-1])}; {remedy}")
+
+
+def _checked_bytes(folder: Path, name: str, version: str, sha: str) -> bytes:
+    """Of a package's wheel. Raises UserError."""
+    found = sorted(folder.glob(f"{name}-*.whl"))
+    if not found:
+        raise UserError(f"{folder}: has no wheel of {name}; version {version} is needed")
+    path = next((path for path in found if path.name.startswith(f"{name}-{version}-")), None)
+    if path is None:
+        raise UserError(f"{found[0]}: version {version} of {name} is needed")
+    content = path.read_bytes()
+    if (own := hashlib.sha256(content).hexdigest()) != sha:
+        raise UserError(f"{path}: its SHA-256 is {own}, not {sha}; fetch that file again")
+    return content
