@@ -15,6 +15,7 @@ from plstm.studies.records import PRIMARY_METRIC, RunId, Strict
 
 COSTS = ("parameters", "flops")  # of which the paper's words are shown
 WORDS = (*COSTS, "took_off")
+CHOICE_TITLES = {"peak_lr": "Learning rate", "depth": "Layers"}  # of a swept key's last part
 
 
 class Measure(Strict):
@@ -104,6 +105,8 @@ class Figure(Strict):
     lengths: str | None = None  # accuracy against the length in this split, a panel a section
     sizes: bool = False  # accuracy against the canvas, and a table of altered images, from probes
     clock: Clock | None = None  # loss against time, of the rows that the benchmark has
+    # The first two columns against the values of `select.over`, and the paper's: row -> value -> numbers.
+    choices: dict[str, dict[float, list[float]]] | None = None
 
 
 class Differences(Strict):
@@ -158,6 +161,10 @@ class TableDefinition(Strict):
     def chosen_name(self) -> str | None:
         """Its short name, such as `peak_lr`."""
         return self.select and self.select.over.rpartition(".")[2]
+
+    @property
+    def chosen_title(self) -> str | None:
+        return CHOICE_TITLES.get(self.chosen_name, self.chosen_name)
 
     @property
     def seed_keys(self) -> list[str]:

@@ -49,13 +49,15 @@ def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: P
     """Draws what `figure` asks for of cells with a whole seed; returns the PNG files. UserError for a missing curve."""
     groups = find_groups(table, records)
     cells = [group.chosen for group in groups if group.chosen.runs and group.chosen.row.own]
+    every = [cell for group in groups for cell in group.cells if cell.runs and cell.row.own]
     wanted = {"curves": (draw_curves, table.figure.panels), "dots": (draw_dots, table.figure.dots)}
     wanted |= {"lengths": (draw_lengths, table.figure.lengths), "sizes": (draw_sizes, table.figure.sizes)}
-    wanted |= {"clock": (draw_clock, table.figure.clock)}
+    wanted |= {"clock": (draw_clock, table.figure.clock), "choices": (draw_choices, table.figure.choices)}
     written = []
     for name, (draw, is_wanted) in wanted.items():
         with style():
-            figure = draw(table, cells, results_dir) if is_wanted and cells else None
+            drawn = every if name == "choices" else cells
+            figure = draw(table, drawn, results_dir) if is_wanted and cells else None
             if figure is not None:
                 written.append(save(figure, results_dir / table.name / f"{name}.png"))
     return written
@@ -168,6 +170,30 @@ def draw_clock(table: TableDefinition, cells: Sequence[Cell], results_dir: Path)
     axis.grid(color="0.92", lw=0.7)
     _legend(axis)
     return _titled(figure, table, "Mean over n runs, as far as all of them go")
+
+
+def draw_choices(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
+    """The first two columns at every value of `select.over`, a line a row: solid ours, with 90% intervals, dashed the
+    paper's."""
+    columns = table.columns[:2]
+    (colours,) = _groups(table, cells).values()
+    figure = new_figure(WIDTH, 2.9)
+    axes = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+    for number, (column, axis) in enumerate(zip(columns, axes, strict=True)):
+        for name, colour in colours.items():
+            own = sorted((cell.choice, *cell.interval(column)) for cell in cells if cell.row.name == name)
+            places, means, widths, _ = zip(*own, strict=True)
+            bars = [width or 0 for width in widths]
+            axis.errorbar(places, means, bars, color=colour, marker="o", ms=4, lw=1.5, capsize=2, label=name)
+            if paper := sorted(table.figure.choices.get(name, {}).items()):
+                line = [(place, values[number]) for place, values in paper]
+                label = f"{name} (paper)"
+                axis.plot(*zip(*line, strict=True), color=colour, marker="D", ms=4, mfc="w", lw=1, ls="--", label=label)
+        axis.set(title=column.title, xlabel=table.chosen_title, xscale="log")
+        _shade_chance(axis, table.chance)
+    axes[0].set_ylabel(PRIMARY_METRIC.capitalize())
+    _legend(axes[-1])
+    return _titled(figure, table, f"Mean over {_range(len(cell.runs) for cell in cells)} runs and 90% interval")
 
 
 def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:

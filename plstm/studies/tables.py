@@ -23,7 +23,6 @@ from plstm.studies.sweeps import Cell, Group, find_groups
 WIDEST = 7  # columns of a table in Markdown
 MEASURES = 3  # of the definition's columns that are shown; all are in the CSV
 DEFINITIONS = Path(__file__).resolve().parents[2] / "configs" / "study"
-CHOICE_TITLES = {"peak_lr": "Learning rate", "depth": "Layers"}
 PER_RUN = ("parameters", "epochs", "examples_per_second", "wall_seconds")
 Grid = list[list[str]]  # lines of cells, the first is the header
 
@@ -215,7 +214,7 @@ def _cells(table: TableDefinition, name: str, own: dict, published: set[str]) ->
     title = "n" if table.took_off is None else "Took off"
     yield 0, title, f"[{count}]({record_path(row.experiment, '..')})" if n else DASH
     if table.select:
-        yield 1, CHOICE_TITLES.get(table.chosen_name, table.chosen_name), find(("mean", "choice")) or DASH
+        yield 1, table.chosen_title, find(("mean", "choice")) or DASH
     if table.costs:
         yield 1, "Parameters", _text(find(("mean", "parameters"), find(("paper", "parameters"))), ",.0f")
         yield 1, "Multiply-adds", _text(find(("mean", "multiply_adds"), find(("paper", "flops"))), ",.0f")
