@@ -179,10 +179,8 @@ def student_inputs(
         inputs = norm(x)
         if isinstance(layer, Student):
             yield layer, inputs
-        if isinstance(layer, Student) and as_teacher:
-            x = x + layer.out(layer.teacher(inputs))
-        else:
-            x = x + layer(inputs)
+        is_taught = isinstance(layer, Student) and as_teacher
+        x = x + (layer.out(layer.teacher(inputs)) if is_taught else layer(inputs))
 
 
 def alignment_loss(layer: Student, x: jax.Array) -> jax.Array:
