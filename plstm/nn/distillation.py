@@ -177,10 +177,11 @@ def student_inputs(
     as_teacher: in the teacher, so that each student learns on its teacher's input."""
     for norm, layer in zip(norms, layers, strict=True):
         inputs = norm(x)
-        if isinstance(layer, Student):
-            yield layer, inputs
-        is_taught = isinstance(layer, Student) and as_teacher
-        x = x + (layer.out(layer.teacher(inputs)) if is_taught else layer(inputs))
+        if not isinstance(layer, Student):
+            x = x + layer(inputs)
+            continue
+        yield layer, inputs
+        x = x + (layer.out(layer.teacher(inputs)) if as_teacher else layer(inputs))
 
 
 def alignment_loss(layer: Student, x: jax.Array) -> jax.Array:
