@@ -42,6 +42,7 @@ class OptimConfig:
     clip_norm: Positive = 1.0  # of the global gradient norm
     loss: str = "cross_entropy"  # or "binary_cross_entropy" on thresholded labels
     label_smoothing: Rate = 0.0  # share of a target that is spread evenly over the classes
+    only: list[str] = field(default_factory=list)  # parts of dotted names, as head: trains these parameters; empty: all
 
 
 @dataclass
@@ -89,6 +90,8 @@ class Config:
     # The weights to fine-tune: a finished run's id, the first digits of it, its folder, or a .safetensors file.
     init_from: str | None = None
     init_checkpoint: Checkpoint = "last"  # which weights of a run
+    # Parameters that those weights lack: drawn, where such a part is in their dotted names.
+    init_new: list[str] = field(default_factory=list)
     loop: LoopConfig = field(default_factory=LoopConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)

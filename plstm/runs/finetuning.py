@@ -1,7 +1,7 @@
 """Fine-tuning: the run or file that a run starts from, and what becomes of its weights."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,13 @@ from plstm.runs.identity import ID_DIGITS, run_id
 from plstm.runs.weights import is_weights_file
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.state import RunState
-from plstm.training.steps import named_leaves
+from plstm.training.steps import has_part, named_leaves
 
 # Keys of `model` in which the two models may differ: they do not change the parameters' meaning.
-MAY_DIFFER = ("image_size", "classes", "drop_path", "dropout", "dtype", "method", "gate_init", "remat")
+MAY_DIFFER = (
+    *("image_size", "classes", "drop_path", "dropout", "dtype", "method", "gate_init", "remat"),
+    *("blocks", "window", "sinks"),  # where blocks have other parameters, their names or shapes differ
+)
 POSITION = "position"
 HEAD = "head."
 
@@ -61,7 +64,7 @@ def initial_weights(init_from: str, config: Config, params: Any, sharding: Shard
         _, state, _ = restore_state(checkpoints, step, config_there, sharding)
         trained, statistics = state.params, state.statistics
         source = f"{checkpoints.folder.parent}, step {step:,}"
-    params, changes = adapt(trained, params, MODELS[config.model.family].resize)
+    params, changes = adapt(trained, params, MODELS[config.model.family].resize, config.init_new)
     return {"params": params, "statistics": statistics}, "; ".join([f"the weights of {source}", *changes])
 
 
@@ -92,17 +95,23 @@ def _check_model(source: str, trained: Any, new: Any) -> None:
             raise UserError(f"model.{key}={ours.get(key)}: {has}")
 
 
-def adapt(trained_params: Any, fresh_params: Any, resize: Callable = resize) -> tuple[Any, list[str]]:
+def adapt(
+    trained_params: Any, fresh_params: Any, resize: Callable = resize, new: Sequence[str] = ()
+) -> tuple[Any, list[str]]:
     """The trained parameters as a tree like the fresh ones, and a description of each change.
 
     The position embedding [Y, X, dim] is resized by `resize`, a model's own. If any parameter of the head has another
-    number of classes (its last axis), the whole head stays fresh. Any other difference raises UserError naming the
-    parameter.
+    number of classes (its last axis), the whole head stays fresh, and so do parameters that the trained model lacks and
+    that have one of `new` in their dotted names. Any other difference raises UserError naming the parameter.
     """
     trained = named_leaves(trained_params)
     fresh = named_leaves(fresh_params)
     leaves = []
     changes = []
+    drawn = {name for name in fresh.keys() - trained.keys() if has_part(name, new)}
+    if drawn:
+        changes.append(f"{len(drawn)} tensors of {', '.join(new)} drawn")
+    trained |= {name: fresh[name] for name in drawn}
     if others := sorted(fresh.keys() ^ trained.keys()):
         whose = "the new model" if others[0] in fresh else "the trained one"
         raise UserError(f"init_from: parameter {others[0]} is in {whose} only; fine-tune with the same model")

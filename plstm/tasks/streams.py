@@ -96,7 +96,6 @@ class StreamTask(Task):
     def check(cls, config: Config) -> None:
         require(
             config,
-            ("init_from", config.init_from is None, "these models start anew; leave it out"),
             ("optim.label_smoothing", config.optim.label_smoothing == 0, "this task has none; leave it at 0"),
         )
 

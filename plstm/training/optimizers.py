@@ -1,6 +1,8 @@
 """AdamW and LAMB with the decay mask of the paper's experiments, and the warm-up and cosine schedule."""
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,7 +10,8 @@ import jax.numpy as jnp
 import optax
 
 from plstm.config import OptimConfig
-from plstm.training.steps import named_leaves
+from plstm.errors import UserError
+from plstm.training.steps import has_part, named_leaves, named_mask
 
 # Weight decay applies to linear layers and gates; not to biases, norms, scales, positions and the class token.
 DECAYED = ("kernel", "weight")  # the last words of their names, or of a module's that holds them
@@ -44,13 +47,25 @@ def build_optimizer(config: OptimConfig, schedule: optax.Schedule) -> optax.Grad
     """Clip by global norm, then AdamW (Loshchilov and Hutter, 2019) or LAMB (You et al., 2020).
 
     LAMB: u = m_hat / (sqrt(v_hat) + eps), plus decay, times |w| / |u| per matrix (1 where either is 0); tensors outside
-    the mask take plain Adam steps.
+    the mask take plain Adam steps. With `optim.only`, parameters of other names stay as they are and have no state; the
+    optimizer's `init` raises UserError where a part is in no name.
     """
     parts = [optax.clip_by_global_norm(config.clip_norm), optax.scale_by_adam(config.b1, config.b2, config.eps)]
     parts.append(optax.add_decayed_weights(config.weight_decay, mask=decay_mask))
     if config.name == "lamb":
         parts.append(optax.masked(optax.stateless_with_tree_map(_trust), decay_mask))
-    return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
+    optimizer = optax.chain(*parts, optax.scale_by_learning_rate(schedule))
+    if not config.only:
+        return optimizer
+    return optax.partition({"trained": optimizer, "kept": optax.set_to_zero()}, partial(_labels, config.only))
+
+
+def _labels(only: Sequence[str], params: Any) -> Any:
+    names = named_leaves(params)
+    if missing := [part for part in only if not any(has_part(name, [part]) for name in names)]:
+        known = sorted({part for name in names for part in name.split(".") if not part.isdigit()})
+        raise UserError(f"optim.only: no parameter has the part {missing[0]} in its name; there are {', '.join(known)}")
+    return jax.tree.map(lambda is_trained: "trained" if is_trained else "kept", named_mask(params, only))
 
 
 def _trust(update: jax.Array, weight: jax.Array) -> jax.Array:

@@ -55,6 +55,15 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     return {name(tuple(key for key in path if key != value)): leaf for path, leaf in leaves}
 
 
+def named_mask(tree: Any, parts: Sequence[str]) -> Any:
+    """A tree like `tree`, of bools: whether one of `parts` is a part of the leaf's dotted name."""
+    return jax.tree.unflatten(jax.tree.structure(tree), [has_part(name, parts) for name in named_leaves(tree)])
+
+
+def has_part(name: str, parts: Sequence[str]) -> bool:
+    return any(part in parts for part in name.split("."))
+
+
 class TrainState(NamedTuple):
     """All that changes from step to step, and so all that a checkpoint holds."""
 
@@ -91,16 +100,19 @@ def make_train_step(
     *,
     layout: Layout,
     microbatches: int = 1,
+    only: Sequence[str] = (),
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, StepMetrics]]:
     """The jitted training step (state, batch, key) -> (state, StepMetrics).
 
     `loss` is a task's; step n gets fold_in(key, n), and the model may update its running statistics. `state`, placed by
     `layout`, is donated. `key` is an argument, so that runs which differ only in their seed share the compiled program.
-    microbatches: see `in_microbatches`.
+    microbatches: see `in_microbatches`. only: as in `build_optimizer`; other parameters have gradients of 0.
     """
     constrain = jax.lax.with_sharding_constraint
 
     def loss_fn(params, statistics, batch, key):
+        if only:
+            params = jax.tree.map(_hold, params, named_mask(params, only))
         model = nnx.merge(graphdef, params, statistics or {}, copy=True)  # it may write to its statistics
         mean_loss, metrics = loss(model, batch, key)
         return mean_loss, (metrics, statistics and nnx.state(model, nnx.BatchStat))
@@ -130,6 +142,10 @@ def make_train_step(
         return constrain(state, layout.state(state)), metrics
 
     return jax.jit(train_step, donate_argnums=0)
+
+
+def _hold(leaf: jax.Array, is_trained: bool) -> jax.Array:
+    return leaf if is_trained else jax.lax.stop_gradient(leaf)
 
 
 def in_microbatches(gradient: Callable, count: int) -> Callable:

@@ -232,7 +232,6 @@ BAD_VALUES = {
         ("data.points", 656, "must be a multiple of model.patch=16"),
         ("data.bank", 0, "data.bank=0"),
         ("optim.loss", "cross_entropy", "choose one of pinball"),
-        ("init_from", "0123456789ab", "these models start anew"),
     ],
     "graphs/gin": [
         ("data.fold", 10, "must be from 0 to data.folds - 1, 9"),

@@ -210,6 +210,19 @@ def test_only_other_classes_make_a_new_head():
         adapt(found, {"head": {"kernel": np.ones((8, 5))}})
 
 
+def test_parameters_that_were_announced_are_drawn_and_no_others():
+    trained = {"out": np.ones(2), "head": {"kernel": np.ones((4, 3))}}
+    fresh = {"out": np.zeros(2), "linear": {"mix": np.zeros(3)}, "head": {"kernel": np.zeros((4, 3))}}
+    params, changes = adapt(trained, fresh, new=["linear"])
+    assert changes == ["1 tensors of linear drawn"] and params["linear"]["mix"].max() == 0
+    assert params["out"].min() == params["head"]["kernel"].min() == 1
+    for new, words in (([], "linear.mix is in the new model only"), (["mi", "out"], "linear.mix is in the new")):
+        with pytest.raises(UserError, match=words):
+            adapt(trained, fresh, new=new)
+    with pytest.raises(UserError, match=r"parameter out is \(2,\) there and \(3,\) here"):
+        adapt(trained, fresh | {"out": np.zeros(3)}, new=["linear", "out"])  # another width is not drawn
+
+
 @pytest.mark.parametrize(
     ("changes", "name"),
     [

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from plstm.config import OptimConfig
+from plstm.errors import UserError
 from plstm.runs.compose import compose_experiment
 from plstm.runs.overrides import CONFIGS
 from plstm.tasks import TASKS
@@ -115,6 +116,25 @@ def test_steps_follow_the_transcription(name, scale):
     config = OptimConfig(name=name, weight_decay=0.3, b1=0.8, b2=0.95, eps=1e-3, clip_norm=1.0)
     gradients = [draw(seed, scale) for seed in (1, 2, 3)]
     assert_same(run(config, draw(0), gradients), transcribed(config, draw(0), gradients))
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_decay_clipping_and_state_leave_out_what_is_not_trained(name):
+    """The gradient of what is kept would decide how much is clipped."""
+    config = OptimConfig(name=name, weight_decay=0.3, b2=0.95, eps=1e-3, only=["weight"])
+    params = draw(0)
+    gradients = [draw(seed) | {"kernel": np.full((3, 4), 1e9, np.float32)} for seed in (1, 2)]
+    expected = transcribed(config, {"weight": params["weight"]}, [{"weight": each["weight"]} for each in gradients])
+    assert_same(run(config, params, gradients), {name: params[name] for name in ("kernel", "bias")} | expected)
+    state = build_optimizer(config, lambda step: 0.1).init(jax.tree.map(jnp.asarray, params))
+    assert {leaf.shape for leaf in jax.tree.leaves(state)} == {(), (2, 5)}
+
+
+def test_a_part_that_no_parameter_has_is_named():
+    optimizer = build_optimizer(OptimConfig(only=["weight", "head"]), lambda step: 0.1)
+    words = "^optim.only: no parameter has the part head in its name; there are bias, kernel, weight$"
+    with pytest.raises(UserError, match=words):
+        optimizer.init(draw(0))
 
 
 @pytest.mark.parametrize("zero", ["weights", "updates"])

@@ -18,12 +18,13 @@ LR = 1e-2
 LAYOUT = Layout(make_mesh(8))
 
 
-def make_step(model, microbatches=1):
+def make_step(model, microbatches=1, only=()):
     """A fresh state and the step, a function of (state, batch) and of a seed."""
     schedule = lambda step: LR * (1 + step / 1000)  # noqa: E731
-    optimizer = build_optimizer(OptimConfig(), schedule)
+    optimizer = build_optimizer(OptimConfig(only=list(only)), schedule)
     graphdef, state = init_state(model, optimizer)
-    step = make_train_step(graphdef, optimizer, schedule, classifying.loss, layout=LAYOUT, microbatches=microbatches)
+    options = {"layout": LAYOUT, "microbatches": microbatches, "only": only}
+    step = make_train_step(graphdef, optimizer, schedule, classifying.loss, **options)
     return jax.device_get(state), lambda state, batch, seed=0: step(state, batch, jax.random.key(seed))
 
 
@@ -109,6 +110,25 @@ class Slope(nnx.Module):
         total = images.sum((1, 2, 3))[:, None] / 100
         root, linear = self.kernel[...][0]
         return jnp.concatenate([jnp.sqrt(root) * total, linear * total], axis=1)
+
+
+class Twice(nnx.Module):
+    def __init__(self):
+        self.first = Slope((0.0, 1.0))
+        self.second = Slope((4.0, 1.0))
+
+    def __call__(self, images, *, key=None):
+        return self.first(images) + self.second(images)
+
+
+def test_what_is_not_trained_stays_and_has_no_gradient(batch):
+    """Not finite: the gradient of the root at 0, which is none where another part is trained."""
+    state, step = make_step(Twice(), only=["second"])
+    after, metrics = jax.device_get(step(put(state), batch))
+    before, kept = (part.params["first"]["kernel"][...] for part in (state, after))
+    np.testing.assert_array_equal(kept, before)
+    assert (after.params["second"]["kernel"][...] != state.params["second"]["kernel"][...]).any()
+    assert after.bad_step == -1 and 0 < metrics.latest["gradient_norm"] < np.inf
 
 
 @pytest.fixture(scope="module")
