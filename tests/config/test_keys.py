@@ -44,7 +44,7 @@ SMALL = ["debug=smoke", "model.dim=16", "model.heads=2"]
 
 
 OPTIM = {"name": "adamw", "peak_lr": 3e-3, "end_factor": 0.5, "warmup_epochs": 2.0, "epochs": 3.0, "batch_size": 64}
-OPTIM |= {"weight_decay": 0.5, "b1": 0.5, "b2": 0.9, "eps": 1e-3, "clip_norm": 0.1}
+OPTIM |= {"weight_decay": 0.5, "b1": 0.5, "b2": 0.9, "eps": 1e-3, "clip_norm": 0.1, "only": ["bias"]}
 VISION = {"image_size": 96, "channels": 1, "classes": 7, "patch_size": 8, "dim": 32, "depth": 4, "heads": 1}
 VISION |= {"mlp_ratio": 2, "remat": True, "dtype": "bfloat16", "method": "recurrent", "position_embedding": False}
 VISION |= {"modes": ["D", "P"], "gates": "printed", "stm_bias_only": True, "gate_init": "normal", "norm": "layernorm"}
