@@ -168,7 +168,7 @@ def toy() -> Corpus:
     names = ("area", "length", "volume", "weight", "height")
 
     def function() -> str:
-        name, first, second = rng.choice(names, 3)
+        name, first, second = rng.choice(names, 3, replace=False)
         body = f"    {name}_all = [{first}(x) for x in ({second}_of[0], {second})]\n    if {name}_all:\n"
         return f"def {name}_{first}({first}, {second}):\n{body}        return {name}_all\n    return {first}\n\n\n"
 

@@ -14,25 +14,41 @@ from plstm.errors import require
 from plstm.limits import Natural, OneOf, OnlyWith, Size, check_limits
 from plstm.nn.distillation import BRANCHES, Student
 from plstm.nn.layers import KERNEL_INIT, MLP, NORM_EPSILON, NORMS, linear
-from plstm.nn.sequence import MLSTM, SLSTM, CausalAttention, GatedDeltaNet, GatedMLP, Mamba2, TrackingPLSTM
+from plstm.nn.sequence import (
+    MLSTM,
+    SLSTM,
+    CausalAttention,
+    GatedDeltaNet,
+    GatedMLP,
+    Mamba2,
+    MLSTMLarge,
+    TrackingPLSTM,
+)
 
 WINDOWED = tuple(BRANCHES)
-WITH_HEADS = ("mlstm", "slstm", "gdn", "gdn_negative", "attention", *WINDOWED)
+GDN = ("gdn", "gdn_negative")
+WITH_HEADS = ("mlstm", "mlstm_large", "slstm", *GDN, "attention", "attention_nope", *WINDOWED)
 
 
 def _student(config: "SequenceConfig", place: int, rngs: nnx.Rngs) -> Student:
     return Student(config.blocks[place], config.dim, config.heads, config.window, config.sinks, rngs)
 
 
+def _delta_net(config: "SequenceConfig", place: int, rngs: nnx.Rngs) -> GatedDeltaNet:
+    is_negative = config.blocks[place] == "gdn_negative"
+    return GatedDeltaNet(config.dim, config.heads, config.key_dim or config.dim, is_negative, rngs)
+
+
 # Functions of the config, the place in `blocks` and rngs.
 LAYERS: dict[str, Callable[["SequenceConfig", int, nnx.Rngs], nnx.Module]] = {
     "mlstm": lambda config, _, rngs: MLSTM(config.dim, config.heads, len(config.blocks), rngs),
+    "mlstm_large": lambda config, _, rngs: MLSTMLarge(config.dim, config.heads, rngs),
     "slstm": lambda config, n, rngs: SLSTM(config.dim, config.heads, n, len(config.blocks), rngs),
-    "mamba2": lambda config, _, rngs: Mamba2(config.dim, config.dim, config.state_dim, rngs),
-    "gdn": lambda config, _, rngs: GatedDeltaNet(config.dim, config.heads, False, rngs),
-    "gdn_negative": lambda config, _, rngs: GatedDeltaNet(config.dim, config.heads, True, rngs),
+    "mamba2": lambda config, _, rngs: Mamba2(config.dim, config.head_dim or config.dim, config.state_dim, rngs),
+    **dict.fromkeys(GDN, _delta_net),
     "plstm": lambda config, _, rngs: TrackingPLSTM(config.dim, config.track, rngs),
     "attention": lambda config, _, rngs: CausalAttention(config.dim, config.heads, rngs),
+    "attention_nope": lambda config, _, rngs: CausalAttention(config.dim, config.heads, rngs, rotary=False),
     "mlp": lambda config, _, rngs: MLP(config.dim, 4, dtype=jnp.float32, rngs=rngs),
     "gated_mlp": lambda config, _, rngs: GatedMLP(config.dim, config.mlp_width, rngs),
     **dict.fromkeys(WINDOWED, _student),
@@ -49,6 +65,8 @@ class SequenceConfig:
     dim: Size = 64  # channels
     heads: Annotated[Size, OnlyWith("blocks", WITH_HEADS)] = 1
     state_dim: Annotated[Size, OnlyWith("blocks", ("mamba2",))] = 64  # N
+    head_dim: Annotated[Size, OnlyWith("blocks", ("mamba2",))] | None = None  # P, which divides 2 dim; null: dim
+    key_dim: Annotated[Size, OnlyWith("blocks", GDN)] | None = None  # of all heads, half that of the values; null: dim
     track: Annotated[int, Interval(ge=1, le=4), OnlyWith("blocks", ("plstm",))] = 2  # side J_T of the transitions
     mlp_width: Annotated[Size, OnlyWith("blocks", ("gated_mlp",))] = 64  # units
     window: Annotated[Size, OnlyWith("blocks", WINDOWED)] = 64  # the last tokens that attention sees, with its own
@@ -63,6 +81,8 @@ class SequenceConfig:
             self,
             ("dim", self.dim % (2 * self.heads) == 0, f"must be a multiple of 2 model.heads, {2 * self.heads}"),
             ("track", divides, f"must divide model.dim={self.dim}"),
+            ("head_dim", 2 * self.dim % (self.head_dim or 1) == 0, f"must divide 2 model.dim, {2 * self.dim}"),
+            ("key_dim", (self.key_dim or self.heads) % self.heads == 0, f"must be a multiple of {self.heads} heads"),
             prefix="model.",
         )
 

@@ -23,6 +23,7 @@ from plstm.ops.ssd import ssd
 WIDTH = 4  # of causal convolutions
 BLOCK = 4  # channels of a block of mLSTM's block-diagonal maps
 KEY_EPSILON = 1e-6
+GATE_LIMIT = 15.0  # of the gates of MLSTMLarge
 ROPE_BASE = 10_000.0
 # l x and x r of quaternions as matrices times the vector x: the sum over k of l[k] LEFT_UNITS[k].
 LEFT_UNITS = np.array(
@@ -125,6 +126,32 @@ class MLSTM(nnx.Module):
         return self.down((hidden + self.skip[...] * c) * jax.nn.silu(z))
 
 
+class MLSTMLarge(nnx.Module):
+    """mLSTM from the input itself, LayerNorm a head, gate, projection (xLSTM's released code for language models): keys
+    half as wide as values, input and forget gates within 15, no convolution."""
+
+    def __init__(self, dim: int, heads: int, rngs: nnx.Rngs):
+        self.heads = heads
+        make = functools.partial(linear, dim, use_bias=False, rngs=rngs)
+        self.q, self.k = (make(dim // 2) for _ in range(2))
+        self.v, self.gate, self.out = (make(dim) for _ in range(3))
+        gate = functools.partial(linear, dim, heads, kernel_init=nnx.initializers.zeros, rngs=rngs)
+        self.input_gate = gate(bias_init=nnx.initializers.constant(-10.0))
+        self.forget_gate = gate(bias_init=lambda *_: jnp.linspace(3.0, 6.0, heads))
+        self.norm_scale = nnx.Param(jnp.ones(dim))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        gates = (_within(gate(x)).swapaxes(-1, -2) for gate in (self.input_gate, self.forget_gate))
+        hidden = mlstm(*(split_heads(part(x), self.heads) for part in (self.q, self.k, self.v)), *gates)
+        hidden = head_norm(hidden.swapaxes(-2, -3), centred=True) * self.norm_scale[...]
+        return self.out(jax.nn.sigmoid(self.gate(x)) * hidden)
+
+
+def _within(gate: jax.Array) -> jax.Array:
+    """In (-15, 15), with slope 1 at 0."""
+    return GATE_LIMIT * jnp.tanh(gate / GATE_LIMIT)
+
+
 class SLSTM(nnx.Module):
     """Convolution, sLSTM, LayerNorm a head (xLSTM's released code, without its feed-forward layer); the input and
     forget gates read the convolution. `layer` of `depth`, from 0, sets the start of the forget biases."""
@@ -183,23 +210,24 @@ def unit_norm(x: jax.Array) -> jax.Array:
 
 class GatedDeltaNet(nnx.Module):
     """Convolved q, k, v, gated delta rule, RMSNorm a head, then gate (Gated DeltaNet's reference code); d_k =
-    dim / heads, d_v = 2 d_k. negative: beta is up to 2, so the eigenvalue along a key is in [-1, 1], not in [0, 1]."""
+    key_dim / heads, d_v = 2 d_k. negative: beta is up to 2, so the eigenvalue along a key is in [-1, 1], not in
+    [0, 1]."""
 
-    def __init__(self, dim: int, heads: int, negative: bool, rngs: nnx.Rngs):
+    def __init__(self, dim: int, heads: int, key_dim: int, negative: bool, rngs: nnx.Rngs):
         self.heads = heads
         self.scale = 2.0 if negative else 1.0
         make = functools.partial(dense, rngs=rngs, use_bias=False)
-        self.q = make(dim, dim)
-        self.k = make(dim, dim)
-        self.v = make(dim, 2 * dim)
+        self.q = make(dim, key_dim)
+        self.k = make(dim, key_dim)
+        self.v = make(dim, 2 * key_dim)
         self.decay = make(dim, heads)
         self.beta = make(dim, heads)
         self.a_log = nnx.Param(jnp.log(jax.random.uniform(rngs.params(), (heads,), minval=1e-3, maxval=16.0)))
         self.step_bias = nnx.Param(inverse_softplus_steps(rngs.params(), heads))
-        self.convs = nnx.List([CausalConv(size, rngs, use_bias=False) for size in (dim, dim, 2 * dim)])
-        self.gate = make(dim, 2 * dim)
-        self.norm_scale = nnx.Param(jnp.ones(2 * dim // heads))
-        self.out = make(2 * dim, dim)
+        self.convs = nnx.List([CausalConv(size, rngs, use_bias=False) for size in (key_dim, key_dim, 2 * key_dim)])
+        self.gate = make(dim, 2 * key_dim)
+        self.norm_scale = nnx.Param(jnp.ones(2 * key_dim // heads))
+        self.out = make(2 * key_dim, dim)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         projected = (conv(part(x)) for conv, part in zip(self.convs, (self.q, self.k, self.v), strict=True))
@@ -277,10 +305,11 @@ def rotation(a: jax.Array, size: int) -> jax.Array:
 
 
 class CausalAttention(nnx.Module):
-    """Softmax attention of a token to itself and earlier ones, with rotary positions (Su et al., 2021)."""
+    """Softmax attention of a token to itself and earlier ones, with rotary positions (Su et al., 2021) or none."""
 
-    def __init__(self, dim: int, heads: int, rngs: nnx.Rngs):
+    def __init__(self, dim: int, heads: int, rngs: nnx.Rngs, rotary: bool = True):
         self.heads = heads
+        self.rotary = rotary
         self.qkv, self.out = (linear(dim, size, use_bias=False, rngs=rngs) for size in (3 * dim, dim))
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -289,7 +318,8 @@ class CausalAttention(nnx.Module):
     def hidden(self, x: jax.Array) -> jax.Array:
         """What the output map reads: [..., T, dim] -> the same."""
         q, k, v = (divide_heads(part, self.heads) for part in jnp.split(self.qkv(x), 3, axis=-1))
-        return jax.nn.dot_product_attention(rotate(q), rotate(k), v, is_causal=True).reshape(x.shape)
+        q, k = (rotate(q), rotate(k)) if self.rotary else (q, k)
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape)
 
 
 class GatedMLP(nnx.Module):

@@ -29,6 +29,10 @@ DATA: dict[str, dict[str, Any]] = {
         "data": {"longest": 64, "every": 20, "ext_lengths": [41, 64], "eval_rows": 8},
         "optim": {"epochs": 0.02, "warmup_epochs": 0},
     },
+    "code": {
+        "data": {"name": "toy", "context": 64, "eval_rows": 16},
+        "optim": {"epochs": 0.016, "warmup_epochs": 0.004},
+    },
     "series": {
         "data": {"name": "toy", "bank": 64, "eval_rows": 16},
         "optim": {"epochs": 0.016, "warmup_epochs": 0.004},

@@ -2,6 +2,7 @@
 
 from plstm.tasks.arrow import ArrowTask
 from plstm.tasks.base import Task
+from plstm.tasks.code import CodeTask
 from plstm.tasks.folder import FolderTask
 from plstm.tasks.graphs import GraphTask
 from plstm.tasks.imagenet import ImageNetTask
@@ -18,5 +19,6 @@ TASKS: dict[str, type[Task]] = {
     "languages": LanguageTask,
     "tokens": TokenTask,
     "series": SeriesTask,
+    "code": CodeTask,
     "walk": WalkTask,
 }

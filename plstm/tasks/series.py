@@ -41,7 +41,7 @@ from plstm.errors import require
 from plstm.limits import Natural, OneOf
 from plstm.models.series import standardised_end
 from plstm.tasks.base import MachineData
-from plstm.tasks.streams import StreamTask, own_rows
+from plstm.tasks.streams import StreamTask, by_group, layer_kinds, row_batches
 from plstm.training.steps import Batch, Metrics, Split
 
 HORIZON = max(HORIZONS.values())
@@ -83,8 +83,7 @@ class SeriesTask(StreamTask):
 
     @classmethod
     def name_parts(cls, config: Config) -> tuple[str, ...]:
-        """The kinds of layers between MLPs."""
-        return ("_".join(dict.fromkeys(block for block in config.model.blocks if block != "gated_mlp")),)
+        return (layer_kinds(config),)
 
     # ------------------------------------------------------------------ data
     @functools.cached_property
@@ -143,12 +142,10 @@ class SeriesTask(StreamTask):
         errors = (jnp.abs(batch["label"] - forecast[:, MEDIAN]) * due).sum(-1)
         points = due.sum(-1, dtype=jnp.float32)
         sums = {
-            "loss": (losses, points),
             "mase@": (errors * batch["mase_scale"], points * (batch["mase_scale"] > 0)),
             "wql@": (2 * losses * batch["scale"], batch["size"] * batch["mask"]),
         }
-        of_set = (batch["group"] == jnp.arange(len(self.sets))[:, None]).astype(jnp.float32)
-        found = {name: ((of_set * total).sum(1), (of_set * count).sum(1)) for name, (total, count) in sums.items()}
+        found = {name: by_group(*pair, batch, len(self.sets)) for name, pair in sums.items()}
         return found | {"loss": (losses.sum(), points.sum())}
 
 
@@ -188,14 +185,7 @@ class SeriesSplit(Split):
         return scores
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        size = -(-BATCH // jax.device_count()) * jax.device_count()
-        for start in range(0, len(self), size):
-            rows = {name: value[start : start + size] for name, value in self.windows.items()}
-            count = len(rows["group"])
-            padded = {
-                name: np.pad(value, ((0, size - count), *((0, 0),) * (value.ndim - 1))) for name, value in rows.items()
-            }
-            yield own_rows(padded | {"mask": np.arange(size) < count})
+        yield from row_batches(self.windows, BATCH)
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
         """Adds the means over sets to the means of metrics over examples."""

@@ -43,8 +43,7 @@ class LengthSplit(Split):
     """Rows of several lengths to evaluate on; see `plstm.training.steps.Split`.
 
     draw(length): all `rows` rows, arrays [rows, ...], with a shape for each length, or padded to a few. A batch has
-    rows of one length, "mask" and "group", int32 [batch], the place of that length in `lengths`. Padding makes it a
-    multiple of the devices.
+    rows of one length, "mask" and "group", int32 [batch], the place of that length in `lengths`; see `row_batches`.
     """
 
     draw: Callable[[int], Batch]
@@ -56,15 +55,20 @@ class LengthSplit(Split):
         return len(self.lengths) * self.rows
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        most = min(batch_size, self.batch_rows)
-        size = -(-most // jax.device_count()) * jax.device_count()
         for group, length in enumerate(self.lengths):
-            drawn = self.draw(length)
-            for start in range(0, self.rows, most):
-                count = min(most, self.rows - start)
-                batch = {name: _pad(value[start : start + count], size) for name, value in drawn.items()}
-                group_of = {"group": np.full(size, group, np.int32), "mask": np.arange(size) < count}
-                yield own_rows(batch | group_of)
+            rows = self.draw(length) | {"group": np.full(self.rows, group, np.int32)}
+            yield from row_batches(rows, min(batch_size, self.batch_rows))
+
+
+def row_batches(rows: Batch, most: int) -> Iterator[Batch]:
+    """This process's rows of batches of at most `most` rows, all padded with zeros to one size, a multiple of the
+    devices, and with "mask"."""
+    size = -(-most // jax.device_count()) * jax.device_count()
+    total = len(next(iter(rows.values())))
+    for start in range(0, total, most):
+        count = min(most, total - start)
+        batch = {name: _pad(value[start : start + count], size) for name, value in rows.items()}
+        yield own_rows(batch | {"mask": np.arange(size) < count})
 
 
 def _pad(array: np.ndarray, rows: int) -> np.ndarray:
@@ -82,6 +86,17 @@ def by_length(metric: tuple[jax.Array, jax.Array], batch: Batch, groups: int) ->
     """A batch's metric (sum, count) as `evaluate` reports it for each of at most `groups` lengths: vectors [groups]."""
     here = (jnp.arange(groups) == batch["group"][0]).astype(jnp.float32)
     return here * metric[0], here * metric[1]
+
+
+def by_group(total: jax.Array, count: jax.Array, batch: Batch, groups: int) -> tuple[jax.Array, jax.Array]:
+    """Sums and counts of a metric by row, [rows] each, as `evaluate` reports it for each of at most `groups` groups."""
+    of_group = (batch["group"] == jnp.arange(groups)[:, None]).astype(jnp.float32)
+    return (of_group * total).sum(1), (of_group * count).sum(1)
+
+
+def layer_kinds(config: Config) -> str:
+    """Those between the MLPs of a model of blocks, such as gdn_attention."""
+    return "_".join(dict.fromkeys(block for block in config.model.blocks if block != "gated_mlp"))
 
 
 class StreamTask(Task):

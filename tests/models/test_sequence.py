@@ -8,7 +8,7 @@ from flax import nnx
 
 from plstm.models import build_model, named_variables
 from plstm.models.sequence import SequenceConfig
-from plstm.nn.sequence import MLSTM, SLSTM, GatedDeltaNet, Mamba2, TrackingPLSTM, rotation
+from plstm.nn.sequence import MLSTM, SLSTM, CausalAttention, GatedDeltaNet, Mamba2, MLSTMLarge, TrackingPLSTM, rotation
 
 # The parameters of each layer in the order in which the golden values number them; those with a plus are 1 + p.
 PARAMETERS = {
@@ -61,12 +61,12 @@ LAYER_GOLDENS = {
         "-1.27980755 0.34075062 1.19199987 -0.64791586 -1.02503908 0.91205714 0.79001200 -1.11563453",
     ),
     "gdn": (
-        lambda rngs: GatedDeltaNet(8, 2, False, rngs),
+        lambda rngs: GatedDeltaNet(8, 2, 8, False, rngs),
         "-0.99546992 1.01709638 0.73337538 -1.20607914 -0.42258206 1.31497389 0.08372777 -1.33654961",
         "1.77154283 1.01643104 -2.03346591 -0.49242926 2.16035951 -0.06427160 -2.14379743 0.61670459",
     ),
     "gdn_negative": (
-        lambda rngs: GatedDeltaNet(8, 2, True, rngs),
+        lambda rngs: GatedDeltaNet(8, 2, 8, True, rngs),
         "-1.17240640 1.10242488 0.88832365 -1.33133610 -0.54525300 1.47184179 0.16597558 -1.51461187",
         "1.75243911 1.02741442 -2.01719250 -0.50760612 2.14799701 -0.04590905 -2.13616675 0.59637570",
     ),
@@ -112,13 +112,42 @@ def test_published_models(x64, blocks, keys, size, last, first):
     np.testing.assert_allclose(logits[0], first, atol=2e-8)
 
 
-def test_attention_does_not_see_later_tokens():
+@pytest.mark.parametrize("block", ["attention", "attention_nope", "mlstm_large"])
+def test_later_tokens_are_not_seen(block):
     """Of the other layers the published values at early tokens show it."""
-    model = build_model(SequenceConfig(blocks=["attention", "mlp"], dim=8), 0, {"vocabulary": 3, "classes": 2})
+    model = build_model(SequenceConfig(blocks=[block, "mlp"], dim=8), 0, {"vocabulary": 3, "classes": 2})
+    if block == "mlstm_large":
+        model.layers[0].input_gate.bias[...] = jnp.zeros(1)  # at its start an input changes nothing by much
     tokens = jnp.arange(40) ** 2 % 3
     logits = jax.jit(lambda tokens: model(tokens))(jnp.stack([tokens, tokens.at[21].set((tokens[21] + 1) % 3)]))
     np.testing.assert_allclose(logits[0, :21], logits[1, :21], atol=1e-6)
     assert jnp.all(jnp.abs(logits[0, 21:] - logits[1, 21:]) > 1e-6)
+
+
+def test_attention_without_positions_reads_a_set():
+    layer = CausalAttention(8, 2, nnx.Rngs(0), rotary=False)
+    x = jax.random.normal(jax.random.key(0), (9, 8))
+    np.testing.assert_allclose(layer(x)[-1], layer(x[jnp.array([3, 1, 0, 2, 7, 6, 5, 4, 8])])[-1], atol=1e-6)
+
+
+def test_the_layer_of_language_models_by_its_recurrence():
+    """Against the equations of the large xLSTM, one head, with gates from the input itself."""
+    layer = MLSTMLarge(4, 1, nnx.Rngs(0))
+    layer.input_gate.kernel[...] = jnp.full((4, 1), 20.0)  # beyond the limit of the gates
+    layer.input_gate.bias[...] = jnp.zeros(1)
+    x = np.asarray(jax.random.normal(jax.random.key(0), (5, 4)), np.float64)
+    q, k, v, o = (x @ np.asarray(part.kernel[...], np.float64) for part in (layer.q, layer.k, layer.v, layer.gate))
+    i = 15 * np.tanh(20 * x.sum(1) / 15)
+    decay = 1 / (1 + np.exp(-15 * np.tanh(3 / 15)))
+    state = np.zeros((2, 5))
+    out = []
+    for t in range(5):
+        state = decay * state + np.exp(i[t]) / np.sqrt(2) * np.outer(k[t], [*v[t], 1])
+        *hidden, size = q[t] @ state
+        hidden = np.array(hidden) / max(abs(size), 1)
+        hidden = (hidden - hidden.mean()) / np.sqrt(hidden.var() + 1e-5)
+        out.append(hidden / (1 + np.exp(-o[t])) @ np.asarray(layer.out.kernel[...], np.float64))
+    np.testing.assert_allclose(layer(jnp.asarray(x, jnp.float32)), out, atol=1e-4)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
