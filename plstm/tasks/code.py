@@ -175,12 +175,13 @@ class CodeSplit(Split):
             padded = np.pad(tokens, (0, count * self.context + 1 - len(tokens)), constant_values=SEPARATOR)
             rows += [(number, padded[n * self.context :][: self.context + 1]) for n in range(count)]
         chosen = np.unique(np.linspace(0, len(rows) - 1, min(self.rows, len(rows))).round().astype(int))
-        group, tokens = zip(*(rows[n] for n in chosen), strict=True)
+        tokens = np.stack([rows[n][1] for n in chosen])
+        group = np.array([rows[n][0] for n in chosen], np.int32)
         marks = [
             mark(np.where(window == SEPARATOR, 0, window).astype(np.uint8).tobytes())._asdict() for window in tokens
         ]
         by_name = {name: np.stack([each[name] for each in marks]) for name in marks[0]}
-        return {"tokens": np.stack(tokens), "group": np.array(group, np.int32)} | by_name
+        return {"tokens": tokens, "group": group} | by_name
 
     def __len__(self) -> int:
         return len(self.windows["group"])
