@@ -16,6 +16,7 @@ from plstm.runs.compose import compose_config, to_config
 from plstm.runs.identity import plain_config
 from plstm.runs.overrides import CONFIGS, choices
 from plstm.studies.records import value_at
+from plstm.tasks import TASKS
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
@@ -23,6 +24,7 @@ REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 class Composed(NamedTuple):
     plain: dict[str, Any]  # the config as nested dictionaries, resolved
     references: dict[str, str]  # dotted keys that take the value of another key unless they are set
+    inferred: list[str]  # keys of data that follow from the others unless they are set
 
 
 def planned_config(
@@ -37,6 +39,10 @@ def planned_config(
     values = {key: value for key, value in values.items() if key not in groups}
     for key, value in values.items():
         _set(plain, key, value, f"experiment={experiment} {key}={value}")
+    if composed.inferred and any(key.startswith("data.") for key in values):
+        facts = TASKS[plain["task"]].infer_data(OmegaConf.create(plain["data"]))
+        for key in (key for key in composed.inferred if f"data.{key}" not in values):
+            _set(plain, f"data.{key}", facts[key], f"data.{key}")
     for key, source in composed.references.items():
         if key not in values:
             _set(plain, key, value_at(plain, source), key)
@@ -48,7 +54,8 @@ def compose_once(experiment: str, groups: tuple[str, ...] = ()) -> Composed:
     node = compose_config("train", [f"experiment={experiment}", *groups])
     written = dict(leaves(OmegaConf.to_container(node)))
     references = {key: found[1] for key, value in written.items() if (found := REFERENCE.fullmatch(str(value)))}
-    return Composed(plain_config(to_config(node)), references)
+    inferred = [key.removeprefix("data.") for key, value in written.items() if value == "???"]
+    return Composed(plain_config(to_config(node)), references, inferred)
 
 
 @functools.cache

@@ -73,7 +73,7 @@ def test_order_fills_every_row_at_the_papers_best_value_first(arrow):
     assert sweeps.Job(runs[:1]).overrides == ["experiment=arrow/plstm", "seed=43", "optim.peak_lr=0.0001"]
 
 
-QUICK = ("arrow-48-balanced", "tokens-small")
+QUICK = ("arrow-48-balanced", "tokens-small", "walk")
 
 
 @pytest.mark.parametrize(
