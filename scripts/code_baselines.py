@@ -71,7 +71,7 @@ def main() -> None:
     for split in ("val", "test"):
         windows = CodeSplit(corpus[split], CodeData.context, CodeData.eval_rows).windows["tokens"].astype(np.int64)
         is_scored = windows[:, 1:] < SEPARATOR
-        by_order = [-np.log2(found[is_scored]).mean() for found in witten_bell(text, windows, ORDER)]
+        by_order = [float(-np.log2(found[is_scored]).mean()) for found in witten_bell(text, windows, ORDER)]
         lines["unigram"][f"{split}_bits"] = round(by_order[0], 4)
         lines["5-gram"][f"{split}_bits"] = round(by_order[-1], 4)
         print(split, [round(bits, 4) for bits in by_order], flush=True)

@@ -112,11 +112,14 @@ def test_a_context_is_whole_patches():
         SeriesConfig(context=500).check()
 
 
-def test_backbones_have_as_many_parameters():
+@pytest.mark.parametrize(
+    ("study", "rows"), [("series-small", 12), pytest.param("code-small", 7, marks=pytest.mark.slow)]
+)
+def test_backbones_have_as_many_parameters(study, rows):
     """Within 3%, in the rows of the study."""
     sizes = {}
-    for row in load_table(ROOT / "configs/study/series-small.yaml").rows:
-        config = compose_experiment("series/forecast", *row.overrides[1:])
-        model = nnx.eval_shape(lambda config=config: TASKS["series"](config).build_model(0))
+    for row in load_table(ROOT / f"configs/study/{study}.yaml").rows:
+        config = compose_experiment(row.experiment, *row.overrides[1:])
+        model = nnx.eval_shape(lambda config=config: TASKS[config.task](config).build_model(0))
         sizes[row.name] = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
-    assert len(sizes) == 12 and max(sizes.values()) < 1.03 * min(sizes.values()), sizes
+    assert len(sizes) == rows and max(sizes.values()) < 1.03 * min(sizes.values()), sizes
