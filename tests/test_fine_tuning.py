@@ -1,12 +1,17 @@
-"""Pre-training and fine-tuning as a user starts them, on pictures drawn in memory. Real processes on tiny models."""
+"""Pre-training and fine-tuning as a user starts them, on pictures drawn in memory and on made-up source code. Real
+processes on tiny models."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+from flax import nnx
 
+from plstm.runs.weights import from_checkpoint
 from plstm.studies.records import Record, read_records
-from tests.commands import call, paths
+from plstm.training.steps import named_leaves
+from tests.commands import call, one_error, paths
 
 TINY = ["debug=smoke", "model.dim=16", "model.heads=2", "optim.epochs=1", "loop.eval_every=4"]
 TINY += ["optim.warmup_epochs=0.5"]
@@ -41,3 +46,31 @@ def test_fine_tuning_at_another_size_and_again(pretrained, tmp_path):
     shutil.rmtree(moved)
     printed = call("eval.py", f"run={record.id}", *paths(pretrained))
     assert f"accuracy {record.metrics['last']['test']['accuracy']:.6f}" in printed
+
+
+def test_a_student_is_aligned_with_its_teacher_and_then_distilled(tmp_path):
+    """The first stage leaves what it does not train as the teacher has it, also in its checkpoint."""
+    small = ["debug=smoke", "model.dim=16", "model.heads=2", "model.mlp_width=8", *paths(tmp_path)]
+    call("train.py", "experiment=code/language", "model=code/transformer", *small)
+    runs = tmp_path / "runs"
+    (teacher,) = (path.name for path in runs.iterdir())
+    call("scripts/export.py", runs / teacher, tmp_path / "teacher.safetensors")
+    assert "tensors of linear drawn" in " ".join(
+        call("train.py", "experiment=code/distill", f'init_from="{teacher}"', *small).split()
+    )
+    (aligned,) = (path.name for path in runs.iterdir() if path.name != teacher)
+    old, new = (named_leaves(nnx.state(from_checkpoint(runs / name), nnx.Param)) for name in (teacher, aligned))
+    assert {name for name in new if "linear" not in name} == old.keys()
+    assert all((new[name] == leaf).all() for name, leaf in old.items())
+    wrong = ["variant=stage_2", f'init_from="{aligned}"', 'data.teacher="0123456789ab"', *small]
+    wrong += [f"data.teacher_file={tmp_path}/teacher.safetensors"]
+    said = one_error(call("train.py", "experiment=code/distill", *wrong, status=2))
+    assert said == f"error: data.teacher=0123456789ab: {tmp_path}/teacher.safetensors has the weights of {teacher}"
+    assert len([*runs.iterdir()]) == 2  # nothing of the run that was refused
+    right = [word.replace("0123456789ab", teacher) for word in wrong]
+    call("train.py", "experiment=code/distill", *right)
+    (path,) = (tmp_path / "results/runs").glob("code-distill.jsonl")
+    first, second = (json.loads(line)["record"] for line in path.read_text().splitlines())
+    assert (first["config"]["init_from"], second["config"]["init_from"]) == (teacher, aligned)
+    assert second["config"]["data"]["teacher"] == teacher and "teacher_file" not in second["config"]["data"]
+    assert second["metrics"]["last"]["test"]["bits"] < first["metrics"]["last"]["test"]["bits"]

@@ -145,7 +145,7 @@ def as_choices(words: Sequence[str]) -> list[str]:
 
 
 def quote_ids(word: str) -> str:
-    """An override of `run` or `init_from` with quotes around ids that Hydra would take for numbers, such as 12e456."""
-    if not word.startswith(("run=", "init_from=")):
+    """An override that names runs, with quotes around ids that Hydra would take for numbers, such as 12e456."""
+    if not word.startswith(("run=", "init_from=", "data.teacher=")):
         return word
     return re.sub(r"(?<=[=,])\d+e\d+(?=,|$)", r'"\g<0>"', word)

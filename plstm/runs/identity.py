@@ -24,6 +24,7 @@ OF_MACHINE = (
     "model.remat",
     "data.root",
     "data.path",
+    "data.teacher_file",
     "data.generate",
     "data.placement",
     "data.workers",

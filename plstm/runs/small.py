@@ -33,6 +33,10 @@ DATA: dict[str, dict[str, Any]] = {
         "data": {"name": "toy", "context": 64, "eval_rows": 16},
         "optim": {"epochs": 0.016, "warmup_epochs": 0.004},
     },
+    "distill": {
+        "data": {"name": "toy", "context": 64, "eval_rows": 16},
+        "optim": {"epochs": 0.016, "warmup_epochs": 0.004},
+    },
     "series": {
         "data": {"name": "toy", "bank": 64, "eval_rows": 16},
         "optim": {"epochs": 0.016, "warmup_epochs": 0.004},

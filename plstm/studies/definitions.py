@@ -59,7 +59,8 @@ class Row(Reference):
     experiment: str
     variant: str | list[str] = []
     set: dict[str, Any] = {}  # config key, or a group such as model, -> value of this row's runs
-    init_from: str | None = None  # an earlier row, by name, whose run of the same swept values this row fine-tunes
+    # An earlier row, by name, whose run of the same swept values, or else its only one, this row fine-tunes.
+    init_from: str | None = None
     sweep: dict[str, list[Any]] = {}  # some of the table's values
     own: bool = True  # false for a row of another table: not in figures and probes
     epochs: None = None
@@ -118,6 +119,15 @@ class Differences(Strict):
     leave_out: list[str] = []  # sets
 
 
+class Gap(Strict):
+    """A column of its own: where a row stands between two others, rows or baselines by name, that have 0 and 1."""
+
+    title: str
+    column: str  # of the table, by its name
+    zero: str
+    one: str
+
+
 class TableDefinition(Strict):
     name: str
     title: str
@@ -141,6 +151,7 @@ class TableDefinition(Strict):
     weights: dict[str, RunId] = {}  # of these runs results/weights has <name>.safetensors, name -> the run's id
     figure: Figure = Figure()
     differences: Differences | None = None
+    gap: Gap | None = None
     percent: bool = False  # shows 100 times the metrics
     digits: int = 3  # after the point
     costs: bool = False  # shows parameters and multiply-adds
@@ -217,6 +228,8 @@ class TableDefinition(Strict):
             yield "sections are not for a table with costs or figure.panels"
         if self.overview not in {None, *(columns if self.sections else ())}:
             yield f"overview must be one of {', '.join(sorted(columns))}, in a table with sections"
+        if self.gap and (self.sections or self.gap.column not in columns):
+            yield f"gap is for a table without sections; its column must be one of {', '.join(sorted(columns))}"
         yield from self._problems_of_rows()
         published = {*columns, *COSTS * self.costs, *["took_off"] * (self.took_off is not None)}
         if self.sections:

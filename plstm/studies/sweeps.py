@@ -94,9 +94,11 @@ def _all_runs(table: TableDefinition) -> list[PlannedRun]:
             values = dict(zip(table.sweep, swept, strict=True))
             start = None
             if row.init_from:
-                if (row.init_from, *swept) not in runs:
+                of_row = [run for run in runs.values() if run.row.name == row.init_from]
+                fits = [run for run in of_row if run.values == values] or of_row
+                if len(fits) != 1:
                     raise UserError(f"table {table.name}: row {row.init_from!r} has no run of {values} to fine-tune")
-                start = runs[row.init_from, *swept].id
+                start = fits[0].id
             settings = row.set | values | ({"init_from": start} if start else {})
             own_id = plain_id(planned_config(row.experiment, row.variants, settings))
             runs[row.name, *swept] = PlannedRun(row, values, own_id, start)

@@ -23,6 +23,7 @@ from plstm.studies.sweeps import Cell, Group, find_groups
 WIDEST = 7  # columns of a table in Markdown
 MEASURES = 3  # of the definition's columns that are shown; all are in the CSV
 DEFINITIONS = Path(__file__).resolve().parents[2] / "configs" / "study"
+GAP = "gap"  # a metric
 PER_RUN = ("parameters", "epochs", "examples_per_second", "wall_seconds")
 Grid = list[list[str]]  # lines of cells, the first is the header
 
@@ -110,7 +111,22 @@ def study_lines(table: TableDefinition, groups: Sequence[Group], results_dir: Pa
             found += [(section, entry["name"], "", 1, *value) for value in _baseline(table, entry, section)]
         for model in table.references:
             found += [(section, model.name, "", 1, *value) for value in _published(table, model, section)]
-    return [Line("" if section is None else str(section), *rest) for section, *rest in found if rest[-1] is not None]
+    lines = [Line("" if section is None else str(section), *rest) for section, *rest in found if rest[-1] is not None]
+    return [*lines, *_gap_lines(table, lines)]
+
+
+def _gap_lines(table: TableDefinition, lines: Sequence[Line]) -> Iterator[Line]:
+    """Where each row and seed stands between the two that the table's gap names, once both are known."""
+    gap = table.gap
+    means = {line.row: line.value for line in lines if gap and (line.seed, line.metric) == ("mean", gap.column)}
+    if gap is None or not {gap.zero, gap.one} <= means.keys():
+        return
+    start = means[gap.zero]
+    size = means[gap.one] - start
+    for line in lines:
+        if line.metric == gap.column and line.seed not in ("n", "deviation", "paper"):
+            value = line.value / abs(size) if line.seed == "interval" else (line.value - start) / size
+            yield line._replace(metric=GAP, value=value)
 
 
 def _values(table: TableDefinition, cell: Cell, is_chosen: bool) -> Iterator[tuple[str, str, Any]]:
@@ -226,6 +242,8 @@ def _cells(table: TableDefinition, name: str, own: dict, published: set[str]) ->
                 yield 1, "Highest", _text(find(("max", key)), form)
             yield 1, "Paper", _text(find(("paper", key)), form, find(("paper_interval", key)))
             yield 2, "Difference", _text(find(("difference", key)), f"+{form}")
+    if table.gap:
+        yield 0, table.gap.title, _text(find(("mean", GAP)), form, find(("interval", GAP)))
 
 
 def _text(value: Any, form: str, interval: float | None = None) -> str:

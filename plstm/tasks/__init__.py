@@ -3,6 +3,7 @@
 from plstm.tasks.arrow import ArrowTask
 from plstm.tasks.base import Task
 from plstm.tasks.code import CodeTask
+from plstm.tasks.distill import DistillTask
 from plstm.tasks.folder import FolderTask
 from plstm.tasks.graphs import GraphTask
 from plstm.tasks.imagenet import ImageNetTask
@@ -20,5 +21,6 @@ TASKS: dict[str, type[Task]] = {
     "tokens": TokenTask,
     "series": SeriesTask,
     "code": CodeTask,
+    "distill": DistillTask,
     "walk": WalkTask,
 }

@@ -133,6 +133,7 @@ def test_ids_that_look_like_numbers_are_ids_and_only_these_are_quoted(composed):
         )
     words = ["optim.peak_lr=1e-4,3e4", "seed=1e5", "init_from=runs/12e45", "run=1f392a"]
     assert [quote_ids(word) for word in words] == words
+    assert quote_ids("data.teacher=12e456") == 'data.teacher="12e456"'
     assert quote_ids("init_from=1e5,3f,2e7") == 'init_from="1e5",3f,"2e7"'
 
 

@@ -46,6 +46,12 @@ PLANNED = 7 * 15 + 5 * (4 + 3 + 1 + 2 + 1)  # runs of the arrow table
         ("arrow-48", "[EfficientNet, ", "[pLSTM, EfficientNet, ", f"panel 'Other models' has {LINES + 1} lines"),
         ("arrow-48", "[EfficientNet, ", "[Efficient, ", "key figure.groups: no row 'Efficient'"),
         ("tokens", "majority: {test_rescaled", "majority: {rescaled", "majority.rescaled@2048 of xLSTM[1:0] must be"),
+        (
+            "distill-small",
+            "column: test_bits",
+            "column: bits",
+            "gap is for a table without sections; its column must be",
+        ),
         ("tokens", "overview: test_rescaled@512", "overview: test_loss", "overview must be one of test_accuracy@128, "),
     ],
 )

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from plstm.errors import UserError
-from plstm.studies.definitions import load_table
+from plstm.studies.definitions import Gap, load_table
 from plstm.studies.records import read_records, record_path
 from plstm.studies.sweeps import planned_runs, t_interval
 from plstm.studies.tables import DASH, text_table
@@ -55,6 +55,22 @@ def test_seeds_that_reach_a_bound_are_counted(arrow, add, tmp_path):
     assert dict(cells_of(files["table.md"], "pLSTM"))["Took off"].startswith("[2 of 3]")
     assert dict(cells_of(files["table.md"], "EfficientNet"))["Took off"] == DASH
     assert long_values(files["table.csv"])["", "pLSTM", "0.0001", "1", "count", "test"] == 2
+
+
+def test_the_gap_between_two_rows_is_a_column(arrow, add, tmp_path):
+    gap = Gap(title="Closed", column="test", zero="ViT", one="EfficientNet")
+    table = arrow.model_copy(update={"gap": gap, "columns": arrow.columns[:1]})
+    for seed, test in ((43, 0.75), (44, 0.85)):
+        add(seed=seed, test=test)
+    add(experiment="arrow/vit", lr=3e-4, test=0.9)
+    assert dict(cells_of(rendered(table, tmp_path)["table.md"], "pLSTM"))["Closed"] == DASH
+    add(experiment="arrow/efficientnet", test=0.7)
+    files = rendered(table, tmp_path)
+    width = t_interval([0.75, 0.85])[1] / 0.2
+    assert dict(cells_of(files["table.md"], "pLSTM"))["Closed"] == f"0.500 ± {width:.3f}"
+    assert dict(cells_of(files["table.md"], "EfficientNet"))["Closed"] == "1.000"
+    found = long_values(files["table.csv"])
+    assert found["", "pLSTM", "0.0001", "1", "43", "gap"] == pytest.approx(0.75)
 
 
 def test_baselines_stand_below_chance(arrow, add, tmp_path):
