@@ -169,7 +169,8 @@ def toy() -> Corpus:
 
     def function() -> str:
         name, first, second = rng.choice(names, 3, replace=False)
-        body = f"    {name}_all = [{first}(x) for x in ({second}_of[0], {second})]\n    if {name}_all:\n"
+        body = f'    """The {name} of {first}."""\n'
+        body += f"    {name}_all = [{first}(x) for x in ({second}_of[0], {second})]\n    if {name}_all:\n"
         return f"def {name}_{first}({first}, {second}):\n{body}        return {name}_all\n    return {first}\n\n\n"
 
     def group(files: int) -> np.ndarray:

@@ -1,0 +1,56 @@
+"""Text from models of bytes, whose tokens are 256 bytes and one that begins a file.
+
+model = plstm.load("model.safetensors")
+print(complete(model, "def area(self", 100))
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from plstm.errors import UserError
+from plstm.models.sequence import SequenceModel
+
+BYTES = 256  # also the token that begins a file
+SIZES = {"vocabulary": BYTES + 1, "classes": BYTES}
+CONTEXT = 256  # bytes that a model reads, where its weights do not tell
+
+
+def complete(model: Any, text: str, count: int, *, temperature: float = 0.0, seed: int = 0) -> str:
+    """The next `count` bytes after the text at the start of a file, as text, � where they are no UTF-8; drawn at a
+    temperature, or the likeliest ones at 0. The model reads as many bytes as in its training, the last ones.
+
+    Raises UserError where the model is not one of bytes, or there is nothing to do."""
+    start = text.encode("utf-8", "surrogateescape")
+    (found,) = sample(model, start, count, 1, temperature=temperature, seed=seed)
+    return bytes(found).decode("utf-8", "replace")
+
+
+def sample(model: Any, start: bytes, count: int, rows: int, *, temperature: float, seed: int) -> np.ndarray:
+    """Ways to go on from `start`: uint8 [rows, count]. Raises UserError as `complete`."""
+    info = model.info
+    if not isinstance(model, SequenceModel) or info.sizes != SIZES:
+        raise UserError(f"this model of family {info.config.family} continues no text")
+    if count < 1 or not temperature >= 0:
+        key, value, least = ("count", count, 1) if count < 1 else ("temperature", temperature, 0)
+        raise UserError(f"{key}={value}: must be at least {least}")
+    context = (info.training or {}).get("data", {}).get("context", CONTEXT)
+    tokens = np.zeros((rows, context + 1 + len(start) + count), np.int32)  # first what pads the end of a short text
+    tokens[:, : 1 + len(start)] = [BYTES, *start]
+    keys = jax.random.split(jax.random.key(seed), count)
+    for place, key in enumerate(keys, start=1 + len(start)):
+        first = max(place - context, 0)
+        window = jnp.asarray(tokens[:, first : first + context])
+        tokens[:, place] = _next(model, window, place - first - 1, key, temperature)
+    return tokens[:, 1 + len(start) :][:, :count].astype(np.uint8)
+
+
+@nnx.jit
+def _next(model: SequenceModel, window: jax.Array, last: int, key: jax.Array, temperature: float) -> jax.Array:
+    """The byte after place `last` of each row, int32 [rows]; what follows there is not seen."""
+    logits = model(window)[:, last]
+    drawn = jax.random.categorical(key, logits / jnp.maximum(temperature, 1e-6))
+    return jnp.where(temperature > 0, drawn, logits.argmax(-1))
