@@ -119,7 +119,7 @@ def _gap_lines(table: TableDefinition, lines: Sequence[Line]) -> Iterator[Line]:
     """Where each row and seed stands between the two that the table's gap names, once both are known."""
     gap = table.gap
     means = {line.row: line.value for line in lines if gap and (line.seed, line.metric) == ("mean", gap.column)}
-    if gap is None or not {gap.zero, gap.one} <= means.keys():
+    if gap is None or not {gap.zero, gap.one} <= means.keys() or means[gap.zero] == means[gap.one]:
         return
     start = means[gap.zero]
     size = means[gap.one] - start

@@ -45,7 +45,7 @@ class DistillData(CodeData):
 
 
 class DistillTask(CodeTask):
-    """Metrics of `CodeTask`. `statistics` are the mean shares of the linear branches by layer, counted from 0."""
+    """Metrics of `CodeTask`. `statistics` are the mean shares of the linear branches, of the students from 0."""
 
     data_schema = DistillData
     losses = ("alignment", "distillation", "cross_entropy")
