@@ -13,25 +13,27 @@ from plstm.errors import UserError
 from plstm.files import data_root, locked, write_errors, write_file
 from plstm.preprocessing import standardise
 
-LENGTH = 640  # points of a series
 DRAWS = 8  # series of one Gaussian process
 SHARES = (0.72, 0.25, 0.03)  # of Gaussian processes, autoregressions, chaotic maps and flows
+LENGTH = 640  # usual points of a series
 PERIODS = (4, 7, 10, 12, 24, 30, 48, 52, 96, 168)
 MOST = 10.0  # standardised values are cut off there
 
 
 # ---------------------------------------------------------------------- the bank
-def load_bank(root: str | None, seed: int, count: int) -> np.ndarray:
-    """float32 [count, 640], drawn (10,000 series take a minute or two) and kept in the data root unless it is there."""
-    path = data_root(root) / f"series-bank-{seed}-{count}.npy"
+def load_bank(root: str | None, seed: int, count: int, length: int = LENGTH) -> np.ndarray:
+    """float32 [count, length], drawn (10,000 of 640 points take a minute or two) and kept in the data root unless it is
+    there."""
+    own = "" if length == LENGTH else f"-{length}"
+    path = data_root(root) / f"series-bank-{seed}-{count}{own}.npy"
     with write_errors(path), locked(path.with_name(".series-bank.lock")):
         if not path.is_file():
-            write_file(path, lambda file: np.save(file, draw_bank(seed, count)))
+            write_file(path, lambda file: np.save(file, draw_bank(seed, count, length)))
     try:
         bank = np.load(path)
     except (ValueError, EOFError):
         bank = np.empty(0)
-    if bank.shape != (count, LENGTH):
+    if bank.shape != (count, length):
         raise UserError(f"{path}: damaged; delete it to draw it again")
     return bank
 
@@ -41,37 +43,37 @@ def digest(bank: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(bank).tobytes()).hexdigest()
 
 
-def draw_bank(seed: int, count: int) -> np.ndarray:
-    """Standardised series, float32 [count, 640], in random order."""
+def draw_bank(seed: int, count: int, length: int = LENGTH) -> np.ndarray:
+    """Standardised series, float32 [count, length], in random order."""
     rng = RandomState(seed)
     kinds = (gaussian_process, autoregression, chaos)
     series = []
     for kind, share in zip(kinds, np.ceil(np.multiply(SHARES, count)), strict=True):
         own: list[np.ndarray] = []
         while len(own) < share:
-            own += [values for values in kind(rng) if np.isfinite(values).all() and values.std() > 1e-6]
+            own += [values for values in kind(rng, length) if np.isfinite(values).all() and values.std() > 1e-6]
         series += own[: int(share)]
     bank = np.stack([standardise(series[number])[0] for number in rng.permutation(len(series))[:count]])
     return bank.clip(-MOST, MOST).astype(np.float32)
 
 
-def gaussian_process(rng: RandomState) -> np.ndarray:
-    """Draws [8, 640] of a process whose kernel joins 1 to 5 drawn ones by + and x."""
-    kernel = _kernel(rng)
+def gaussian_process(rng: RandomState, length: int) -> np.ndarray:
+    """Draws [8, length] of a process whose kernel joins 1 to 5 drawn ones by + and x."""
+    kernel = _kernel(rng, length)
     for _ in range(rng.randint(5)):
-        other = _kernel(rng)
+        other = _kernel(rng, length)
         kernel = kernel + other if rng.randint(2) else kernel * other
-    factor = np.linalg.cholesky(kernel / np.mean(np.diag(kernel)) + 1e-6 * np.eye(LENGTH))
-    return rng.standard_normal((DRAWS, LENGTH)) @ factor.T
+    factor = np.linalg.cholesky(kernel / np.mean(np.diag(kernel)) + 1e-6 * np.eye(length))
+    return rng.standard_normal((DRAWS, length)) @ factor.T
 
 
-def _kernel(rng: RandomState) -> np.ndarray:
-    """[640, 640], positive semi-definite, of points in [0, 1]."""
-    x = np.arange(LENGTH) / LENGTH
+def _kernel(rng: RandomState, length: int) -> np.ndarray:
+    """[length, length], positive semi-definite, of points in [0, 1]."""
+    x = np.arange(length) / length
     kind = rng.randint(7)
     if kind < 3:  # periodic: of any period, or twice of a calendar's
-        period = np.exp(rng.uniform(np.log(4), np.log(320))) if kind == 0 else rng.choice(PERIODS)
-        of_lag = np.exp(-2 * np.square(np.sin(np.pi * LENGTH * x / period) / rng.choice((0.5, 1.0, 2.0))))
+        period = np.exp(rng.uniform(np.log(4), np.log(length / 2))) if kind == 0 else rng.choice(PERIODS)
+        of_lag = np.exp(-2 * np.square(np.sin(np.pi * length * x / period) / rng.choice((0.5, 1.0, 2.0))))
     elif kind == 3:
         of_lag = np.exp(-0.5 * np.square(x / rng.choice((0.02, 0.1, 1.0, 10.0))))
     elif kind == 4:
@@ -84,35 +86,35 @@ def _kernel(rng: RandomState) -> np.ndarray:
     return toeplitz(of_lag)
 
 
-def autoregression(rng: RandomState) -> np.ndarray:
-    """[1, 640]: order 1 to 3, stable, one in three integrated, with a season or without, and half with a break."""
+def autoregression(rng: RandomState, length: int) -> np.ndarray:
+    """[1, length]: order 1 to 3, stable, one in three integrated, with a season or without, and half with a break."""
     polynomial = np.ones(1)
     for reflection in rng.uniform(-0.95, 0.95, rng.randint(1, 4)):  # Levinson's steps keep it stable
         longer = np.append(polynomial, 0.0)
         polynomial = longer + reflection * longer[::-1]
-    values = lfilter([1.0], polynomial, rng.standard_normal(LENGTH + 100))[100:]
+    values = lfilter([1.0], polynomial, rng.standard_normal(length + 100))[100:]
     values = np.cumsum(values) if rng.randint(3) == 0 else values
     values = values / (values.std() + 1e-9)
     period = rng.randint(4, 169)
-    season = np.resize(rng.standard_normal(period), LENGTH)
+    season = np.resize(rng.standard_normal(period), length)
     values = values + rng.choice((0.0, 0.5, 1.0, 3.0)) * season
     level = rng.standard_normal() * 2 * rng.randint(2)
-    return (values + level * (np.arange(LENGTH) >= rng.randint(LENGTH)))[None]
+    return (values + level * (np.arange(length) >= rng.randint(length)))[None]
 
 
-def chaos(rng: RandomState) -> np.ndarray:
-    """[1, 640] of a logistic map, or a coordinate of Lorenz's flow."""
-    values = np.empty(LENGTH)
+def chaos(rng: RandomState, length: int) -> np.ndarray:
+    """[1, length] of a logistic map, or a coordinate of Lorenz's flow."""
+    values = np.empty(length)
     if rng.randint(2):
         x = rng.uniform(0.1, 0.9)
         rate = rng.uniform(3.6, 4.0)
-        for t in range(LENGTH):
+        for t in range(length):
             values[t] = x = rate * x * (1 - x)
         return values[None]
     point = rng.uniform(-10, 10, 3) + (0, 0, 25)
     every = rng.randint(2, 11)
     axis = rng.randint(3)
-    for t in range(LENGTH * every):
+    for t in range(length * every):
         x, y, z = point
         point = point + 0.01 * np.array([10 * (y - x), x * (28 - z) - y, x * y - 8 / 3 * z])
         values[t // every] = point[axis]
@@ -127,7 +129,7 @@ def toy_sets() -> list[SeriesSet]:
     months = 5 + np.sin(2 * np.pi * time[:150] / 12) + 0.01 * time[:150]
     with_gaps = np.where(rng.rand(150) < 0.1, np.nan, 100 * months)
     frequencies = {"hours": "H", "days": "D", "months": "M"}
-    series = {"hours": hours, "days": list(autoregression(rng)), "months": [months, with_gaps]}
+    series = {"hours": hours, "days": list(autoregression(rng, LENGTH)), "months": [months, with_gaps]}
     return [
         SeriesSet(name, frequency, series[name], SEASONS[frequency], HORIZONS[frequency])
         for name, frequency in frequencies.items()
@@ -146,7 +148,7 @@ def draw_rows(bank: np.ndarray, rng: RandomState, rows: int, patches: int, patch
     crops = np.empty((rows, 3, points))
     for row, part in np.ndindex(rows, 3):
         series = bank[rng.randint(len(bank))]
-        first = rng.randint(LENGTH - points + 1)
+        first = rng.randint(bank.shape[1] - points + 1)
         crops[row, part] = series[first : first + points]
     mixed = np.where(rng.rand(rows) < 0.5, 1, rng.randint(2, 4, rows))
     weights = rng.gamma(1.5, size=(rows, 3)) * (np.arange(3) < mixed[:, None])

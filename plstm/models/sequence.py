@@ -1,5 +1,6 @@
 """Models of token sequences: embedding, blocks of one kind of layer each, norm, head."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,11 +28,29 @@ from plstm.nn.sequence import (
 
 WINDOWED = tuple(BRANCHES)
 GDN = ("gdn", "gdn_negative")
-WITH_HEADS = ("mlstm", "mlstm_large", "slstm", *GDN, "attention", "attention_nope", *WINDOWED)
+ATTENTION = ("attention", "attention_nope", *WINDOWED)
+WITH_HEADS = ("mlstm", "mlstm_large", "slstm", *GDN, *ATTENTION)
+MLP_STEP = 64
 
 
 def _student(config: "SequenceConfig", place: int, rngs: nnx.Rngs) -> Student:
-    return Student(config.blocks[place], config.dim, config.heads, config.window, config.sinks, rngs)
+    heads = config.attention_heads or config.heads
+    return Student(config.blocks[place], config.dim, heads, config.window, config.sinks, rngs)
+
+
+def _attention(config: "SequenceConfig", place: int, rngs: nnx.Rngs) -> CausalAttention:
+    heads = config.attention_heads or config.heads
+    return CausalAttention(config.dim, heads, rngs, rotary=config.blocks[place] == "attention")
+
+
+def _gated_mlp(config: "SequenceConfig", _: int, rngs: nnx.Rngs) -> GatedMLP:
+    usual = MLP_STEP * -(-8 * config.dim // (3 * MLP_STEP))
+    return GatedMLP(config.dim, config.mlp_width or usual, rngs)
+
+
+def _mamba2(config: "SequenceConfig", _: int, rngs: nnx.Rngs) -> Mamba2:
+    inner = config.inner_dim or 2 * config.dim
+    return Mamba2(config.dim, inner, config.head_dim or config.dim, config.state_dim, rngs)
 
 
 def _delta_net(config: "SequenceConfig", place: int, rngs: nnx.Rngs) -> GatedDeltaNet:
@@ -44,13 +63,13 @@ LAYERS: dict[str, Callable[["SequenceConfig", int, nnx.Rngs], nnx.Module]] = {
     "mlstm": lambda config, _, rngs: MLSTM(config.dim, config.heads, len(config.blocks), rngs),
     "mlstm_large": lambda config, _, rngs: MLSTMLarge(config.dim, config.heads, rngs),
     "slstm": lambda config, n, rngs: SLSTM(config.dim, config.heads, n, len(config.blocks), rngs),
-    "mamba2": lambda config, _, rngs: Mamba2(config.dim, config.head_dim or config.dim, config.state_dim, rngs),
+    "mamba2": _mamba2,
     **dict.fromkeys(GDN, _delta_net),
     "plstm": lambda config, _, rngs: TrackingPLSTM(config.dim, config.track, rngs),
-    "attention": lambda config, _, rngs: CausalAttention(config.dim, config.heads, rngs),
-    "attention_nope": lambda config, _, rngs: CausalAttention(config.dim, config.heads, rngs, rotary=False),
+    "attention": _attention,
+    "attention_nope": _attention,
     "mlp": lambda config, _, rngs: MLP(config.dim, 4, dtype=jnp.float32, rngs=rngs),
-    "gated_mlp": lambda config, _, rngs: GatedMLP(config.dim, config.mlp_width, rngs),
+    "gated_mlp": _gated_mlp,
     **dict.fromkeys(WINDOWED, _student),
 }
 LayerName = Annotated[str, OneOf(*LAYERS)]
@@ -64,11 +83,14 @@ class SequenceConfig:
     blocks: Annotated[list[LayerName], MinLen(1)] = field(default_factory=lambda: ["mlstm", "slstm"])  # in order
     dim: Size = 64  # channels
     heads: Annotated[Size, OnlyWith("blocks", WITH_HEADS)] = 1
+    attention_heads: Annotated[Size, OnlyWith("blocks", ATTENTION)] | None = None  # null: heads
+    inner_dim: Annotated[Size, OnlyWith("blocks", ("mamba2",))] | None = None  # channels within; null: 2 dim
     state_dim: Annotated[Size, OnlyWith("blocks", ("mamba2",))] = 64  # N
-    head_dim: Annotated[Size, OnlyWith("blocks", ("mamba2",))] | None = None  # P, which divides 2 dim; null: dim
+    head_dim: Annotated[Size, OnlyWith("blocks", ("mamba2",))] | None = None  # P, which divides inner_dim; null: dim
     key_dim: Annotated[Size, OnlyWith("blocks", GDN)] | None = None  # of all heads, half that of the values; null: dim
     track: Annotated[int, Interval(ge=1, le=4), OnlyWith("blocks", ("plstm",))] = 2  # side J_T of the transitions
-    mlp_width: Annotated[Size, OnlyWith("blocks", ("gated_mlp",))] = 64  # units
+    # Units; null: 8/3 dim, up to a multiple of 64.
+    mlp_width: Annotated[Size, OnlyWith("blocks", ("gated_mlp",))] | None = 64
     window: Annotated[Size, OnlyWith("blocks", WINDOWED)] = 64  # the last tokens that attention sees, with its own
     sinks: Annotated[Natural, OnlyWith("blocks", WINDOWED)] = 4  # the first tokens, which it sees, too
     norm: Annotated[str, OneOf(*NORMS)] = "rmsnorm"  # layernorm: without a bias, as xLSTM has it
@@ -76,12 +98,14 @@ class SequenceConfig:
     def check(self) -> None:
         """Raises UserError naming the key where the parts do not fit together."""
         check_limits(self, "model.")
+        heads = math.lcm(self.heads, self.attention_heads or 1)
+        inner = self.inner_dim or 2 * self.dim
         divides = "plstm" not in self.blocks or self.dim % self.track == 0
         require(
             self,
-            ("dim", self.dim % (2 * self.heads) == 0, f"must be a multiple of 2 model.heads, {2 * self.heads}"),
+            ("dim", self.dim % (2 * heads) == 0, f"must be a multiple of twice the heads, {2 * heads}"),
             ("track", divides, f"must divide model.dim={self.dim}"),
-            ("head_dim", 2 * self.dim % (self.head_dim or 1) == 0, f"must divide 2 model.dim, {2 * self.dim}"),
+            ("head_dim", inner % (self.head_dim or 1) == 0, f"must divide the inner channels, {inner}"),
             ("key_dim", (self.key_dim or self.heads) % self.heads == 0, f"must be a multiple of {self.heads} heads"),
             prefix="model.",
         )

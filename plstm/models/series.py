@@ -18,7 +18,7 @@ from flax import nnx
 
 from plstm.errors import UserError, require
 from plstm.models.sequence import Blocks, SequenceConfig
-from plstm.nn.layers import linear
+from plstm.nn.layers import linear, uniform_within
 from plstm.preprocessing import standardise
 
 QUANTILES = 9  # 0.1, 0.2, ... 0.9
@@ -43,12 +43,16 @@ class SeriesConfig(SequenceConfig):
 
 
 class ResidualMap(nnx.Module):
-    """A ReLU MLP beside a linear map, with biases."""
+    """A ReLU MLP beside a linear map. Biases start uniform within 1 / sqrt(inputs), as in TiRex's code: with biases of 0
+    a hidden patch is a token of zeros, at which each norm multiplies the gradient by 1,000."""
 
     def __init__(self, dim_in: int, width: int, dim_out: int, rngs: nnx.Rngs):
-        self.up = linear(dim_in, width, rngs=rngs)
-        self.down = linear(width, dim_out, rngs=rngs)
-        self.skip = linear(dim_in, dim_out, rngs=rngs)
+        def make(inputs: int, outputs: int) -> nnx.Linear:
+            return linear(inputs, outputs, bias_init=uniform_within(inputs**-0.5), rngs=rngs)
+
+        self.up = make(dim_in, width)
+        self.down = make(width, dim_out)
+        self.skip = make(dim_in, dim_out)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.down(jax.nn.relu(self.up(x))) + self.skip(x)

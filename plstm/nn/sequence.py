@@ -175,11 +175,10 @@ class SLSTM(nnx.Module):
 
 
 class Mamba2(nnx.Module):
-    """Projection, convolution, state space, gate, then RMSNorm over all channels (Mamba-2's reference code); inner
-    width 2 dim, heads of `head_dim`, `state_dim` numbers of B and C."""
+    """Projection, convolution, state space, gate, then RMSNorm over all channels (Mamba-2's reference code); `inner`
+    channels in heads of `head_dim`, `state_dim` numbers of B and C."""
 
-    def __init__(self, dim: int, head_dim: int, state_dim: int, rngs: nnx.Rngs):
-        inner = 2 * dim
+    def __init__(self, dim: int, inner: int, head_dim: int, state_dim: int, rngs: nnx.Rngs):
         heads = inner // head_dim
         convolved = inner + 2 * state_dim
         self.parts = inner, inner + convolved  # where z ends, and where x, B and C do

@@ -77,10 +77,10 @@ def _defaults(task: str, family: str) -> dict[str, Any]:
 
 
 def _differences(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Nested keys whose values differ; groups in which none does are left out."""
+    """Nested keys whose values differ; groups in which none does, and empty texts, are left out."""
     inner = {key: _differences(value, defaults[key]) for key, value in values.items() if isinstance(value, dict)}
     found = {key: inner.get(key, value) for key, value in values.items() if value != defaults[key]}
-    return {key: value for key, value in found.items() if value != {}}
+    return {key: value for key, value in found.items() if value not in ({}, "")}
 
 
 def plain_id(plain: dict[str, Any]) -> str:

@@ -59,7 +59,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mamba2d": {"dims": [8, 16], "depths": [1, 1], "mixers": ["m2d", "attention"], "states": 4},
     "ss2d": {"dims": [8, 16], "depths": [1, 1]},
     "graph": {"depth": 2},
-    "sequence": {"dim": 24},
+    "sequence": {"dim": 24, "attention_heads": None, "inner_dim": None, "head_dim": None},
     "series": {"dim": 16, "mlp_width": 24},
     "language": {"dim": 16},
 }

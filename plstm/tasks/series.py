@@ -22,8 +22,10 @@ import numpy as np
 from annotated_types import Interval
 from flax import nnx
 from numpy.random import RandomState
+from omegaconf import MISSING, DictConfig
 
-from data.series.bank import LENGTH, digest, draw_rows, load_bank, toy_sets
+from data.series.bank import digest, draw_rows, load_bank, toy_sets
+from data.series.folder import folder_digest, load_test, load_train
 from data.series.packages import load_sets
 from data.series.scoring import (
     HORIZONS,
@@ -37,8 +39,8 @@ from data.series.scoring import (
     seasonal_naive,
 )
 from plstm.config import Config
-from plstm.errors import require
-from plstm.limits import Natural, OneOf
+from plstm.errors import UserError, require
+from plstm.limits import Natural, OneOf, OnlyWith
 from plstm.models.series import standardised_end
 from plstm.tasks.base import MachineData
 from plstm.tasks.streams import StreamTask, by_group, layer_kinds, row_batches
@@ -50,12 +52,16 @@ BATCH = 128  # windows of an evaluation batch
 
 @dataclass
 class SeriesData(MachineData):
-    name: Annotated[str, OneOf("packages", "toy")] = "packages"  # real sets of `test`; toy: three made-up ones
+    # Real sets of `test`; toy: three made-up ones; folder: one's own sets, and series to train on instead of the bank.
+    name: Annotated[str, OneOf("packages", "toy", "folder")] = "packages"
+    path: Annotated[str, OnlyWith("name", ("folder",))] | None = None  # of the folder, see data.series.folder
     bank: Annotated[int, Interval(ge=1, le=1_000_000)] = 10_000  # synthetic series to train on
     bank_seed: Natural = 0
+    bank_points: Annotated[int, Interval(ge=32, le=2**14)] = 640  # of each of these
     points: int = 576  # points of a training row
     eval_rows: Annotated[int, Interval(ge=1, le=4096)] = 256  # synthetic series of `val`
     eval_seed: Natural = 1001  # of these
+    digest: str = MISSING  # of a folder's series, from which it follows; otherwise empty
 
 
 class SeriesTask(StreamTask):
@@ -76,10 +82,21 @@ class SeriesTask(StreamTask):
         super().check(config)
         model = config.model
         data = config.data
-        fits = data.points % model.patch == 0 and model.patch < data.points <= LENGTH
-        what = f"must be a multiple of model.patch={model.patch}, at least two of them and at most {LENGTH} points"
+        most = data.bank_points
+        fits = data.points % model.patch == 0 and model.patch < data.points <= most
+        what = f"must be a multiple of model.patch={model.patch}, at least two of them and at most {most}"
         other = data.eval_seed != data.bank_seed
-        require(config, ("data.points", fits, what), ("data.eval_seed", other, "must differ from data.bank_seed"))
+        path = (data.path is None) == (data.name != "folder")
+        require(
+            config,
+            ("data.points", fits, what),
+            ("data.eval_seed", other, "must differ from data.bank_seed"),
+            ("data.path", path, "data.name=folder needs it"),
+        )
+
+    @classmethod
+    def infer_data(cls, data: DictConfig) -> Mapping[str, Any]:
+        return {"digest": folder_digest(data.path) if data.name == "folder" and data.path else ""}
 
     @classmethod
     def name_parts(cls, config: Config) -> tuple[str, ...]:
@@ -89,17 +106,30 @@ class SeriesTask(StreamTask):
     @functools.cached_property
     def bank(self) -> np.ndarray:
         data = self.config.data
-        return load_bank(data.root, data.bank_seed, data.bank)
+        if data.name != "folder":
+            return load_bank(data.root, data.bank_seed, data.bank, data.bank_points)
+        if (own := folder_digest(data.path)) != data.digest:
+            what = f"the folder data.path={data.path} has {own}; leave it out, or take the run's own folder"
+            raise UserError(f"data.digest={data.digest}: {what}")
+        bank = load_train(data.path)
+        if bank.shape[1] != data.bank_points:
+            raise UserError(
+                f"data.bank_points={data.bank_points}: the series of data.path={data.path} have {bank.shape[1]} points"
+            )
+        return bank
 
     @functools.cached_property
     def sets(self) -> list[SeriesSet]:
         data = self.config.data
+        if data.name == "folder":
+            return load_test(data.path)
         return toy_sets() if data.name == "toy" else load_sets(data.root)
 
     def describe_data(self) -> str:
         data = self.config.data
         windows = sum(len(each.series) * each.windows for each in self.sets)
-        bank = f"{data.bank:,} synthetic series ({digest(self.bank)[:8]}) train"
+        kind = "" if data.name == "folder" else "synthetic "
+        bank = f"{len(self.bank):,} {kind}series ({digest(self.bank)[:8]}) train"
         return f"{bank}; {windows:,} windows of {len(self.sets)} sets test"
 
     def draw_batch(self, step: int) -> Batch:
@@ -112,7 +142,7 @@ class SeriesTask(StreamTask):
         data = self.config.data
         sets = self.sets
         if name == "val":
-            held_out = list(load_bank(data.root, data.eval_seed, data.eval_rows).astype(np.float64))
+            held_out = list(load_bank(data.root, data.eval_seed, data.eval_rows, data.bank_points).astype(np.float64))
             sets = [SeriesSet("synthetic", "", held_out, 1, HORIZON)]
         return SeriesSplit(sets, self.config.model.context)
 

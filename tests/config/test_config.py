@@ -228,9 +228,14 @@ BAD_VALUES = {
         ("data.length", 0, "must be from 1, the shortest row of parity, to 2048"),
     ],
     "series/forecast": [
-        ("data.points", 100, "must be a multiple of model.patch=16, at least two of them and at most 640 points"),
+        (
+            "data.points",
+            100,
+            "must be a multiple of model.patch=16, at least two of them and at most 640",
+        ),
         ("data.points", 656, "must be a multiple of model.patch=16"),
         ("data.bank", 0, "data.bank=0"),
+        ("data.name", "folder", "data.path=None: data.name=folder needs it"),
         ("optim.loss", "cross_entropy", "choose one of pinball"),
     ],
     "graphs/gin": [

@@ -39,7 +39,7 @@ WRONG = [
     (EfficientNetConfig, {"stages": [[3, 1, 1, 8]]}, "stages="),
     (SequenceConfig, {"blocks": ["plstm"], "track": 3}, "track=3: must divide model.dim=64"),
     (SequenceConfig, {"track": 3}, "track=3: only model.blocks=plstm has it"),
-    (SequenceConfig, {"heads": 3}, "dim=64: must be a multiple of 2 model.heads, 6"),
+    (SequenceConfig, {"heads": 3}, "dim=64: must be a multiple of twice the heads, 6"),
     (LanguageConfig, {"kind": "lstm", "refinements": 2}, "refinements=2: only model.kind=pr_lstm or pr_rnn"),
     (LanguageConfig, {"kind": "transformer", "dim": 60}, "dim=60"),
     (LanguageConfig, {"depth": 2}, "depth=2: only model.kind=transformer"),

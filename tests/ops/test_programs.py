@@ -21,7 +21,7 @@ FORWARD += ["mlstm-chunkwise", "ssd-chunkwise", "slstm", "mamba2d-diagonals"]
 LAYERS = {
     "MLSTM": lambda rngs: layers.MLSTM(8, 2, 1, rngs),
     "SLSTM": lambda rngs: layers.SLSTM(8, 2, 0, 1, rngs),
-    "Mamba2": lambda rngs: layers.Mamba2(8, 4, 4, rngs),
+    "Mamba2": lambda rngs: layers.Mamba2(8, 16, 4, 4, rngs),
     "GatedDeltaNet": lambda rngs: layers.GatedDeltaNet(8, 2, 8, True, rngs),
     "TrackingPLSTM": lambda rngs: layers.TrackingPLSTM(8, 2, rngs),
     "CausalAttention": lambda rngs: layers.CausalAttention(8, 2, rngs),

@@ -31,7 +31,7 @@ def test_series_are_standardised_and_follow_from_the_seed(series):
 @pytest.mark.parametrize("kind", [bank.gaussian_process, bank.autoregression, bank.chaos])
 def test_kinds_differ_from_draw_to_draw(kind):
     rng = RandomState(0)
-    drawn = [kind(rng)[0] for _ in range(6)]
+    drawn = [kind(rng, length)[0] for length in (640, 640, 640, 640, 100, 41)]
     assert all(np.isfinite(values).all() and values.std() > 0 for values in drawn)
     assert len({values[0] for values in drawn}) == 6
 
@@ -39,9 +39,9 @@ def test_kinds_differ_from_draw_to_draw(kind):
 def test_gaussian_processes_have_their_kernel(monkeypatch):
     """The covariance over many draws of a periodic kernel repeats with its period."""
     period = bank.toeplitz(np.exp(-2 * np.sin(np.pi * np.arange(640) / 24) ** 2))
-    monkeypatch.setattr(bank, "_kernel", lambda rng: period)
+    monkeypatch.setattr(bank, "_kernel", lambda rng, length: period)
     monkeypatch.setattr(bank, "DRAWS", 2000)
-    draws = bank.gaussian_process(_OneKernel(5))
+    draws = bank.gaussian_process(_OneKernel(5), 640)
     np.testing.assert_allclose(draws.T[:48] @ draws[:, :48] / 2000, period[:48, :48], atol=0.12)
 
 

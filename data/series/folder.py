@@ -1,0 +1,65 @@
+"""A folder of one's own series, to train and test on instead of the synthetic bank and the packages':
+
+train.npy                  numbers [series, points], none missing
+test/NAME.FREQUENCY.csv    a line of names, then a column a series, oldest value first, such as test/sales.M.csv;
+                           FREQUENCY is one of `SEASONS`, an empty cell is a gap
+"""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from data.series.bank import MOST
+from data.series.scoring import HORIZONS, SEASONS, SeriesSet
+from plstm.errors import UserError, first_line
+from plstm.preprocessing import standardise
+
+
+def folder_digest(path: str) -> str:
+    """SHA-256 of the folder's files, with their names, in their order: 16 hexadecimal digits. Raises UserError."""
+    found = hashlib.sha256()
+    try:
+        for file in (Path(path) / "train.npy", *sorted((Path(path) / "test").glob("*.csv"))):
+            found.update(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    except OSError as error:
+        raise UserError(f"data.path={path}: {file.name} cannot be read ({first_line(error)})") from error
+    return found.hexdigest()[:16]
+
+
+def load_train(path: str) -> np.ndarray:
+    """The series of train.npy, standardised: float32 [series, points]. Raises UserError."""
+    file = Path(path) / "train.npy"
+    try:
+        series = np.load(file)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"data.path={path}: train.npy cannot be read ({first_line(error)})") from error
+    is_numeric = series.ndim == 2 and len(series) and np.issubdtype(series.dtype, np.number)
+    if not is_numeric or not np.isfinite(series).all():
+        raise UserError(f"{file}: must have finite numbers [series, points], not {series.dtype} {list(series.shape)}")
+    scaled = np.stack([standardise(row)[0] for row in series.astype(np.float64)])
+    return scaled.clip(-MOST, MOST).astype(np.float32)
+
+
+def load_test(path: str) -> list[SeriesSet]:
+    """The sets of test/*.csv, by name. Raises UserError."""
+    files = sorted((Path(path) / "test").glob("*.csv"))
+    if not files:
+        raise UserError(f"data.path={path}: has no test/NAME.FREQUENCY.csv")
+    return [read_set(file) for file in files]
+
+
+def read_set(file: Path) -> SeriesSet:
+    name, _, frequency = file.stem.rpartition(".")
+    if not name or frequency not in SEASONS:
+        raise UserError(f"{file}: name it NAME.FREQUENCY.csv, with a frequency of {', '.join(SEASONS)}")
+    try:
+        columns = pd.read_csv(file).astype(np.float64).to_numpy().T
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: not a table of numbers ({first_line(error)})") from error
+    horizon = HORIZONS[frequency]
+    series = [column[: 1 + np.flatnonzero(np.isfinite(column))[-1]] for column in columns if np.isfinite(column).any()]
+    if len(series) < len(columns) or not series or min(map(len, series)) <= horizon:
+        raise UserError(f"{file}: each column must have more than {horizon} values, the horizon of {frequency}")
+    return SeriesSet(name, frequency, series, SEASONS[frequency], horizon)
