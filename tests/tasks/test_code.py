@@ -60,7 +60,7 @@ class Fixed:
 
 
 def test_metrics_are_those_by_hand(make):
-    task = make()
+    task = make("data.context=128")
     split = task.split("test")
     found = evaluate(jax.jit(lambda _, batch: task.metrics(Fixed(), batch)), None, split, 32)
     tokens = split.windows["tokens"].astype(int)
@@ -77,7 +77,7 @@ def test_metrics_are_those_by_hand(make):
         rows = split.windows["group"] == number
         assert found[f"bits@{name}"] == pytest.approx(own[rows][scored[rows]].mean(), rel=1e-5)
     for part in range(4):
-        place = np.s_[:, 16 * part : 16 * part + 16]
+        place = np.s_[:, 32 * part : 32 * part + 32]
         assert found[f"bits_part{part + 1}"] == pytest.approx(own[place][scored[place]].mean(), rel=1e-5)
     for n in (1, 2, 3):
         of_names = split.windows["occurrence"] == n
