@@ -53,15 +53,22 @@ class DistillTask(CodeTask):
     @classmethod
     def check(cls, config: Config) -> None:
         super().check(config)
-        has_teacher = bool(config.data.teacher and config.data.teacher_file)
+        loss = config.optim.loss
         missing = "give the id of the teacher's run, and in data.teacher_file its weights"
-        require(config, ("data.teacher", has_teacher or config.optim.loss != "distillation", missing))
+        moves = "name what is trained, such as [linear]; the rest is the teacher"
+        require(
+            config,
+            ("data.teacher", bool(config.data.teacher) or loss != "distillation", missing),  # its file no record has
+            ("optim.only", bool(config.optim.only) or loss != "alignment", moves),
+        )
 
     # ------------------------------------------------------------------ data
     @functools.cached_property
     def teacher(self) -> nnx.Module:
-        """Raises UserError where the file is missing, or its model is another."""
+        """Raises UserError where the file is not named or missing, or its model is another."""
         data = self.config.data
+        if not data.teacher_file:
+            raise UserError(f"data.teacher_file: name the file with the weights of {data.teacher}")
         model = load(data.teacher_file)
         known = model.info.run or model.info.sha256[:ID_DIGITS]
         if data.teacher not in (known, model.info.sha256[:ID_DIGITS]):
@@ -71,7 +78,7 @@ class DistillTask(CodeTask):
         return model
 
     def describe_data(self) -> str:
-        teacher = f"; taught by {self.config.data.teacher_file}" if self._is_taught else ""
+        teacher = f"; taught by {self.config.data.teacher}" if self._is_taught else ""
         return super().describe_data() + teacher
 
     def batches(self, layout: Layout) -> StreamBatches:

@@ -13,7 +13,8 @@ import plstm
 from plstm.errors import UserError
 from plstm.models import SequenceConfig, build_model
 from plstm.nn.distillation import alignment_loss
-from plstm.runs.compose import to_config
+from plstm.runs.compose import from_file, to_config
+from plstm.runs.identity import portable_config, run_id
 from plstm.studies.definitions import load_table
 from plstm.studies.sweeps import planned_runs
 from plstm.tasks.distill import DistillTask, sparse_divergence
@@ -96,6 +97,8 @@ def test_a_wrong_teacher_is_named_before_the_first_step(make, tmp_path):
         UserError, match=r"^data.teacher=None: give the id of the teacher's run, and in data.teacher_file"
     ):
         make("variant=stage_2")
+    with pytest.raises(UserError, match=r"^data.teacher_file: name the file with the weights of 0123456789ab$"):
+        make(*STAGE_2, "data.teacher_file=null").batches(None)
     task = make(*STAGE_2, f"data.teacher_file={file}")
     with pytest.raises(UserError, match=f"^{file}: no such file$"):
         task.batches(None)
@@ -111,6 +114,19 @@ def test_a_wrong_teacher_is_named_before_the_first_step(make, tmp_path):
     task = make("variant=stage_2", f'data.teacher="{digest}"', f"data.teacher_file={file}")
     with pytest.raises(UserError, match=f"^data.teacher_file={file}: not a model of these tokens$"):
         task.batches(None)
+
+
+def test_a_record_of_the_second_stage_is_read_back(make):
+    """It does not say where the teacher lies on the machine of its run."""
+    config = make(*STAGE_2).config
+    plain = portable_config(config)
+    assert "teacher_file" not in plain["data"]
+    assert run_id(from_file(plain)) == run_id(config)
+
+
+def test_alignment_does_not_move_the_teacher(make):
+    with pytest.raises(UserError, match=r"^optim.only=\[\]: name what is trained, such as \[linear\]"):
+        make("optim.only=[]")
 
 
 def test_all_runs_of_the_study_have_one_teacher():
