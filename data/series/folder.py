@@ -12,13 +12,15 @@ import numpy as np
 import pandas as pd
 
 from data.series.bank import MOST
-from data.series.scoring import HORIZONS, SEASONS, SeriesSet
+from data.series.scoring import HORIZONS, SEASONS, SeriesSet, seasonal_error
 from plstm.errors import UserError, first_line
 from plstm.preprocessing import standardise
 
 
-def folder_digest(path: str) -> str:
+def folder_digest(path: str | None) -> str:
     """SHA-256 of the folder's files, with their names, in their order: 16 hexadecimal digits. Raises UserError."""
+    if path is None:
+        raise UserError("data.path: name the folder of series, data.path=...")
     found = hashlib.sha256()
     try:
         for file in (Path(path) / "train.npy", *sorted((Path(path) / "test").glob("*.csv"))):
@@ -32,7 +34,7 @@ def load_train(path: str) -> np.ndarray:
     """The series of train.npy, standardised: float32 [series, points]. Raises UserError."""
     file = Path(path) / "train.npy"
     try:
-        series = np.load(file)
+        series = np.asarray(np.load(file))
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"data.path={path}: train.npy cannot be read ({first_line(error)})") from error
     is_numeric = series.ndim == 2 and len(series) and np.issubdtype(series.dtype, np.number)
@@ -51,15 +53,21 @@ def load_test(path: str) -> list[SeriesSet]:
 
 
 def read_set(file: Path) -> SeriesSet:
+    """A CSV's set, whose name has the frequency, as others may differ in that alone. Raises UserError."""
     name, _, frequency = file.stem.rpartition(".")
     if not name or frequency not in SEASONS:
         raise UserError(f"{file}: name it NAME.FREQUENCY.csv, with a frequency of {', '.join(SEASONS)}")
     try:
-        columns = pd.read_csv(file).astype(np.float64).to_numpy().T
+        columns = pd.read_csv(file, skip_blank_lines=False).astype(np.float64).to_numpy().T
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: not a table of numbers ({first_line(error)})") from error
     horizon = HORIZONS[frequency]
-    series = [column[: 1 + np.flatnonzero(np.isfinite(column))[-1]] for column in columns if np.isfinite(column).any()]
-    if len(series) < len(columns) or not series or min(map(len, series)) <= horizon:
-        raise UserError(f"{file}: each column must have more than {horizon} values, the horizon of {frequency}")
-    return SeriesSet(name, frequency, series, SEASONS[frequency], horizon)
+    series = [column[: 1 + np.flatnonzero(~np.isnan(column)).max(initial=-1)] for column in columns]
+    if np.isinf(columns).any() or min(map(len, series), default=0) <= horizon:
+        raise UserError(
+            f"{file}: each column must have more than {horizon} values, the horizon of {frequency}, all finite"
+        )
+    found = SeriesSet(file.stem, frequency, series, SEASONS[frequency], horizon)
+    if not any(seasonal_error(context, found.season) > 0 for context, _ in found.pairs()):
+        raise UserError(f"{file}: no forecast of it can be scored, as its values before do not change")
+    return found

@@ -174,7 +174,9 @@ def draw_clock(table: TableDefinition, cells: Sequence[Cell], results_dir: Path)
 
 def draw_choices(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
     """The first two columns at every value of `select.over`, a line a row: solid ours, with 90% intervals, dashed the
-    paper's."""
+    paper's, at its sizes. None before a row has two values."""
+    if all(len({cell.choice for cell in cells if cell.row is row}) < 2 for row in table.rows):
+        return None
     columns = table.columns[:2]
     (colours,) = _groups(table, cells).values()
     figure = new_figure(WIDTH, 2.9)
@@ -187,7 +189,7 @@ def draw_choices(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
             axis.errorbar(places, means, bars, color=colour, marker="o", ms=4, lw=1.5, capsize=2, label=name)
             if paper := sorted(table.figure.choices.get(name, {}).items()):
                 line = [(place, values[number]) for place, values in paper]
-                label = f"{name} (paper)"
+                label = f"{name} (paper, its size)"
                 axis.plot(*zip(*line, strict=True), color=colour, marker="D", ms=4, mfc="w", lw=1, ls="--", label=label)
         axis.set(title=column.title, xlabel=table.chosen_title, xscale="log")
         _shade_chance(axis, table.chance)

@@ -86,17 +86,15 @@ class SeriesTask(StreamTask):
         fits = data.points % model.patch == 0 and model.patch < data.points <= most
         what = f"must be a multiple of model.patch={model.patch}, at least two of them and at most {most}"
         other = data.eval_seed != data.bank_seed
-        path = (data.path is None) == (data.name != "folder")
         require(
             config,
             ("data.points", fits, what),
             ("data.eval_seed", other, "must differ from data.bank_seed"),
-            ("data.path", path, "data.name=folder needs it"),
         )
 
     @classmethod
     def infer_data(cls, data: DictConfig) -> Mapping[str, Any]:
-        return {"digest": folder_digest(data.path) if data.name == "folder" and data.path else ""}
+        return {"digest": folder_digest(data.path) if data.name == "folder" else ""}
 
     @classmethod
     def name_parts(cls, config: Config) -> tuple[str, ...]:
@@ -104,14 +102,20 @@ class SeriesTask(StreamTask):
 
     # ------------------------------------------------------------------ data
     @functools.cached_property
+    def own_series(self) -> str:
+        """The folder of one's own series. Raises UserError where it is not the run's."""
+        data = self.config.data
+        if (own := folder_digest(data.path)) != data.digest:
+            what = f"the folder data.path={data.path} has {own}; leave it out, or take the run's own folder"
+            raise UserError(f"data.digest={data.digest}: {what}")
+        return data.path
+
+    @functools.cached_property
     def bank(self) -> np.ndarray:
         data = self.config.data
         if data.name != "folder":
             return load_bank(data.root, data.bank_seed, data.bank, data.bank_points)
-        if (own := folder_digest(data.path)) != data.digest:
-            what = f"the folder data.path={data.path} has {own}; leave it out, or take the run's own folder"
-            raise UserError(f"data.digest={data.digest}: {what}")
-        bank = load_train(data.path)
+        bank = load_train(self.own_series)
         if bank.shape[1] != data.bank_points:
             raise UserError(
                 f"data.bank_points={data.bank_points}: the series of data.path={data.path} have {bank.shape[1]} points"
@@ -122,7 +126,7 @@ class SeriesTask(StreamTask):
     def sets(self) -> list[SeriesSet]:
         data = self.config.data
         if data.name == "folder":
-            return load_test(data.path)
+            return load_test(self.own_series)
         return toy_sets() if data.name == "toy" else load_sets(data.root)
 
     def describe_data(self) -> str:

@@ -235,7 +235,6 @@ BAD_VALUES = {
         ),
         ("data.points", 656, "must be a multiple of model.patch=16"),
         ("data.bank", 0, "data.bank=0"),
-        ("data.name", "folder", "data.path=None: data.name=folder needs it"),
         ("optim.loss", "cross_entropy", "choose one of pinball"),
     ],
     "graphs/gin": [

@@ -78,12 +78,15 @@ def test_curves_of_the_papers_runs_stand_beside_ours(arrow, add, drawn, tmp_path
 def test_all_values_stand_beside_the_papers_numbers(add, drawn):
     table = load_table(TABLES / "arrow-small.yaml")
     for seed, lr, test_ext in ((43, 1e-3, 0.7), (44, 1e-3, 0.8), (43, 2e-3, 0.6)):
+        assert "choices" not in drawn(table)  # which need two values of a row
         add(experiment="arrow_small/plstm", table=table.name, seed=seed, lr=lr, test_ext=test_ext)
     first, second = drawn(table)["choices"].axes
     ours, paper = (line for line in second.lines if len(line.get_xdata()) > 1 and line.get_linestyle() != "None")
     assert ours.get_xydata().tolist() == [[1e-3, 0.75], [2e-3, 0.6]]
     assert paper.get_xydata().tolist() == [[1e-4, 0.7784], [3e-4, 0.703], [1e-3, 0.679]]
-    assert second.get_xlabel() == "Learning rate" and "ViT (paper)" not in lines_of(first)  # which has no run of ours
+    assert second.get_xlabel() == "Learning rate" and "ViT (paper, its size)" not in lines_of(
+        first
+    )  # which has no run of ours
 
 
 def test_the_mean_curve_is_taken_where_all_runs_were_evaluated(add, tmp_path):

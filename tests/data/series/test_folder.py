@@ -5,8 +5,8 @@ import pytest
 
 from data.series.folder import folder_digest, load_test, load_train
 from plstm.errors import UserError
-from plstm.runs.compose import compose_experiment
-from plstm.runs.identity import run_id
+from plstm.runs.compose import compose_experiment, from_file
+from plstm.runs.identity import portable_config, run_id
 from plstm.tasks import TASKS
 
 
@@ -25,14 +25,16 @@ def test_a_run_trains_and_tests_on_the_folder(folder):
     config = compose_experiment("series/forecast", "data.name=folder", f"data.path={folder}", "model.dim=16")
     task = TASKS["series"](config)
     assert [(each.name, each.season, len(each.series)) for each in task.sets] == [
-        ("load.north", 24, 1),
-        ("sales", 12, 3),
+        ("load.north.H", 24, 1),
+        ("sales.M", 12, 3),
     ]
     sales = task.sets[1].series
     assert np.isnan(sales[1][7]) and [len(values) for values in sales] == [40, 40, 30]
     assert task.draw_batch(0)["values"].shape == (32, 576) and len(task.split("test")) > 0
     np.testing.assert_allclose(task.bank.mean(1), 0, atol=1e-6)
     assert task.describe_data().startswith("5 series (")
+    (folder / "test/gap.W.csv").write_text("a\n1\n\n" + "2\n3\n" * 9)
+    assert np.isnan(load_test(str(folder))[0].series[0][1])
 
 
 def test_other_files_are_another_run(folder):
@@ -40,6 +42,10 @@ def test_other_files_are_another_run(folder):
     before = compose_experiment(*words)
     np.save(folder / "train.npy", np.random.default_rng(1).standard_normal((5, 640)))
     assert run_id(compose_experiment(*words)) != run_id(before) != run_id(compose_experiment("series/forecast"))
+    again = from_file(portable_config(before))  # as from a record, which says nothing of this machine's folders
+    assert run_id(again) == run_id(before)
+    with pytest.raises(UserError, match="data.path: name the folder of series"):
+        _ = TASKS["series"](again).sets
     with pytest.raises(UserError, match=r"data.digest=\w+: the folder data.path=.* has \w+; leave it out"):
         _ = TASKS["series"](before).bank
 
@@ -52,6 +58,8 @@ def test_other_files_are_another_run(folder):
         ("test/sales.M.csv", b"a\nx\n", "sales.M.csv: not a table of numbers"),
         ("test/sales.M.csv", b"a\n1\n2\n", "must have more than 12 values, the horizon of M"),
         ("test/sales.M.csv", b"a,b\n" + b"1,\n" * 40, "must have more than 12 values"),
+        ("test/sales.M.csv", b"a\n" + b"1\n" * 40, "no forecast of it can be scored"),
+        ("test/sales.M.csv", b"a\ninf\n" + b"1\n" * 40, "all finite"),
         ("test/sales.csv", b"a\n1\n", "name it NAME.FREQUENCY.csv, with a frequency of Y, Q, M"),
     ],
 )
@@ -73,5 +81,7 @@ def test_missing_values_and_files_are_named(folder):
     for read in (load_train, folder_digest):
         with pytest.raises(UserError, match="train.npy cannot be read"):
             read(str(folder))
+    with pytest.raises(UserError, match="data.path: name the folder of series"):
+        compose_experiment("series/forecast", "data.name=folder")
     with pytest.raises(UserError, match="has no test/NAME.FREQUENCY.csv"):
         load_test(str(folder / "test"))
