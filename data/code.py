@@ -67,8 +67,8 @@ TEST = {
 # ---------------------------------------------------------------------- from files to tokens
 def as_tokens(files: Iterable[bytes]) -> np.ndarray:
     """uint16 [T]: before each file a SEPARATOR."""
-    parts = [np.concatenate([[SEPARATOR], np.frombuffer(file, np.uint8)]) for file in files]
-    return np.concatenate(parts).astype(np.uint16)
+    separator = np.array([SEPARATOR], np.uint16)
+    return np.concatenate([part for file in files for part in (separator, np.frombuffer(file, np.uint8))])
 
 
 def digest(corpus: Corpus) -> str:

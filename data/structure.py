@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-NAME = re.compile(rb"[A-Za-z_]\w{2,}")
+NAME = re.compile(rb"(?<!\w)[A-Za-z_]\w{2,}")
 BRACKET = re.compile(rb"[()\[\]{}]")
 CLOSING = {ord(opening): ord(closing) for opening, closing in ("()", "[]", "{}")}
 LINE = re.compile(rb"\n( *)(?=[^\s#\0])")  # with something on it; a file's end is 0
@@ -23,15 +23,16 @@ class Marks(NamedTuple):
     indent: np.ndarray  # where an indentation ends that is less than that of the line before: its width + 1
 
 
-def mark(window: bytes) -> Marks:
-    """Words in comments and strings count as names, brackets there as brackets."""
+def mark(window: bytes, before: bytes = b"\0") -> Marks:
+    """before: the byte before the window, which says whether a name begins with it. Words in comments and strings count
+    as names, brackets there as brackets."""
     marks = np.zeros((3, len(window)), np.int32)
     occurrence, depth, indent = marks
     counts: Counter[bytes] = Counter()
-    for match in NAME.finditer(window, 1):
+    for match in NAME.finditer(before + window, 1):
         if not iskeyword(match[0].decode("ascii", "replace")):
             counts[match[0]] += 1
-            occurrence[slice(*match.span())] = min(counts[match[0]], MOST)
+            occurrence[match.start() - 1 : match.end() - 1] = min(counts[match[0]], MOST)
     stack: list[int] = []
     for match in BRACKET.finditer(window):
         bracket = window[match.start()]
@@ -42,10 +43,10 @@ def mark(window: bytes) -> Marks:
             stack.pop()
         else:
             stack.clear()
-    before = 0
+    width_before = 0
     for match in LINE.finditer(window):
         width = len(match[1])
-        if width < before:
+        if width < width_before:
             indent[match.end()] = width + 1
-        before = width
+        width_before = width
     return Marks(*marks[:, 1:])

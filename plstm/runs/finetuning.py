@@ -13,6 +13,7 @@ from jax.sharding import Sharding
 from plstm.config import Config
 from plstm.errors import UserError
 from plstm.models import MODELS
+from plstm.models.sequence import WINDOWED
 from plstm.models.weights import load, read_info
 from plstm.nn.layers import resize
 from plstm.runs.folders import find_run, load_config, open_checkpoint, restore_state
@@ -25,7 +26,7 @@ from plstm.training.steps import has_part, named_leaves
 # Keys of `model` in which the two models may differ: they do not change the parameters' meaning.
 MAY_DIFFER = (
     *("image_size", "classes", "drop_path", "dropout", "dtype", "method", "gate_init", "remat"),
-    *("blocks", "window", "sinks"),  # where blocks have other parameters, their names or shapes differ
+    *("window", "sinks"),
 )
 POSITION = "position"
 HEAD = "head."
@@ -90,9 +91,16 @@ def _check_model(source: str, trained: Any, new: Any) -> None:
     theirs = asdict(trained)
     ours = asdict(new)
     for key in ours | theirs:
-        if key not in MAY_DIFFER and theirs.get(key) != ours.get(key):
+        if key not in MAY_DIFFER and not _fits(key, theirs.get(key), ours.get(key)):
             has = f"{source} has {theirs.get(key)}; fine-tune with the same model"
             raise UserError(f"model.{key}={ours.get(key)}: {has}")
+
+
+def _fits(key: str, theirs: Any, ours: Any) -> bool:
+    """Whether the key's two values are equal, where `blocks` may have a student in the place of its teacher."""
+    if key != "blocks" or theirs is None or len(theirs) != len(ours):
+        return theirs == ours
+    return all(new == old or (old == "attention" and new in WINDOWED) for old, new in zip(theirs, ours, strict=True))
 
 
 def adapt(

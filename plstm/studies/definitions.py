@@ -120,7 +120,7 @@ class Differences(Strict):
 
 
 class Gap(Strict):
-    """A column of its own: where a row stands between two others, rows or baselines by name, that have 0 and 1."""
+    """A column of its own: where a row stands between a row or baseline, by name, that has 0 and a row that has 1."""
 
     title: str
     column: str  # of the table, by its name
@@ -245,6 +245,8 @@ class TableDefinition(Strict):
         names = [row.name for row in self.rows]
         groups = self.figure.groups or {"": [row.name for row in self.rows if row.own]}
         lists = [(f"stages[{number}].rows", stage.rows) for number, stage in enumerate(self.stages)]
+        has_others = self.baselines is not None or self.chance is not None  # whose names the definition does not have
+        lists += [("gap", [self.gap.one, *([] if has_others else [self.gap.zero])])] if self.gap else []
         lists += [("figure.groups", rows) for rows in groups.values()]
         lists += [("differences.groups", rows) for rows in (self.differences.groups if self.differences else ())]
         yield from (f"{where}: no row {min(other)!r}" for where, rows in lists if (other := set(rows) - {*names}))

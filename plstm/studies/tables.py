@@ -118,13 +118,14 @@ def study_lines(table: TableDefinition, groups: Sequence[Group], results_dir: Pa
 def _gap_lines(table: TableDefinition, lines: Sequence[Line]) -> Iterator[Line]:
     """Where each row and seed stands between the two that the table's gap names, once both are known."""
     gap = table.gap
-    means = {line.row: line.value for line in lines if gap and (line.seed, line.metric) == ("mean", gap.column)}
+    lines = [line for line in lines if gap and line.chosen and line.metric == gap.column]
+    means = {line.row: line.value for line in lines if line.seed == "mean"}
     if gap is None or not {gap.zero, gap.one} <= means.keys() or means[gap.zero] == means[gap.one]:
         return
     start = means[gap.zero]
     size = means[gap.one] - start
     for line in lines:
-        if line.metric == gap.column and line.seed not in ("n", "deviation", "paper"):
+        if line.seed in ("mean", "interval") or str(line.seed).isdecimal():
             value = line.value / abs(size) if line.seed == "interval" else (line.value - start) / size
             yield line._replace(metric=GAP, value=value)
 

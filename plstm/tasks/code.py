@@ -69,7 +69,7 @@ class CodeTask(StreamTask):
         if data.name not in NAMES:
             raise UserError(f"data.name={data.name}: choose one of {', '.join(NAMES)}")
         known = data.name == "packages"
-        return {"digest": DIGEST if known else digest(load_corpus(data.name, path=data.path))}
+        return {"digest": DIGEST if known else digest(load_corpus(data.name, data.root, data.path))}
 
     # ------------------------------------------------------------------ data
     @property
@@ -172,16 +172,15 @@ class CodeSplit(Split):
         rows = []
         for number, tokens in enumerate(self.groups.values()):
             count = -(-(len(tokens) - 1) // self.context)
-            padded = np.pad(tokens, (0, count * self.context + 1 - len(tokens)), constant_values=SEPARATOR)
-            rows += [(number, padded[n * self.context :][: self.context + 1]) for n in range(count)]
+            padded = np.pad(tokens, (1, count * self.context + 1 - len(tokens)), constant_values=SEPARATOR)
+            rows += [(number, padded[n * self.context :][: self.context + 2]) for n in range(count)]  # and a byte before
         chosen = np.unique(np.linspace(0, len(rows) - 1, min(self.rows, len(rows))).round().astype(int))
-        tokens = np.stack([rows[n][1] for n in chosen])
+        parts = np.stack([rows[n][1] for n in chosen])
+        texts = np.where(parts == SEPARATOR, 0, parts).astype(np.uint8)
         group = np.array([rows[n][0] for n in chosen], np.int32)
-        marks = [
-            mark(np.where(window == SEPARATOR, 0, window).astype(np.uint8).tobytes())._asdict() for window in tokens
-        ]
+        marks = [mark(text[1:].tobytes(), text[:1].tobytes())._asdict() for text in texts]
         by_name = {name: np.stack([each[name] for each in marks]) for name in marks[0]}
-        return {"tokens": tokens, "group": group} | by_name
+        return {"tokens": parts[:, 1:], "group": group} | by_name
 
     def __len__(self) -> int:
         return len(self.windows["group"])

@@ -105,6 +105,31 @@ def test_a_file_is_named_by_its_weights_and_starts_as_its_run_does(finetuning, t
         initial_id(str(file), trained.parent)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "fits"),
+    [
+        ("attention", "window_mlstm", True),  # a student of its teacher
+        ("window_mlstm", "window_mlstm", True),
+        ("gdn", "gdn_negative", False),  # these have the same parameters, which mean something else
+        ("attention", "attention_nope", False),
+        ("window_gdn", "window_gdn_negative", False),
+        ("window", "attention", False),
+    ],
+)
+def test_blocks_may_become_students_alone(composed, tmp_path, old, new, fits):
+    def config(block):
+        model = ["model.dim=16", "model.heads=2", f"model.blocks=[{block},gated_mlp]"]
+        return to_config(composed("experiment=code/language", "model=code/transformer", "debug=smoke", *model))
+
+    file = tmp_path / "model.safetensors"
+    plstm.save(build_model(config(old).model, 0, {"vocabulary": 257, "classes": 256}), file)
+    if fits:
+        check_start(str(file), config(new))
+        return
+    with pytest.raises(UserError, match=rf"^model.blocks=\['{new}', 'gated_mlp'\]: {file} has \['{old}', "):
+        check_start(str(file), config(new))
+
+
 def test_a_training_starts_from_those_weights(finetuning, trained, weights, tmp_path, monkeypatch):
     class Seen(Exception):
         """The arguments of describe_run, the last before the first step."""

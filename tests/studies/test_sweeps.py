@@ -52,6 +52,7 @@ PLANNED = 7 * 15 + 5 * (4 + 3 + 1 + 2 + 1)  # runs of the arrow table
             "column: bits",
             "gap is for a table without sections; its column must be",
         ),
+        ("distill-small", "one: teacher}", "one: teachers}", "key gap: no row 'teachers'"),
         ("tokens", "overview: test_rescaled@512", "overview: test_loss", "overview must be one of test_accuracy@128, "),
     ],
 )

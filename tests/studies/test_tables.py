@@ -71,6 +71,12 @@ def test_the_gap_between_two_rows_is_a_column(arrow, add, tmp_path):
     assert dict(cells_of(files["table.md"], "EfficientNet"))["Closed"] == "1.000"
     found = long_values(files["table.csv"])
     assert found["", "pLSTM", "0.0001", "1", "43", "gap"] == pytest.approx(0.75)
+    assert {key[4] for key in found if key[-1] == "gap"} == {"mean", "interval", "43", "44"}
+    add(lr=3e-4, seed=43, test=0.5)  # a rate that is not chosen
+    again = long_values(rendered(table, tmp_path)["table.csv"])
+    assert {key: value for key, value in again.items() if key[-1] == "gap"} == {
+        key: value for key, value in found.items() if key[-1] == "gap"
+    }
 
 
 def test_baselines_stand_below_chance(arrow, add, tmp_path):
