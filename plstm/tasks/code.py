@@ -173,7 +173,8 @@ class CodeSplit(Split):
         for number, tokens in enumerate(self.groups.values()):
             count = -(-(len(tokens) - 1) // self.context)
             padded = np.pad(tokens, (1, count * self.context + 1 - len(tokens)), constant_values=SEPARATOR)
-            rows += [(number, padded[n * self.context :][: self.context + 2]) for n in range(count)]  # and a byte before
+            # With the byte before.
+            rows += [(number, padded[n * self.context :][: self.context + 2]) for n in range(count)]
         chosen = np.unique(np.linspace(0, len(rows) - 1, min(self.rows, len(rows))).round().astype(int))
         parts = np.stack([rows[n][1] for n in chosen])
         texts = np.where(parts == SEPARATOR, 0, parts).astype(np.uint8)

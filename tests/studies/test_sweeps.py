@@ -42,7 +42,7 @@ PLANNED = 7 * 15 + 5 * (4 + 3 + 1 + 2 + 1)  # runs of the arrow table
         ("graphs", "sweep: {model.depth: [4]}\n", "sweep: {model.deepth: [4]}\n", "does not sweep model.deepth"),
         ("graphs", "choose_once: true", "costs: true", "key sections are not for a table with costs"),
         ("languages-small", "rows: [Stack-RNN, ", "rows: [Stack, ", "key stages[2].rows: no row 'Stack'"),
-        ("languages-small", "seed: [43]}", "seed: [7]}", "stages[1].sweep: the table does not sweep seed over [7]"),
+        ("languages-small", "seed: [43],", "seed: [7],", "stages[1].sweep: the table does not sweep seed over [7]"),
         ("arrow-48", "[EfficientNet, ", "[pLSTM, EfficientNet, ", f"panel 'Other models' has {LINES + 1} lines"),
         ("arrow-48", "[EfficientNet, ", "[Efficient, ", "key figure.groups: no row 'Efficient'"),
         ("tokens", "majority: {test_rescaled", "majority: {rescaled", "majority.rescaled@2048 of xLSTM[1:0] must be"),
