@@ -4,7 +4,7 @@ import contextlib
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from plstm.config import Config, EvalConfig, PathsConfig
@@ -181,11 +181,13 @@ def to_config(node: DictConfig) -> Config:
 
 
 def _with_data(node: DictConfig, task: str) -> DictConfig:
-    """A composed config with the missing keys of `data` that the task reads from its data."""
+    """A config with the keys of `data` that the task reads from its data, where they are missing or, in a record from
+    before there was such a key, absent."""
     data = OmegaConf.select(node, "data")
     if task not in TASKS or not isinstance(data, DictConfig):
         return node
-    missing = {key for key in data if OmegaConf.is_missing(data, key)}
+    keys = (field.name for field in fields(TASKS[task].data_schema) if field.default is MISSING)
+    missing = {key for key in keys if key not in data or OmegaConf.is_missing(data, key)}
     inferred = TASKS[task].infer_data(data) if missing else {}
     return OmegaConf.merge(node, {"data": {key: value for key, value in inferred.items() if key in missing}})
 
