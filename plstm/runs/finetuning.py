@@ -25,8 +25,16 @@ from plstm.training.steps import has_part, named_leaves
 
 # Keys of `model` in which the two models may differ: they do not change the parameters' meaning.
 MAY_DIFFER = (
-    *("image_size", "classes", "drop_path", "dropout", "dtype", "method", "gate_init", "remat"),
-    *("window", "sinks"),
+    "image_size",
+    "classes",
+    "drop_path",
+    "dropout",
+    "dtype",
+    "method",
+    "gate_init",
+    "remat",
+    "window",
+    "sinks",
 )
 POSITION = "position"
 HEAD = "head."

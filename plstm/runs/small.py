@@ -4,6 +4,10 @@ from typing import Any
 
 from data.imagenet.folders import TOY
 
+TEXT: dict[str, dict[str, Any]] = {
+    "data": {"name": "toy", "context": 64, "eval_rows": 16},
+    "optim": {"epochs": 0.016, "warmup_epochs": 0.004},
+}
 DATA: dict[str, dict[str, Any]] = {
     "arrow": {
         "data": {"size": 48, "object_scale": 0.25, "train_images": 256, "eval_images": 64},
@@ -29,14 +33,8 @@ DATA: dict[str, dict[str, Any]] = {
         "data": {"longest": 64, "every": 20, "ext_lengths": [41, 64], "eval_rows": 8},
         "optim": {"epochs": 0.02, "warmup_epochs": 0},
     },
-    "code": {
-        "data": {"name": "toy", "context": 64, "eval_rows": 16},
-        "optim": {"epochs": 0.016, "warmup_epochs": 0.004},
-    },
-    "distill": {
-        "data": {"name": "toy", "context": 64, "eval_rows": 16},
-        "optim": {"epochs": 0.016, "warmup_epochs": 0.004},
-    },
+    "code": TEXT,
+    "distill": TEXT,
     "series": {
         "data": {"name": "toy", "bank": 64, "eval_rows": 16},
         "optim": {"epochs": 0.016, "warmup_epochs": 0.004},

@@ -50,14 +50,18 @@ def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: P
     groups = find_groups(table, records)
     cells = [group.chosen for group in groups if group.chosen.runs and group.chosen.row.own]
     every = [cell for group in groups for cell in group.cells if cell.runs and cell.row.own]
-    wanted = {"curves": (draw_curves, table.figure.panels), "dots": (draw_dots, table.figure.dots)}
-    wanted |= {"lengths": (draw_lengths, table.figure.lengths), "sizes": (draw_sizes, table.figure.sizes)}
-    wanted |= {"clock": (draw_clock, table.figure.clock), "choices": (draw_choices, table.figure.choices)}
+    wanted = {
+        "curves": (draw_curves, table.figure.panels, cells),
+        "dots": (draw_dots, table.figure.dots, cells),
+        "lengths": (draw_lengths, table.figure.lengths, cells),
+        "sizes": (draw_sizes, table.figure.sizes, cells),
+        "clock": (draw_clock, table.figure.clock, cells),
+        "choices": (draw_choices, table.figure.choices, every),
+    }
     written = []
-    for name, (draw, is_wanted) in wanted.items():
+    for name, (draw, is_wanted, drawn) in wanted.items():
         with style():
-            drawn = every if name == "choices" else cells
-            figure = draw(table, drawn, results_dir) if is_wanted and cells else None
+            figure = draw(table, drawn, results_dir) if is_wanted and drawn else None
             if figure is not None:
                 written.append(save(figure, results_dir / table.name / f"{name}.png"))
     return written
