@@ -50,7 +50,7 @@ from plstm.runs.compose import compose_experiment
 from plstm.tasks import TASKS
 from plstm.tasks.programs import compile_programs
 from plstm.training.steps import init_state
-from scripts.common import ROOT, Parser, batch_shapes, planned_bytes, positive, write_results
+from scripts.common import IMAGE_TASKS, ROOT, Parser, batch_shapes, planned_bytes, positive, write_results
 from scripts.make_photos import draw, encode
 
 Row = dict[str, Any]
@@ -257,9 +257,9 @@ def prepare_step(config: Config) -> tuple[Callable[[], None], Row]:
     task = TASKS[config.task](config)
     programs = compile_programs(task, task.plan())
     state = programs.layout.place_state(init_state(task.build_model(0), programs.optimizer)[1])
-    if config.task in ("arrow", "imagenet"):  # random images do, without the data set
+    if config.task in IMAGE_TASKS:  # random images do, without the data set
         rng = np.random.default_rng(0)
-        shapes = batch_shapes(config).items()
+        shapes = batch_shapes(task).items()
         batch = programs.layout.place_rows(
             {name: rng.integers(2, size=leaf.shape, dtype=leaf.dtype) for name, leaf in shapes}
         )

@@ -13,12 +13,14 @@ import jax.numpy as jnp
 from omegaconf import OmegaConf
 
 from data import commands
-from plstm.config import Config
 from plstm.files import write_errors, write_file
 from plstm.runs.local import local_settings
+from plstm.tasks.base import Task
 from plstm.training.environment import describe_environment
+from plstm.training.meshes import Layout, make_mesh
 
 ROOT = Path(__file__).resolve().parents[1]
+IMAGE_TASKS = ("arrow", "imagenet")
 
 
 class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -40,12 +42,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def batch_shapes(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays of a training batch of images."""
+def batch_shapes(task: Task) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of a training batch; of a task of images without its data set."""
+    config = task.config
     count = config.optim.batch_size
-    side = config.data.size
-    image = (count, side * side // 8) if config.task == "arrow" else (count, side, side, 3)
-    return {"image": jax.ShapeDtypeStruct(image, jnp.uint8), "label": jax.ShapeDtypeStruct((count,), jnp.int32)}
+    if config.task in IMAGE_TASKS:
+        side = config.data.size
+        image = (count, side * side // 8) if config.task == "arrow" else (count, side, side, 3)
+        return {"image": jax.ShapeDtypeStruct(image, jnp.uint8), "label": jax.ShapeDtypeStruct((count,), jnp.int32)}
+    layout = Layout(make_mesh(count, 1, jax.devices()[:1]))
+    batch = next(task.batches(layout).from_step(0))
+    return {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in batch.items()}
 
 
 def planned_bytes(program: jax.stages.Compiled) -> int:

@@ -53,6 +53,7 @@ CASES: list[tuple[str, int, list[str]]] = [  # experiment, devices, overrides
     ("imagenet/plstm", 16, ["variant=size_b"]),
     ("arrow/plstm", 1, []),
     ("arrow/plstm", 8, []),
+    ("code/paper", 32, ["data.name=toy"]),
 ]
 WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8}
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{$", re.MULTILINE)
@@ -71,7 +72,7 @@ def gpu_devices(count: int) -> list[Any]:
 
 
 def compile_step(config: Config, devices: int) -> Any:
-    """The compiled training step of an image experiment; nothing is run or read. UserError without a compiler."""
+    """The compiled training step of an experiment; nothing is run. UserError without a compiler."""
     layout = Layout(make_mesh(config.optim.batch_size, config.mesh.fsdp, gpu_devices(devices)))
     task = TASKS[config.task](config)
 
@@ -87,7 +88,7 @@ def compile_step(config: Config, devices: int) -> Any:
         state = nnx.eval_shape(lambda: init_state(model, optimizer)[1])
         step = make_train_step(nnx.graphdef(model), optimizer, schedule, task.loss, layout=layout)
         state = jax.tree.map(place, state, layout.state(state))
-        batch = {name: place(leaf, layout.rows) for name, leaf in batch_shapes(config).items()}
+        batch = {name: place(leaf, layout.rows) for name, leaf in batch_shapes(task).items()}
         key = place(jax.eval_shape(lambda: jax.random.key(0)), layout.copies)
         return step.lower(state, batch, key).compile(OPTIONS)
 
@@ -131,7 +132,7 @@ def report(experiment: str, devices: int, overrides: list[str]) -> dict[str, Any
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("experiment", nargs="?", help="a file of configs/experiment that trains on images")
+    parser.add_argument("experiment", nargs="?", help="a file of configs/experiment")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
     parser.add_argument("--devices", type=positive, default=1)
     parser.add_argument("--out", type=Path, help="(default: results/benchmarks/gpu-memory.json, for no experiment)")

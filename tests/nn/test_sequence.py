@@ -1,10 +1,11 @@
-"""The causal convolution against its definition, in values and gradients."""
+"""The causal convolution and causal attention against their definitions, in values and gradients."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plstm.nn.sequence import WIDTH, causal_conv
+from plstm.nn.sequence import BLOCKS, FEWEST_QUERIES, WIDTH, causal_attention, causal_conv
 from tests.ops.comparing import check
 
 
@@ -19,3 +20,19 @@ def test_causal_conv_is_its_definition_in_values_and_gradients(x64, shape):
     rng = np.random.default_rng(0)
     x, weight, cotangent = (jnp.asarray(rng.normal(size=size)) for size in (shape, (WIDTH, shape[-1]), shape))
     check(causal_conv, plain_conv, {"x": x, "weight": weight}, cotangent, 1e-12)
+
+
+def plain_attention(q, k, v):
+    """With all pairs at once."""
+    scores = jnp.einsum("...thd,...shd->...hts", q, k) / np.sqrt(q.shape[-1])
+    seen = np.tril(np.ones(scores.shape[-2:], bool))
+    return jnp.einsum("...hts,...shd->...thd", jax.nn.softmax(jnp.where(seen, scores, -jnp.inf)), v)
+
+
+@pytest.mark.parametrize("scale", [1, 100])
+@pytest.mark.parametrize("lead", [(1,), (2, FEWEST_QUERIES + 1), (BLOCKS * FEWEST_QUERIES + 7,)])
+def test_causal_attention_is_its_definition_in_values_and_gradients(x64, lead, scale):
+    """At a scale of 100 a token attends to one other, and exponentials of plain scores would overflow."""
+    rng = np.random.default_rng(0)
+    q, k, v, cotangent = (jnp.asarray(rng.normal(size=(*lead, 2, 3))) for _ in range(4))
+    check(causal_attention, plain_attention, {"q": scale * q, "k": scale * k, "v": v}, cotangent, 1e-10)
