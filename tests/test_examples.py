@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from scripts.render_example import SCRIPT, render
@@ -10,6 +11,7 @@ from scripts.render_example import SCRIPT, render
 DECIMAL = r"\d+\.\d+"  # processors round differently
 
 
+@pytest.mark.slow
 def test_the_page_is_what_the_script_prints_and_draws(tmp_path):
     page = render(SCRIPT, tmp_path).read_text(encoding="utf-8")
     committed = SCRIPT.with_suffix(".md").read_text(encoding="utf-8")

@@ -43,6 +43,7 @@ def test_the_readme():
     assert found["states"].tolist() == TASKS["s3"].answer(np.array([[1, 2, 4, 3]])).tolist()
 
 
+@pytest.mark.slow
 def test_fine_tuning(folder):
     found = run("docs/running.md")
     assert found["losses"][-1] < found["losses"][0] / 2

@@ -13,7 +13,7 @@ SMALL = ["debug=smoke", "model.dim=16", "logger.mode=offline"]
     [
         (["experiment=graphs/gin", "data.fold=0"], "accuracy", set()),
         (["experiment=tokens/plstm"], "accuracy", set()),
-        (["experiment=series/forecast", "model=series/gdn"], "skill", {"samples"}),
+        pytest.param(["experiment=series/forecast", "model=series/gdn"], "skill", {"samples"}, marks=pytest.mark.slow),
     ],
     ids=["graphs", "tokens", "series"],
 )

@@ -50,7 +50,8 @@ def test_the_model_meets_its_golden_values(float64):
     check("T3", lambda x: (model(x), None), x=waves((2, 32, 32, 3)))
 
 
-@pytest.mark.parametrize("config", [TINY, pytest.param(TINY_MAMBA2D, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [TINY, TINY_MAMBA2D])
 def test_recomputed_blocks_give_the_same_gradients(config):
     images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 16, 16, 3)), jnp.float32)
 

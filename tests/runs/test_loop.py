@@ -50,6 +50,7 @@ def start(config):
     return start
 
 
+@pytest.mark.slow
 def test_a_record_names_the_commits_and_machines_of_all_sessions(start, config, tmp_path, monkeypatch):
     environment = session.describe_environment(train.ROOT)
     first, second = ({**environment, "commit": digit * 40, "dirty": digit == "a"} for digit in "ab")
