@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from plstm.nn.layers import NORM_EPSILON, bias_of, drop
+from plstm.nn.layers import NORM_EPSILON, bias_of, drop, softmax_attention
 from plstm.ops.common import chunked_map
 from plstm.ops.recursive import prefix_state, prefix_states
 
@@ -257,7 +257,9 @@ class EncoderLayer(nnx.Module):
 
     def __init__(self, dim: int, heads: int, mlp_ratio: int, dropout: float, rngs: nnx.Rngs):
         start = nnx.initializers.truncated_normal(1 / math.sqrt(dim))
-        self.attention = nnx.MultiHeadAttention(heads, dim, use_bias=False, kernel_init=start, decode=False, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(
+            heads, dim, use_bias=False, kernel_init=start, decode=False, attention_fn=attention_of_heads, rngs=rngs
+        )
         self.attention_norm, self.mlp_norm = (nnx.LayerNorm(dim, epsilon=NORM_EPSILON, rngs=rngs) for _ in range(2))
         self.up = dense(dim, mlp_ratio * dim, rngs)
         self.down = dense(mlp_ratio * dim, dim, rngs)
@@ -273,6 +275,12 @@ class EncoderLayer(nnx.Module):
         keys = (None, None) if key is None else jax.random.split(key)
         x = self.attention_norm(x + drop(chunked_map(attend, (x, is_step), chunks), self.dropout, keys[0]))
         return self.mlp_norm(x + drop(self.down(jax.nn.relu(self.up(x))), self.dropout, keys[1]))
+
+
+def attention_of_heads(q: Array, k: Array, v: Array, mask: Array, **_) -> Array:
+    """`softmax_attention` as `nnx.MultiHeadAttention` calls it: q, k, v [rows, N, heads, d] -> as v."""
+    q, k, v = (x.swapaxes(-2, -3) for x in (q, k, v))
+    return softmax_attention(q, k, v, mask).swapaxes(-2, -3)
 
 
 def position_code(position: Array, dim: int) -> Array:
