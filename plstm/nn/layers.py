@@ -27,7 +27,8 @@ def divide_heads(x: jax.Array, heads: int) -> jax.Array:
 
 
 def softmax_attention(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> jax.Array:
-    """q [..., T, d], k, v [..., S, d] -> as q; seen, bool and as [..., T, S], says which tokens a token attends to.
+    """softmax(q k^T / sqrt(d)) v over the pairs that are seen: q [..., T, d], k, v [..., S, d], seen bool, which
+    broadcasts to [..., T, S] -> as q.
 
     On CPUs a gradient takes half the time of JAX's own attention, which has the heads between tokens and channels."""
     scores = jnp.einsum("...td,...sd->...ts", q / math.sqrt(q.shape[-1]), k)
