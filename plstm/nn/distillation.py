@@ -5,14 +5,13 @@ A student has its teacher's parameters under the same names, and those of its li
 """
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from plstm.nn.layers import divide_heads, linear
+from plstm.nn.layers import divide_heads, linear, softmax_attention
 from plstm.nn.sequence import CausalAttention, rotate, unit_norm
 from plstm.ops.delta_rule import gated_delta_rule
 from plstm.ops.linear_attention import linear_attention
@@ -32,29 +31,28 @@ def window_attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int, sink
 
     Blocks of `window` tokens look at the sinks, the block before and themselves, so that no pair far apart is computed
     to be masked."""
-    *lead, length, heads, d = q.shape
+    q, k, v = (x.swapaxes(-2, -3) for x in (q, k, v))
+    *lead, length, d = q.shape
     window = min(window, length)
     sinks = min(sinks, length)
     blocks = -(-length // window)
-    padding = (*((0, 0),) * len(lead), (0, blocks * window - length), (0, 0), (0, 0))
+    padding = (*((0, 0),) * len(lead), (0, blocks * window - length), (0, 0))
 
     def in_blocks(x):
-        return jnp.pad(x, padding).reshape(*lead, blocks, window, heads, d)
+        return jnp.pad(x, padding).reshape(*lead, blocks, window, d)
 
-    def seen(x):  # by each block: [..., blocks, sinks + 2 window, heads, d]
+    def seen(x):  # by each block: [..., heads, blocks, sinks + 2 window, d]
         own = in_blocks(x)
-        before = jnp.concatenate([jnp.zeros_like(own[..., :1, :, :, :]), own[..., :-1, :, :, :]], axis=-4)
-        first = jnp.broadcast_to(x[..., None, :sinks, :, :], (*lead, blocks, sinks, heads, d))
-        return jnp.concatenate([first, before, own], axis=-3)
+        before = jnp.concatenate([jnp.zeros_like(own[..., :1, :, :]), own[..., :-1, :, :]], axis=-3)
+        first = jnp.broadcast_to(x[..., None, :sinks, :], (*lead, blocks, sinks, d))
+        return jnp.concatenate([first, before, own], axis=-2)
 
     start = window * jnp.arange(blocks)[:, None]
     i = (start + jnp.arange(window))[:, :, None]
     band = (start + jnp.arange(-window, window))[:, None, :]
     is_seen = [i - jnp.arange(sinks) >= window, (band >= 0) & (band <= i) & (i - band < window)]  # each token once
-    scores = jnp.einsum("...qhd,...khd->...hqk", in_blocks(q), seen(k)) / math.sqrt(d)
-    scores = jnp.where(jnp.concatenate(is_seen, axis=-1)[:, None], scores, -jnp.inf)
-    hidden = jnp.einsum("...hqk,...khd->...qhd", jax.nn.softmax(scores), seen(v))
-    return hidden.reshape(*lead, blocks * window, heads, d)[..., :length, :, :]
+    hidden = softmax_attention(in_blocks(q), seen(k), seen(v), jnp.concatenate(is_seen, axis=-1))
+    return hidden.reshape(*lead, blocks * window, d)[..., :length, :].swapaxes(-2, -3)
 
 
 def gate(dim: int, heads: int, rngs: nnx.Rngs, **options) -> nnx.Linear:
