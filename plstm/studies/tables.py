@@ -126,7 +126,7 @@ def _gap_lines(table: TableDefinition, lines: Sequence[Line]) -> Iterator[Line]:
     size = means[gap.one] - start
     for line in lines:
         if line.seed in ("mean", "interval") or str(line.seed).isdecimal():
-            value = line.value / abs(size) if line.seed == "interval" else (line.value - start) / size
+            value = line.value / abs(size) if line.seed == "interval" else (line.value - start) / size + 0.0  # not -0
             yield line._replace(metric=GAP, value=value)
 
 
