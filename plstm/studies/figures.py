@@ -4,6 +4,7 @@ lines an axes.
 """
 
 import json
+import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -292,7 +293,10 @@ def _legend_below(figure: Any, order: Sequence[str] = ()) -> None:
     axes = figure.axes
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     labels = [label for label in dict.fromkeys([*order, *handles]) if label in handles]
-    place = {"loc": "outside lower center", "ncols": 6, "columnspacing": 1.2}
+    inches = sum(0.5 + 0.06 * len(label) for label in labels)  # about, of marks and of text of 8 points
+    rows = 1 + int(inches / figure.get_figwidth())
+    columns = min(6, math.ceil(len(labels) / rows))
+    place = {"loc": "outside lower center", "ncols": columns, "columnspacing": 1.2}
     figure.legend([handles[label] for label in labels], labels, fontsize=8, **place)
 
 
