@@ -54,8 +54,10 @@ def public_operator(function: Callable[Arguments, Array]) -> Callable[Arguments,
 
         if not mesh.explicit_axes:
             return of_arrays(*arrays)
-        spec = PartitionSpec(*jax.typeof(arrays[0]).sharding.spec[:-1])
-        return jax.sharding.auto_axes(of_arrays, axes=mesh.explicit_axes, out_sharding=spec)(*arrays)
+        spec = list(jax.typeof(arrays[0]).sharding.spec[:-1])
+        while spec and spec[-1] is None:  # the output may have fewer axes
+            spec.pop()
+        return jax.sharding.auto_axes(of_arrays, axes=mesh.explicit_axes, out_sharding=PartitionSpec(*spec))(*arrays)
 
     return run
 
