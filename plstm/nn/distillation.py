@@ -27,11 +27,10 @@ def window_mask(length: int, window: int, sinks: int) -> jax.Array:
 
 
 def window_attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int, sinks: int) -> jax.Array:
-    """Softmax attention under `window_mask`: q, k, v [..., T, heads, d] -> as v.
+    """Softmax attention under `window_mask`: q, k, v [..., T, d] -> as v.
 
     Blocks of `window` tokens look at the sinks, the block before and themselves, so that no pair far apart is computed
     to be masked."""
-    q, k, v = (x.swapaxes(-2, -3) for x in (q, k, v))
     *lead, length, d = q.shape
     window = min(window, length)
     sinks = min(sinks, length)
@@ -41,7 +40,7 @@ def window_attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int, sink
     def in_blocks(x):
         return jnp.pad(x, padding).reshape(*lead, blocks, window, d)
 
-    def seen(x):  # by each block: [..., heads, blocks, sinks + 2 window, d]
+    def seen(x):  # by each block: [..., blocks, sinks + 2 window, d]
         own = in_blocks(x)
         before = jnp.concatenate([jnp.zeros_like(own[..., :1, :, :]), own[..., :-1, :, :]], axis=-3)
         first = jnp.broadcast_to(x[..., None, :sinks, :], (*lead, blocks, sinks, d))
@@ -52,7 +51,7 @@ def window_attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int, sink
     band = (start + jnp.arange(-window, window))[:, None, :]
     is_seen = [i - jnp.arange(sinks) >= window, (band >= 0) & (band <= i) & (i - band < window)]  # each token once
     hidden = softmax_attention(in_blocks(q), seen(k), seen(v), jnp.concatenate(is_seen, axis=-1))
-    return hidden.reshape(*lead, blocks * window, d)[..., :length, :].swapaxes(-2, -3)
+    return hidden.reshape(*lead, blocks * window, d)[..., :length, :]
 
 
 def gate(dim: int, heads: int, rngs: nnx.Rngs, **options) -> nnx.Linear:
@@ -152,16 +151,15 @@ class Student(CausalAttention):
         self.linear = None if make is None else make(dim, heads, rngs)
 
     def hidden(self, x: jax.Array) -> jax.Array:
+        """[..., T, dim] -> the same, before the output map."""
         features = self.qkv(x)
         q, k, v = (divide_heads(part, self.heads) for part in jnp.split(features, 3, axis=-1))
-        q, k = rotate(q), rotate(k)
+        q, k, v = (part.swapaxes(-2, -3) for part in (rotate(q), rotate(k), v))
         hidden = window_attention(q, k, v, self.window, self.sinks)
         if self.linear is not None:
             share = self.linear.share(features)[..., None]
-            q, k, v, hidden = (part.swapaxes(-2, -3) for part in (q, k, v, hidden))
             hidden = share * self.linear(features, q, k, v) + (1 - share) * hidden
-            hidden = hidden.swapaxes(-2, -3)
-        return hidden.reshape(x.shape)
+        return hidden.swapaxes(-2, -3).reshape(x.shape)
 
     def teacher(self, x: jax.Array) -> jax.Array:
         """As `hidden`, of the teacher that has the same parameters: attention to all tokens up to each."""

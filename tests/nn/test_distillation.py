@@ -61,15 +61,15 @@ def test_blocks_see_what_the_mask_shows(x64, length, window, sinks):
     """Values and gradients."""
 
     def masked(q, k, v):
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) / 2
         weights = jax.nn.softmax(jnp.where(window_mask(length, window, sinks), scores, -jnp.inf))
-        return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+        return jnp.einsum("bhqk,bhkd->bhqd", weights, v)
 
     def total(function, *parts):
         found = function(*parts)
         return (jnp.cos(jnp.arange(found.size)).reshape(found.shape) * found).sum(), found
 
-    parts = jax.random.normal(jax.random.key(0), (3, 2, length, 2, 4), jnp.float64)
+    parts = jax.random.normal(jax.random.key(0), (3, 2, 2, length, 4), jnp.float64)
     banded = functools.partial(window_attention, window=window, sinks=sinks)
     ours, expected = (
         jax.jit(jax.grad(functools.partial(total, function), (0, 1, 2), has_aux=True))(*parts)

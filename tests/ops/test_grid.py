@@ -111,7 +111,7 @@ def longest_chain(jaxpr, before: list[int]) -> list[int]:
         assert equation.primitive.name not in ("scan", "while")
         inputs = [0 if isinstance(x, Literal) else depth.get(x, 0) for x in equation.invars]
         inner = [value for value in equation.params.values() if isinstance(value, ClosedJaxpr)]
-        if inner and len(inner[0].jaxpr.invars) == len(inputs):  # not the sum of a scatter
+        if inner and equation.primitive.name != "scatter-add":  # whose program is the sum of two numbers
             outputs = longest_chain(inner[0].jaxpr, inputs)
         else:
             outputs = [max(inputs, default=0) + (equation.primitive.name == "dot_general")] * len(equation.outvars)

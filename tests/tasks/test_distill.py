@@ -134,7 +134,8 @@ def test_all_runs_of_the_study_have_one_teacher():
     table = load_table(ROOT / "configs/study/distill-small.yaml")
     runs = {(run.row.name, run.values["seed"]): run for run in planned_runs(table)}
     teacher = runs.pop(("teacher", 43))
-    assert len(runs) == 3 * (len(table.rows) - 1) and table.weights["code-teacher"] == teacher.id
+    assert len(runs) == 3 * (len(table.rows) - 1)
+    assert table.weights == {"code-teacher": teacher.id, "code-student": runs["mLSTM", 43].id}
     for (name, seed), run in runs.items():
         if "stage_2" in run.row.variants and "optim.loss" not in run.row.set:
             assert run.row.set["data.teacher"] == teacher.id, name
