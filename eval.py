@@ -15,10 +15,11 @@ from omegaconf import DictConfig
 
 from plstm.config import Config, EvalConfig
 from plstm.errors import UserError
+from plstm.limits import ID_DIGITS
 from plstm.runs.cli import one_line_errors, run_entry
 from plstm.runs.compose import check, to_eval_config
 from plstm.runs.folders import find_run, load_overrides, lock_folder, open_checkpoint
-from plstm.runs.identity import ID_DIGITS, run_name
+from plstm.runs.identity import run_name
 from plstm.runs.pictures import draw_run
 from plstm.runs.session import open_tracker
 from plstm.runs.weights import config_of, from_checkpoint
@@ -63,7 +64,7 @@ def print_metrics(options: EvalConfig) -> None:
         with memory_errors(batch_size, "take more devices, or one with more memory"):
             found[name] = evaluate(measure, weights, split, batch_size, place)
         print(f"{describe(name, found[name], digits=6)}  ({found[name]['count']:,} {task.unit})", flush=True)
-    if options.weights is None and config.logger.mode != "disabled":
+    if options.weights is None and "disabled" not in (config.logger.mode, options.logger.mode):
         folder = find_run(source, Path(options.paths.runs))
         try:
             with lock_folder(folder):  # a training logs into the same W&B run

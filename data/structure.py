@@ -30,7 +30,7 @@ def mark(window: bytes, before: bytes = b"\0") -> Marks:
     occurrence, depth, indent = marks
     counts: Counter[bytes] = Counter()
     for match in NAME.finditer(before + window, 1):
-        if not iskeyword(match[0].decode("ascii", "replace")):
+        if not iskeyword(match[0].decode("ascii")):
             counts[match[0]] += 1
             occurrence[match.start() - 1 : match.end() - 1] = min(counts[match[0]], MOST)
     stack: list[int] = []

@@ -7,15 +7,13 @@ reads configs from Hydra and from files.
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from annotated_types import MinLen
 from omegaconf import MISSING
 
 from data.augment.recipes import AugmentConfig
-from plstm.limits import Count, Matches, Natural, NotNegative, OneOf, Positive, Rate, Root, Share, Workers
+from plstm.limits import Count, Folder, Matches, Natural, NotNegative, OneOf, Positive, Rate, Root, Share, Workers
 
 MODES = ("auto", "online", "offline", "disabled")  # of W&B
 Checkpoint = Annotated[str, OneOf("last", "best")]
-Folder = Annotated[str, MinLen(1), Matches("[^~].*", "a path without ~, which is not expanded")]
 # W&B's tags have at most 64 letters; file names and links have it, too.
 ExperimentName = Annotated[
     str, Matches(r"(?=.{1,64}$)[\w.+-]+(/[\w.+-]+)*", "a name such as arrow/plstm, of at most 64 letters")
@@ -103,7 +101,7 @@ class EvalDataConfig:
     """What to evaluate on. Keys that are null are as the run had them, but for the places `root` and `path`."""
 
     split: str | None = None  # null: all splits that the end of training evaluates
-    folder: str | None = None  # instead: a folder of class folders of images, named as the classes or by their numbers
+    folder: Folder | None = None  # instead: of class folders of images, named as the classes or by their numbers
     root: Root | None = None  # folder of all data sets; null: as for a run
     path: str | None = None  # folder of one's own pictures
     generate: bool | None = None  # make missing images; otherwise missing data is an error

@@ -25,6 +25,7 @@ from plstm.errors import UserError
 MAX_SIZE = 2**16  # of a dimension; a larger one is a typing error
 FLOAT32_MIN = 1e-37  # magnitudes, a little rounded
 FLOAT32_MAX = 1e38
+ID_DIGITS = 12  # hexadecimal ones, of a run's id, and of a file's in place of it
 
 Size = Annotated[int, Interval(ge=1, le=MAX_SIZE)]
 Count = Annotated[int, Ge(1)]
@@ -52,6 +53,9 @@ class Matches:
 
     pattern: str
     description: str
+
+
+Folder = Annotated[str, MinLen(1), Matches("[^~].*", "a path without ~, which is not expanded")]
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ from plstm.runs.compose import compose_experiment
 from plstm.tasks import TASKS
 from plstm.tasks.programs import compile_programs
 from plstm.training.steps import init_state
-from scripts.common import IMAGE_TASKS, ROOT, Parser, batch_shapes, planned_bytes, positive, write_results
+from scripts.common import IMAGE_TASKS, ONE_THREAD, ROOT, Parser, batch_shapes, planned_bytes, positive, write_results
 from scripts.make_photos import draw, encode
 
 Row = dict[str, Any]
@@ -153,7 +153,10 @@ def measure_operator(options: argparse.Namespace) -> Iterator[Row]:
         if jax.default_backend() == "cpu":  # others take no chunks
             forms["at once"] = partial(by_matrix, structure=structure, form="auto", chunks=1)
         if options.forms:
-            forms = {name: form for name, form in forms.items() if name in options.forms}
+            chosen = {name: form for name, form in forms.items() if name in options.forms}
+            if not chosen:
+                raise UserError(f"--forms: {structure} has {', '.join(forms)}")
+            forms = chosen
         forms |= {f"block {side}": partial(chunkwise, structure=structure, block=side) for side in options.blocks}
         inputs = draw_operator_inputs(structure, grid, options.batch)
         chosen = {name: (form, inputs) for name, form in forms.items()}
@@ -213,7 +216,6 @@ def measure_sequences(options: argparse.Namespace) -> Iterator[Row]:
 
 
 # ---------------------------------------------------------------------- training steps
-ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "NPROC": "1", "OMP_NUM_THREADS": "1"}
 STEPS = 10  # of which the fastest counts
 
 

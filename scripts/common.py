@@ -21,6 +21,8 @@ from plstm.training.meshes import Layout, make_mesh
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGE_TASKS = ("arrow", "imagenet")
+# Variables of a process that is to have one core.
+ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "NPROC": "1", "OMP_NUM_THREADS": "1"}
 
 
 class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):

@@ -42,10 +42,9 @@ from plstm.studies.weights import missing_weights
 from plstm.tasks import TASKS
 from plstm.training.environment import Hardware
 from plstm.training.flops import MANY_HOURS
-from scripts.common import Parser, machine_folder, positive
+from scripts.common import ONE_THREAD, Parser, machine_folder, positive
 
 ROOT = Path(__file__).resolve().parents[1]
-ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "NPROC": "1", "OMP_NUM_THREADS": "1"}
 PLAIN_LINES = {"TERM": "dumb"}  # of several runs' bars a terminal can show one
 
 

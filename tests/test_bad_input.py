@@ -99,11 +99,14 @@ def test_a_command_line_is_refused_in_one_line(command, line):
     assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
 
 
-def test_with_several_experiments_a_key_of_their_data_may_be_set(entry, tmp_path, monkeypatch):
-    """Which the config before any experiment does not have."""
+def test_several_experiments_in_one_sweep(entry, tmp_path, monkeypatch):
+    """They sweep over their folds as each does alone; a key of their data may be set, which the config before any
+    experiment does not have."""
     started = []
     monkeypatch.setattr("train.start", lambda config, *_: started.append((config.experiment, config.data.fold)))
-    monkeypatch.setattr("plstm.studies.summary.SweepSummary.on_multirun_end", lambda *_, **__: None)
+    assert entry("train", "-m", "experiment=graphs/gin,graphs/gcn", "seed=46", *paths(tmp_path))[0] == 0
+    assert started == [(f"graphs/{name}", fold) for name in ("gin", "gcn") for fold in range(10)]
+    started.clear()
     words = ["-m", "experiment=graphs/gin,graphs/gcn", "data.fold=3", "model.depth=2"]
     assert entry("train", *words, *paths(tmp_path))[0] == 0
     assert started == [("graphs/gin", 3), ("graphs/gcn", 3)]

@@ -15,6 +15,7 @@ import urllib.request
 import zipfile
 import zlib
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from plstm.errors import DownloadError, UserError
 from plstm.files import data_root, locked
+from plstm.limits import FLOAT32_MAX
 
 URL = "https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
 MOST_BYTES = 2**31  # of a set
@@ -142,6 +144,8 @@ def _features(attributes: Path, labels: Path, nodes: int) -> np.ndarray:
             table = _table(path, dtype=dtype)
             if len(table) != nodes:
                 raise _damaged(path, f"has {len(table)} lines for {nodes} nodes")
+            if not (np.abs(table) < FLOAT32_MAX).all():
+                raise _damaged(path, "has numbers that are not finite")
             parts += [table] if path == attributes else [column[:, None] == np.unique(column) for column in table.T]
     return np.concatenate(parts or [np.ones((nodes, 1))], axis=1, dtype=np.float32)
 
@@ -184,7 +188,7 @@ def _download(name: str, folder: Path) -> Path:
                     _unpack(name, url, _read(url, answer), Path(new, name))
                     shutil.rmtree(folder, ignore_errors=True)
                     os.rename(Path(new, name), folder)
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+    except (OSError, HTTPException, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         why = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else error
         remedy = f"is it one of {', '.join(SIZES)}? If there is such a set, put its text files into {folder}"
         raise DownloadError(f"data.name={name}: cannot fetch {url} ({why}); {remedy}") from error

@@ -26,9 +26,10 @@ def load_bank(root: str | None, seed: int, count: int, length: int = LENGTH) -> 
     there."""
     own = "" if length == LENGTH else f"-{length}"
     path = data_root(root) / f"series-bank-{seed}-{count}{own}.npy"
-    with write_errors(path), locked(path.with_name(".series-bank.lock")):
-        if not path.is_file():
-            write_file(path, lambda file: np.save(file, draw_bank(seed, count, length)))
+    if not path.is_file():
+        with write_errors(path), locked(path.with_name(".series-bank.lock")):
+            if not path.is_file():  # another process may have drawn it meanwhile
+                write_file(path, lambda file: np.save(file, draw_bank(seed, count, length)))
     try:
         bank = np.load(path)
     except (ValueError, EOFError):

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from data.series.bank import MOST
-from data.series.scoring import HORIZONS, SEASONS, SeriesSet, seasonal_error
+from data.series.scoring import HORIZONS, SEASONS, SeriesSet, naive_scores, seasonal_error
 from plstm.errors import UserError, first_line
 from plstm.preprocessing import standardise
 
@@ -68,6 +68,14 @@ def read_set(file: Path) -> SeriesSet:
             f"{file}: each column must have more than {horizon} values, the horizon of {frequency}, all finite"
         )
     found = SeriesSet(file.stem, frequency, series, SEASONS[frequency], horizon)
-    if not any(seasonal_error(context, found.season) > 0 for context, _ in found.pairs()):
-        raise UserError(f"{file}: no forecast of it can be scored, as its values before do not change")
+    if not _has_scores(found):
+        why = "its values are 0 there, do not change before, or are those of a season before"
+        raise UserError(f"{file}: no forecast of its last {horizon} values can be scored, as {why}")
     return found
+
+
+def _has_scores(series: SeriesSet) -> bool:
+    """Whether a model's scores can be divided by the seasonal naive's."""
+    pairs = list(series.pairs())
+    changes = any(seasonal_error(context, series.season) > 0 for context, _ in pairs)
+    return changes and any(np.nansum(np.abs(label)) > 0 for _, label in pairs) and min(naive_scores(series)) > 0

@@ -121,6 +121,13 @@ def seasonal_naive(context: np.ndarray, season: int, horizon: int) -> np.ndarray
     return filled[len(filled) - lag + steps % lag] + quantiles[:, None] * deviation * np.sqrt(steps // lag + 1)
 
 
+def naive_scores(series: SeriesSet) -> Scores:
+    """The seasonal naive's, over which those of a model are taken."""
+    pairs = list(series.pairs())
+    forecasts = [seasonal_naive(context, series.season, series.horizon) for context, _ in pairs]
+    return score(pairs, forecasts, series.season)
+
+
 def constant_quantiles(context: np.ndarray, horizon: int) -> np.ndarray:
     """The quantiles of the known values, at each step: [9, horizon]."""
     return np.repeat(np.nanquantile(context, LEVELS)[:, None], horizon, axis=1)

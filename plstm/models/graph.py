@@ -11,8 +11,8 @@ from flax import nnx
 
 from plstm.errors import require
 from plstm.limits import OneOf, OnlyWith, Size, check_limits
-from plstm.nn.graph import TRANSITION_NODES, GraphMixer, degree_encoding
-from plstm.nn.layers import MLP, NORM_EPSILON, bias_of, dense, norm
+from plstm.nn.graph import TRANSITION_NODES, GraphMixer
+from plstm.nn.layers import MLP, NORM_EPSILON, bias_of, dense, norm, sinusoids
 from plstm.ops.dag import METHODS, NORMS, PackedDags
 
 PLSTM = OnlyWith("kind", ("plstm",))
@@ -211,7 +211,7 @@ class GraphPLSTM(ReadoutModel):
         """Float32 [graphs, dim]."""
         x = self.encoder(batch["features"])
         dags = batch["dags"]
-        x = x + degree_encoding(batch["degree"], x.shape[-1])
+        x = x + sinusoids(batch["degree"], x.shape[-1])
         parts = zip(split_nodes(x, dags), dags, strict=True)
         edges = [(part[dag.tail] + part[dag.head]) / 2 for part, dag in parts]
         for block in self.blocks:

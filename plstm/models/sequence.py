@@ -100,12 +100,14 @@ class SequenceConfig:
         check_limits(self, "model.")
         heads = math.lcm(self.heads, self.attention_heads or 1)
         inner = self.inner_dim or 2 * self.dim
+        head = self.head_dim or self.dim
+        fits = "mamba2" not in self.blocks or inner % head == 0
         divides = "plstm" not in self.blocks or self.dim % self.track == 0
         require(
             self,
             ("dim", self.dim % (2 * heads) == 0, f"must be a multiple of twice the heads, {2 * heads}"),
             ("track", divides, f"must divide model.dim={self.dim}"),
-            ("head_dim", inner % (self.head_dim or 1) == 0, f"must divide the inner channels, {inner}"),
+            ("inner_dim", fits, f"must be a multiple of the channels of a head, {head}"),
             ("key_dim", (self.key_dim or self.heads) % self.heads == 0, f"must be a multiple of {self.heads} heads"),
             prefix="model.",
         )

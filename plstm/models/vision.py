@@ -256,7 +256,7 @@ class VisionModel(nnx.Module):
 
 # ---------------------------------------------------------------------- looking inside
 def _gate_means(block: Block, x: jax.Array) -> dict[str, jax.Array]:
-    """The means of a block's gates on its input; transitions also by magnitude. Empty without gates."""
+    """The means of a block's gates on its input; transitions also by magnitude. Empty but for `PLSTMMixer`."""
     if not isinstance(block.mixer, PLSTMMixer):
         return {}
     gates = block.mixer.gates(block.mixer_norm(x))._asdict()
@@ -266,7 +266,7 @@ def _gate_means(block: Block, x: jax.Array) -> dict[str, jax.Array]:
 
 def gate_statistics(model: VisionModel, images: jax.Array) -> dict[str, jax.Array]:
     """Mean of each layer's gates over normalised images [batch, height, width, channels], heads, directions and nodes:
-    {"gates/layer00_P/s_r": scalar, ...}; empty without gates."""
+    {"gates/layer00_P/s_r": scalar, ...}; empty where no mixer is a `PLSTMMixer`."""
     _, means = model.apply_blocks(model.embed(images), capture=_gate_means)
     modes = [block.mixer.mode for block in model.groups.blocks]
     return {

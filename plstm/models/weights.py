@@ -24,12 +24,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from pydantic import BaseModel, Field, Json, NonNegativeInt, StringConstraints, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, Json, StringConstraints, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
 
 from plstm.errors import UserError, first_line, first_problem
 from plstm.files import write_file
+from plstm.limits import Count, Natural
 from plstm.models.registry import MODELS, Info, build_model, named_variables
 from plstm.preprocessing import Preprocessing
 
@@ -42,11 +43,11 @@ class _Metadata(BaseModel, strict=True):
     """What a file has beside its tensors."""
 
     run: Annotated[str, StringConstraints(pattern="^([0-9a-f]{12})?$")]
-    step: Annotated[NonNegativeInt, Field(strict=False)]
+    step: Annotated[Natural, Field(strict=False)]
     sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
     model: Json[dict[str, Any]]
     training: Json[dict[str, Any] | None]
-    sizes: Json[dict[str, NonNegativeInt]]
+    sizes: Json[dict[str, Count]]
     class_names: Json[tuple[str, ...]]
     preprocessing: Json[Preprocessing | None]
 
@@ -96,7 +97,7 @@ def save(
         info = replace(info, run="", step=0, training=None, sha256=sha256)
     names = info.class_names if class_names is None else tuple(class_names)
     info = replace(info, class_names=names, preprocessing=preprocessing or info.preprocessing)
-    _check_use(info)
+    _info(path, _metadata(info))  # which `load` will read
     expected = named_variables(nnx.state(_empty_model(path, info), SAVED))
     _check_names(path, tensors.keys(), expected)
     for name, tensor in tensors.items():
@@ -203,9 +204,9 @@ def _info(path: Path, metadata: Mapping[str, str] | None) -> Info:
         info = Info(config, found.sizes, found.class_names, found.preprocessing, found.run, found.step)
         _check_use(info)
     except ValidationError as error:
-        raise UserError(f"{path}: its metadata are damaged or of other code ({first_problem(error, 'key')})") from error
+        raise UserError(f"{path}: its metadata do not fit this code ({first_problem(error, 'key')})") from error
     except (RecursionError, UserError) as error:
-        raise UserError(f"{path}: its metadata are damaged or of other code ({first_line(error)})") from error
+        raise UserError(f"{path}: its metadata do not fit this code ({first_line(error)})") from error
     return replace(info, training=found.training, sha256=found.sha256)
 
 

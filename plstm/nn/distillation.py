@@ -20,14 +20,9 @@ from plstm.ops.mlstm import mlstm
 LEAST_LOG_DECAY = -3.0  # of Gated DeltaNet in a student
 
 
-def window_mask(length: int, window: int, sinks: int) -> jax.Array:
-    """bool [T, T]: whether token i sees token j, one of the last `window` up to itself or of the first `sinks`."""
-    i, j = jnp.indices((length, length))
-    return (j <= i) & ((i - j < window) | (j < sinks))
-
-
 def window_attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int, sinks: int) -> jax.Array:
-    """Softmax attention under `window_mask`: q, k, v [..., T, d] -> as v.
+    """Softmax attention of each token to the last `window` up to itself, and to the first `sinks` of those: q, k, v
+    [..., T, d] -> as v.
 
     Blocks of `window` tokens look at the sinks, the block before and themselves, so that no pair far apart is computed
     to be masked."""

@@ -75,10 +75,3 @@ class GraphMixer(nnx.Module):
         t = jnp.where(dag.multitree, t, 0) if self.pruned else t
         t = normalise_transitions(t, dag, self.p_norm) if self.mode == "P" else jnp.tanh(t)
         return DagGates(source, t, mark), jax.nn.sigmoid(of_direct + direct_bias)
-
-
-def degree_encoding(degree: jax.Array, dim: int) -> jax.Array:
-    """Sines and cosines of a node's degree: int [N] -> float32 [N, dim], wave lengths 2 pi 10000^(2i / dim)."""
-    frequency = jnp.exp(-math.log(10_000.0) * jnp.arange(0, dim, 2) / dim)
-    angle = degree[:, None] * frequency
-    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)

@@ -26,6 +26,13 @@ def divide_heads(x: jax.Array, heads: int) -> jax.Array:
     return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
 
 
+def sinusoids(number: jax.Array, dim: int) -> jax.Array:
+    """A code of positions or degrees: int [...] -> float32 [..., dim], sines, then cosines, of the number times
+    10000^(-2k / dim)."""
+    angle = number[..., None] * 10_000.0 ** (-jnp.arange(0, dim, 2) / dim)
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+
+
 def softmax_attention(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> jax.Array:
     """softmax(q k^T / sqrt(d)) v over the pairs that are seen: q [..., T, d], k, v [..., S, d], seen bool, which
     broadcasts to [..., T, S] -> as q.

@@ -1,7 +1,8 @@
 """The layers that answer formal languages: PR-LSTM and PR-RNN (arXiv 2605.17108), and the networks of "Neural Networks
 and the Chomsky Hierarchy" (ICLR 2023): RNN, LSTM, Stack-RNN, Tape-RNN, Transformer.
 
-Each maps a `Rows` to what it has at the last `answers` steps of each row, [rows, answers, dim]. All start as there:
+Each maps a `Rows` to what it has at the `answers` steps after the tokens of each row, [rows, answers, dim]; what lies
+beyond a row's last step may be anything. All start as there:
 weights N(0, 1 / in) cut at two deviations, biases and states 0.
 """
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from plstm.nn.layers import NORM_EPSILON, bias_of, drop, softmax_attention
+from plstm.nn.layers import NORM_EPSILON, bias_of, drop, sinusoids, softmax_attention
 from plstm.ops.common import chunked_map
 from plstm.ops.recursive import prefix_state, prefix_states
 
@@ -246,7 +247,7 @@ class Transformer(nnx.Module):
         keys = [None] * (len(self.layers) + 1) if key is None else jax.random.split(key, len(self.layers) + 1)
         left = rows.steps[:, None] - jnp.arange(rows.tokens.shape[1])  # the position of each step, 0 or less at padding
         x = self.embedding(jax.nn.one_hot(rows.tokens, self.tokens)) * math.sqrt(self.dim)
-        x = drop(x + position_code(left, self.dim), self.dropout, keys[0])
+        x = drop(x + sinusoids(left, self.dim), self.dropout, keys[0])
         for layer, layer_key in zip(self.layers, keys[1:], strict=True):
             x = layer(x, left > 0, layer_key)
         return take_answers(jnp.moveaxis(x, 1, 0), rows, answers)
@@ -281,9 +282,3 @@ def attention_of_heads(q: Array, k: Array, v: Array, mask: Array, **_) -> Array:
     """`softmax_attention` as `nnx.MultiHeadAttention` calls it: q, k, v [rows, N, heads, d] -> as v."""
     q, k, v = (x.swapaxes(-2, -3) for x in (q, k, v))
     return softmax_attention(q, k, v, mask).swapaxes(-2, -3)
-
-
-def position_code(position: Array, dim: int) -> Array:
-    """int [...] -> float [..., dim]: sines, then cosines, of the position times 10000^(-2k / dim)."""
-    angle = position[..., None] * 10_000.0 ** (-jnp.arange(0, dim, 2) / dim)
-    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)

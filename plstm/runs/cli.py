@@ -42,12 +42,13 @@ def run_entry(main: Callable[[], Any], schema: type) -> None:
     with lasting_output("the program continues without it"), one_line_errors():
         sys.argv[1:] = as_choices([quote_ids(word) for word in sys.argv[1:]])
         local_settings()
-        check_command(sys.argv[1:], schema)
+        sys.argv += check_command(sys.argv[1:], schema)
         main()
 
 
-def check_command(words: Sequence[str], schema: type) -> None:
-    """Raises UserError for words that start no run, or a sweep of which one job has a bad config."""
+def check_command(words: Sequence[str], schema: type) -> list[str]:
+    """Raises UserError for words that start no run, or a sweep of which one job has a bad config. Returns the words
+    that Hydra would leave out, see `check_jobs`."""
     parser = get_args_parser()
     parser.allow_abbrev = False
     parser.error = _refuse
@@ -55,23 +56,28 @@ def check_command(words: Sequence[str], schema: type) -> None:
     if flags.experimental_rerun:
         raise UserError("--experimental-rerun: reads a pickle, which can run anything; experiments: experiment=<name>")
     if flags.help or flags.hydra_help or flags.shell_completion or flags.info:
-        return
+        return []
     if flags.config_dir or flags.config_name or flags.config_path:  # what lies elsewhere Hydra checks alone
-        return
+        return []
     overrides = parse_overrides(flags.overrides, schema)
-    if not flags.cfg:
-        check_jobs(overrides, schema, flags.multirun)
-        chosen = {override.key_or_group for override in overrides}
-        if schema is Config and not chosen & {"experiment", "model", "data", "debug"}:
-            raise UserError("experiment: choose one, such as experiment=arrow/plstm; python train.py --help lists them")
+    if flags.cfg:
+        return []
+    left_out = check_jobs(overrides, schema, flags.multirun)
+    chosen = {override.key_or_group for override in overrides}
+    if schema is Config and not chosen & {"experiment", "model", "data", "debug"}:
+        raise UserError("experiment: choose one, such as experiment=arrow/plstm; python train.py --help lists them")
+    return left_out
 
 
 def _refuse(message: str) -> NoReturn:
     raise UserError(f"{message}; write flags such as -m first, then key=value without dashes")
 
 
-def check_jobs(overrides: Sequence[Override], schema: type, multirun: bool) -> None:
-    """Composes and checks the configs of all runs that a command starts; Hydra itself would only compose them."""
+def check_jobs(overrides: Sequence[Override], schema: type, multirun: bool) -> list[str]:
+    """Composes and checks the configs of all runs that a command starts; Hydra itself would only compose them.
+
+    Returns what an experiment sweeps over by itself where several are named, which Hydra then does not read."""
+    swept: list[str] = []
     name = "train" if schema is Config else "eval"
     words = [each_word(override) for override in overrides]
     hydra = compose_config(name, [choices[0] for choices in words], with_hydra=True).hydra
@@ -90,6 +96,8 @@ def check_jobs(overrides: Sequence[Override], schema: type, multirun: bool) -> N
             if len(jobs) == 1:
                 raise
             raise UserError(f"{' '.join(job)}: {error}; no job was started") from error
+    several = any(override.key_or_group == "experiment" and override.is_sweep_override() for override in overrides)
+    return swept if several else []
 
 
 @contextlib.contextmanager

@@ -57,10 +57,12 @@ def _check_joined_keys(config: Config) -> None:
     task = TASKS[config.task]
     loop = config.loop
     fits = loop.save_every is None or loop.save_every % loop.eval_every == 0
+    smooths = task.smooths or config.optim.label_smoothing == 0
     start = config.init_checkpoint == "last" or config.init_from is not None
     require(
         config,
         ("optim.loss", config.optim.loss in task.losses, f"choose one of {', '.join(task.losses)}"),
+        ("optim.label_smoothing", smooths, "this task has none; leave it at 0"),
         ("optim.warmup_epochs", config.optim.warmup_epochs < config.optim.epochs, "must be under optim.epochs"),
         ("loop.save_every", fits, f"must be a multiple of loop.eval_every={loop.eval_every}, or null"),
         ("init_checkpoint", start, "says which weights of init_from, which is not set"),

@@ -12,12 +12,13 @@ from jax.sharding import Sharding
 
 from plstm.config import Config
 from plstm.errors import UserError
+from plstm.limits import ID_DIGITS
 from plstm.models import MODELS
 from plstm.models.sequence import WINDOWED
 from plstm.models.weights import load, read_info
 from plstm.nn.layers import resize
 from plstm.runs.folders import find_run, load_config, open_checkpoint, restore_state
-from plstm.runs.identity import ID_DIGITS, run_id
+from plstm.runs.identity import run_id
 from plstm.runs.weights import is_weights_file
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.state import RunState

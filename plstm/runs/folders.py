@@ -18,6 +18,7 @@ from plstm.files import check_writable, locked, write_errors, write_file
 from plstm.models import build_model
 from plstm.runs.compose import from_file, read_yaml
 from plstm.runs.identity import plain_config, run_id
+from plstm.runs.overrides import CONFIGS
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.optimizers import build_optimizer
 from plstm.training.processes import is_main
@@ -26,7 +27,7 @@ from plstm.training.steps import TrainState, init_state
 from plstm.training.tracking import choose_mode
 
 MAX_NAME = 255  # letters of a file name that every file system takes
-DEMO_RUNS = Path("outputs/demo/checkpoints")  # where `make demo` puts its runs, beside the folder `runs`
+DEMO_RUNS = CONFIGS.parent / "outputs/demo/checkpoints"  # where `make demo` puts its runs
 
 
 @contextlib.contextmanager
@@ -77,8 +78,8 @@ def find_run(run: str, runs: Path, key: str = "run") -> Path:
         raise UserError(f"{key}={run[:40]!r}...: no such run in {runs}; name its folder or id")
     if (Path(run) / ".hydra").is_dir():
         return Path(run)
-    places = [runs, runs.parent / DEMO_RUNS]
-    known = sorted((path for place in places for path in place.glob("*") if (path / ".hydra").is_dir()), key=str)
+    found = [path for place in (runs, DEMO_RUNS) for path in place.glob("*")]
+    known = sorted((path for path in found if (path / ".hydra").is_dir()), key=str)
     found = [path for path in known if run and path.name.startswith(run)]
     if len(found) == 1:
         return found[0]

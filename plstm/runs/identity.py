@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from data.augment.recipes import AugmentConfig
 from plstm.config import Config
+from plstm.limits import ID_DIGITS
 from plstm.models import MODELS
 from plstm.runs.overrides import as_override
 from plstm.tasks import TASKS
@@ -34,7 +35,6 @@ OF_MACHINE = (
 # No part of a run's id: they change no number, but for the rounding of model.method.
 OUTSIDE_ID = (*OF_MACHINE, "loop.log_every", "loop.save_every", "model.method")
 NAMES = ("experiment", "variant")  # neither are these
-ID_DIGITS = 12
 
 
 # ---------------------------------------------------------------------- configs

@@ -10,7 +10,7 @@ TEXT: dict[str, dict[str, Any]] = {
 }
 DATA: dict[str, dict[str, Any]] = {
     "arrow": {
-        "data": {"size": 48, "object_scale": 0.25, "train_images": 256, "eval_images": 64},
+        "data": {"size": 48, "object_scale": 0.25, "thinnest": 2, "train_images": 256, "eval_images": 64},
         "model": {"dtype": "float32"},
     },
     "imagenet": {  # images are drawn when they are read, so no data set has to be prepared

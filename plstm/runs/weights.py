@@ -62,7 +62,7 @@ def training_config(info: Info, path: str | os.PathLike) -> Config:
     try:
         return from_file({**info.training, "model": asdict(info.config)})
     except (TypeError, ValueError, RecursionError, UserError, OmegaConfBaseException) as error:
-        raise UserError(f"{path}: its metadata are damaged or of other code ({first_line(error)})") from error
+        raise UserError(f"{path}: its metadata do not fit this code ({first_line(error)})") from error
 
 
 def config_of(source: str | os.PathLike, runs: str | os.PathLike = "runs") -> Config:

@@ -44,6 +44,7 @@ CHOICE = re.compile(r"[\w.@-]+=")
 FIELD = re.compile(r"(?P<path>(?:\[[^\]]*\]|[^*:\[])*)(?:\*(?P<factor>[\d.e+-]+))?(?::(?P<form>.*))?")
 VERDICTS = ("reproduced", "not shown", "contradicted", "not run")
 MAX_LINE = 200
+FENCE = re.compile(r"^ *```", re.MULTILINE)
 MEASURED = re.compile(r"(?<![\w.\[])[\d.,]*\d (?:[kMGT]i?B|ms|GFLOPs?)\b")  # counted or timed, so in some file
 
 
@@ -81,10 +82,11 @@ def _named(path: Path, what: str) -> Iterator[None]:
 
 
 def document_problems(path: Path) -> list[str]:
-    """What is wrong with the form of a page: lines too long to read, markup that GitHub takes for HTML, and sizes and
-    times that no link holds."""
-    problems = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    """What is wrong with the form of a page: a code block without an end, lines too long to read, markup that GitHub
+    takes for HTML, and sizes and times that no link holds."""
+    text = path.read_text(encoding="utf-8")
+    problems = [f"{path}: a code block has no end"] if len(FENCE.findall(text)) % 2 else []
+    for number, line in enumerate(text.splitlines(), 1):
         if len(line) > MAX_LINE and not line.startswith("|") and not DEFINITION.match(line):
             problems.append(f"{path}, line {number}: over {MAX_LINE} characters")
         if re.match(r"<!--(?! begin: .* -->$| end -->$)", line):

@@ -41,6 +41,7 @@ class Task:
     primary_metric: ClassVar[str] = "accuracy"  # names the best checkpoint; higher is better
     losses: ClassVar[tuple[str, ...]] = ("cross_entropy",)  # choices of `optim.loss`
     augments: ClassVar[bool] = False  # whether `augment` applies
+    smooths: ClassVar[bool] = False  # whether `optim.label_smoothing` does
 
     def __init__(self, config: Config):
         self.config = config
@@ -58,6 +59,14 @@ class Task:
     def name_parts(cls, config: Config) -> tuple[str, ...]:
         """What tells the runs of an experiment apart besides the seed; part of a run's name."""
         return ()
+
+    def check_data(self) -> None:
+        """Raises UserError where the data are no longer those of the config."""
+        data = self.config.data
+        for key, value in self.infer_data(data).items():
+            if (known := getattr(data, key)) != value:
+                source = f"data.path={data.path}" if data.path else f"data.name={data.name}"
+                raise UserError(f"data.{key}={known}: {source} has {value}; leave it out, or take the run's own data")
 
     def shared_config(self) -> Config:
         """The config with defaults for the keys in which runs may differ and still share compiled programs."""

@@ -27,9 +27,10 @@ from data.code import DIGEST, SEPARATOR, Corpus, digest, load_corpus
 from data.structure import DEEPEST, MOST, mark
 from plstm.config import Config
 from plstm.errors import UserError
-from plstm.limits import OneOf, OnlyWith
+from plstm.limits import Folder, OneOf, OnlyWith
 from plstm.tasks.base import MachineData
-from plstm.tasks.streams import StreamTask, by_group, layer_kinds, row_batches
+from plstm.tasks.streams import StreamBatches, StreamTask, by_group, layer_kinds, row_batches
+from plstm.training.meshes import Layout
 from plstm.training.steps import Batch, Metrics, Split
 
 NAMES = ("packages", "folder", "toy")
@@ -41,7 +42,7 @@ BRACKETS = np.array([*b")]}"])
 @dataclass
 class CodeData(MachineData):
     name: Annotated[str, OneOf(*NAMES)] = "packages"  # of the index, a folder of one's own, or made-up functions
-    path: Annotated[str, OnlyWith("name", ("folder",))] | None = None  # with text files in train/, val/ and test/
+    path: Annotated[Folder, OnlyWith("name", ("folder",))] | None = None  # with text files in train/, val/ and test/
     context: Annotated[int, Interval(ge=4, le=2**15)] = 256  # bytes that a model reads in training, and in a window
     eval_rows: Annotated[int, Interval(ge=1, le=2**20)] = 2048  # windows of each split, spread evenly; all, if fewer
     digest: str = MISSING  # of the text, from which it follows
@@ -79,8 +80,7 @@ class CodeTask(StreamTask):
     @functools.cached_property
     def corpus(self) -> Corpus:
         data = self.config.data
-        if (own := self.infer_data(data)["digest"]) != data.digest:
-            raise UserError(f"data.digest={data.digest}: the text has {own}; leave it out, or take the run's own text")
+        self.check_data()
         return load_corpus(data.name, data.root, data.path)
 
     @functools.cached_property
@@ -95,6 +95,10 @@ class CodeTask(StreamTask):
         sizes = {split: sum(map(len, groups.values())) for split, groups in self.corpus.items()}
         counts = ", ".join(f"{size:,} tokens of {len(self.corpus[split])} {split}" for split, size in sizes.items())
         return f"{self.config.data.name} ({self.config.data.digest}): {counts}"
+
+    def batches(self, layout: Layout) -> StreamBatches:
+        _ = self.text  # read now, before one that is too short leaves half a run behind
+        return super().batches(layout)
 
     def draw_batch(self, step: int) -> Batch:
         rng = RandomState((self.config.seed, step))
@@ -117,7 +121,7 @@ class CodeTask(StreamTask):
         total = losses.sum()
         count = scored.sum(dtype=jnp.float32)
         hits = (logits.argmax(-1) == targets) & scored
-        return total / jnp.maximum(count, 1), {"loss": (total, count), "accuracy": (hits.sum(dtype=jnp.float32), count)}
+        return total / count, {"loss": (total, count), "accuracy": (hits.sum(dtype=jnp.float32), count)}
 
     def metrics(self, model: nnx.Module, batch: Batch) -> Metrics:
         logits = self.logits(model, batch)

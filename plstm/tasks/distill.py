@@ -21,7 +21,7 @@ from flax import nnx
 
 from plstm.config import Config
 from plstm.errors import UserError, require
-from plstm.limits import Matches, Root, Share
+from plstm.limits import ID_DIGITS, Folder, Matches, Share
 from plstm.models.weights import load
 from plstm.nn.distillation import BRANCHES, Student, alignment_loss, student_inputs
 from plstm.ops.common import add_up
@@ -29,8 +29,6 @@ from plstm.tasks.code import CodeData, CodeTask, score
 from plstm.tasks.streams import StreamBatches
 from plstm.training.meshes import Layout
 from plstm.training.steps import Batch, Metrics
-
-ID_DIGITS = 12
 
 
 @dataclass
@@ -41,7 +39,7 @@ class DistillData(CodeData):
     likeliest: Annotated[int, Interval(ge=2, le=256)] = 32  # bytes over which it is taken
     # The teacher: its run's id, or the first 12 digits of its weights' SHA256; and the file that has them.
     teacher: Annotated[str, Matches("[0-9a-f]{12}", "12 hexadecimal digits")] | None = None
-    teacher_file: Root | None = None
+    teacher_file: Folder | None = None
 
 
 class DistillTask(CodeTask):
@@ -52,7 +50,6 @@ class DistillTask(CodeTask):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        super().check(config)
         loss = config.optim.loss
         missing = "give the id of the teacher's run, and in data.teacher_file its weights"
         moves = "name what is trained, such as [linear]; the rest is the teacher"
@@ -82,8 +79,12 @@ class DistillTask(CodeTask):
         return super().describe_data() + teacher
 
     def batches(self, layout: Layout) -> StreamBatches:
+        # Now, before what cannot be trained leaves half a run behind.
         if self._is_taught:
-            _ = self.teacher  # read now, before a wrong one leaves half a run behind
+            _ = self.teacher
+        branches = [name for name, branch in BRANCHES.items() if branch]
+        if self.config.optim.loss == "alignment" and not {*branches} & {*self.config.model.blocks}:
+            raise UserError(f"model.blocks: no linear branch to align; take {', '.join(branches)} instead of attention")
         return super().batches(layout)
 
     # ------------------------------------------------------------------ model
@@ -100,11 +101,7 @@ class DistillTask(CodeTask):
     def _alignment(self, model: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
         """The sum over layers."""
         students = _students(model, batch, as_teacher=True)
-        losses = [alignment_loss(layer, x) for layer, x in students if layer.linear is not None]
-        if not losses:
-            branches = ", ".join(name for name, branch in BRANCHES.items() if branch)
-            raise UserError(f"model.blocks: no linear branch to align; take {branches} instead of attention")
-        loss = add_up(losses)
+        loss = add_up([alignment_loss(layer, x) for layer, x in students if layer.linear is not None])
         rows = len(batch["tokens"])
         return loss, {"loss": (rows * loss, jnp.float32(rows))}
 
@@ -116,7 +113,7 @@ class DistillTask(CodeTask):
         divergences = scored * sparse_divergence(self.logits(self.teacher, batch), logits, data.likeliest)
         sums = {"cross_entropy": losses.sum(), "divergence": divergences.sum()}
         sums["loss"] = (1 - data.divergence) * sums["cross_entropy"] + data.divergence * sums["divergence"]
-        return sums["loss"] / jnp.maximum(count, 1), {name: (total, count) for name, total in sums.items()}
+        return sums["loss"] / count, {name: (total, count) for name, total in sums.items()}
 
     def statistics(self, model: Any, batch: Batch) -> dict[str, jax.Array]:
         students = enumerate(_students(model, batch, as_teacher=False))

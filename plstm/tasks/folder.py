@@ -66,9 +66,6 @@ class FolderTask(PhotoTask):
 
     def source(self, split: str) -> Sequence[dict[str, Any]]:
         data = self.config.data
-        for key, value in self.infer_data(data).items():
-            if getattr(data, key) != value:
-                has = f"the folder data.path={data.path} has {value}; leave it out, or take the run's own folder"
-                raise UserError(f"data.{key}={getattr(data, key)}: {has}")
+        self.check_data()
         pictures = self._read(data.path, data.held_out)
         return pictures.train if split == "train" else pictures.val

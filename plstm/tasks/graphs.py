@@ -103,7 +103,7 @@ class _Part:
         self._block_nodes, self._block_edges, self._lines = (_typical(n, share, size) for n in (nodes, edges, lines))
         if not self._shared_block:
             self._block_nodes = max(BLOCK, _multiple(nodes.max(), 16))
-            even = self._block_nodes * edges.sum() / max(nodes.sum(), 1)
+            even = self._block_nodes * edges.sum() / nodes.sum()
             self._block_edges = _multiple(max(1.1 * even, edges.max()), 8)
         self._blocks = math.ceil(share * size * nodes.mean() / self._block_nodes)
 
@@ -216,7 +216,6 @@ class GraphTask(Task):
             ("optim.batch_size", config.optim.batch_size <= MAX_SIZE, f"must be at most {MAX_SIZE:,}"),
             ("mesh.fsdp", config.mesh.fsdp == 1, "graphs train on one device; leave it at 1"),
             ("init_from", config.init_from is None, "graph models start anew; leave it out"),
-            ("optim.label_smoothing", config.optim.label_smoothing == 0, "graphs have none; leave it at 0"),
         )
 
     @classmethod

@@ -1,6 +1,7 @@
 """The fifteen formal languages of `data.languages`: train on short rows, test on rows up to twelve times as long.
 
-A batch is a dictionary of NumPy arrays, all rows of one length, padded to the widths of the longest, or of the half:
+A batch is a dictionary of NumPy arrays, all rows of one length, padded to one of a few widths, so that few programs are
+compiled:
 
     tokens int8 [rows, N]     a row's T tokens, then blanks, in whose L steps the answer is due
     length, steps int32 [rows]  T and T + L
@@ -56,7 +57,6 @@ class LanguageTask(StreamTask):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        super().check(config)
         data = config.data
         size = min(config.optim.batch_size, cls.batch_rows)  # batches of other sizes would weigh the same
         whole = data.eval_rows < size or data.eval_rows % size == 0

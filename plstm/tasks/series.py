@@ -33,14 +33,13 @@ from data.series.scoring import (
     Scores,
     SeriesSet,
     mean_ratios,
+    naive_scores,
     pinball,
-    score,
     seasonal_error,
-    seasonal_naive,
 )
 from plstm.config import Config
 from plstm.errors import UserError, require
-from plstm.limits import Natural, OneOf, OnlyWith
+from plstm.limits import Folder, Natural, OneOf, OnlyWith
 from plstm.models.series import standardised_end
 from plstm.tasks.base import MachineData
 from plstm.tasks.streams import StreamTask, by_group, layer_kinds, row_batches
@@ -54,10 +53,10 @@ BATCH = 128  # windows of an evaluation batch
 class SeriesData(MachineData):
     # Real sets of `test`; toy: three made-up ones; folder: one's own sets, and series to train on instead of the bank.
     name: Annotated[str, OneOf("packages", "toy", "folder")] = "packages"
-    path: Annotated[str, OnlyWith("name", ("folder",))] | None = None  # of the folder, see data.series.folder
+    path: Annotated[Folder, OnlyWith("name", ("folder",))] | None = None  # of the folder, see data.series.folder
     bank: Annotated[int, Interval(ge=1, le=1_000_000)] = 10_000  # synthetic series to train on
     bank_seed: Natural = 0
-    bank_points: Annotated[int, Interval(ge=32, le=2**14)] = 640  # of each of these
+    bank_points: Annotated[int, Interval(ge=HORIZON + 2, le=2**14)] = 640  # of each of these; `val` is the end of one
     points: int = 576  # points of a training row
     eval_rows: Annotated[int, Interval(ge=1, le=4096)] = 256  # synthetic series of `val`
     eval_seed: Natural = 1001  # of these
@@ -79,7 +78,6 @@ class SeriesTask(StreamTask):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        super().check(config)
         model = config.model
         data = config.data
         most = data.bank_points
@@ -102,31 +100,23 @@ class SeriesTask(StreamTask):
 
     # ------------------------------------------------------------------ data
     @functools.cached_property
-    def own_series(self) -> str:
-        """The folder of one's own series. Raises UserError where it is not the run's."""
-        data = self.config.data
-        if (own := folder_digest(data.path)) != data.digest:
-            what = f"the folder data.path={data.path} has {own}; leave it out, or take the run's own folder"
-            raise UserError(f"data.digest={data.digest}: {what}")
-        return data.path
-
-    @functools.cached_property
     def bank(self) -> np.ndarray:
         data = self.config.data
         if data.name != "folder":
             return load_bank(data.root, data.bank_seed, data.bank, data.bank_points)
-        bank = load_train(self.own_series)
-        if bank.shape[1] != data.bank_points:
-            raise UserError(
-                f"data.bank_points={data.bank_points}: the series of data.path={data.path} have {bank.shape[1]} points"
-            )
+        self.check_data()
+        bank = load_train(data.path)
+        if (points := bank.shape[1]) != data.bank_points:
+            what = f"the series of data.path={data.path} have {points} points; give that number"
+            raise UserError(f"data.bank_points={data.bank_points}: {what}")
         return bank
 
     @functools.cached_property
     def sets(self) -> list[SeriesSet]:
         data = self.config.data
         if data.name == "folder":
-            return load_test(self.own_series)
+            self.check_data()
+            return load_test(data.path)
         return toy_sets() if data.name == "toy" else load_sets(data.root)
 
     def describe_data(self) -> str:
@@ -211,12 +201,7 @@ class SeriesSplit(Split):
     @functools.cached_property
     def naive(self) -> dict[str, Scores]:
         """The seasonal naive's scores by set."""
-        scores = {}
-        for each in self.sets:
-            pairs = list(each.pairs())
-            forecasts = [seasonal_naive(context, each.season, each.horizon) for context, _ in pairs]
-            scores[each.name] = score(pairs, forecasts, each.season)
-        return scores
+        return {each.name: naive_scores(each) for each in self.sets}
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         yield from row_batches(self.windows, BATCH)

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from plstm.config import Config
-from plstm.errors import require
 from plstm.tasks.base import Task
 from plstm.training.meshes import Layout
 from plstm.training.steps import Batch, Split
@@ -106,13 +105,6 @@ class StreamTask(Task):
     unused_keys: ClassVar[tuple[str, ...]] = ("root", "workers")
     unit = "sequences"
     batch_rows: int = 64  # of an evaluation batch
-
-    @classmethod
-    def check(cls, config: Config) -> None:
-        require(
-            config,
-            ("optim.label_smoothing", config.optim.label_smoothing == 0, "this task has none; leave it at 0"),
-        )
 
     @classmethod
     def name_parts(cls, config: Config) -> tuple[str, ...]:

@@ -46,7 +46,6 @@ class TokenTask(StreamTask):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        super().check(config)
         data = config.data
         shortest = TOKEN_TASKS[data.name].shortest
         longest = LONGEST // FACTORS[-1]

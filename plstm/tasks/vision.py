@@ -34,6 +34,7 @@ class VisionTask(Task):
     """Batches are {"image": as `normalise` takes it, "label": int32 [batch]}."""
 
     inputs = "images"
+    smooths = True
     upright: ClassVar[bool] = False  # whether pictures in files are turned as their rotation tag says
 
     @classmethod

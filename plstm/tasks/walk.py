@@ -45,14 +45,13 @@ class WalkTask(StreamTask):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        super().check(config)
         data = config.data
         model = config.model
         facts = cls.infer_data(data)
         follow = "follows the data; leave it out"
         require(
             config,
-            ("model.family", isinstance(model, VisionConfig), "takes pictures of three channels; choose vision"),
+            ("model.family", isinstance(model, VisionConfig), "is not for this task; choose vision"),
             *((f"data.{key}", getattr(data, key) == fact, f"the group has {fact}") for key, fact in facts.items()),
             *((f"model.{key}", getattr(model, key, fact) == fact, follow) for key, fact in facts.items()),
             ("model.image_size", model.image_size == data.side, follow),

@@ -9,7 +9,7 @@ from scipy.special import expit
 
 from plstm.models import GraphConfig, build_model
 from plstm.models.graph import GAT, GCN, GIN, KINDS, MPNN, LSTMCell, neighbourhood
-from plstm.nn.graph import degree_encoding
+from plstm.nn.layers import sinusoids
 from plstm.tasks.graphs import GraphBatches
 from tests.tasks.test_graph_batches import TOY
 
@@ -63,7 +63,7 @@ def test_plstm_goes_along_the_graph_and_back():
     @jax.jit
     def written_out(features):
         x = features @ model.encoder.kernel[...] + model.encoder.bias[...]
-        x = x + degree_encoding(degree, x.shape[1])
+        x = x + sinusoids(degree, x.shape[1])
         e = (x[dag.tail] + x[dag.head]) / 2
         for n, block in enumerate(model.blocks):
             x = x + block.mixer(block.mixer_norm(x), e, (dag.reverse() if n in (2, 3) else dag).packed)

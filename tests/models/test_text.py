@@ -45,6 +45,11 @@ def test_what_cannot_be_continued_is_named(model):
         complete(model, "a", 0)
     with pytest.raises(UserError, match="temperature=nan: must be at least 0"):
         complete(model, "a", 1, temperature=float("nan"))
+    for data in ({}, {"context": 0}, {"context": 2**40}, {"context": "8"}):
+        damaged = build_model(SequenceConfig(blocks=["attention"], dim=8), 0, SIZES)
+        damaged.info = replace(damaged.info, training={"data": data})
+        with pytest.raises(UserError, match="its training has data.context=.*, and this takes from 1 to"):
+            complete(damaged, "a", 1)
     other = build_model(SequenceConfig(blocks=["attention"], dim=8), 0, {"vocabulary": 2, "classes": 2})
     with pytest.raises(UserError, match="this model of family sequence continues no text"):
         complete(other, "a", 1)

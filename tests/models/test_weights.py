@@ -103,6 +103,7 @@ def test_what_load_would_refuse_is_not_written(file, tmp_path):
 
     refused(VisionModel(tiny(), nnx.Rngs(0)), "does not know its config; make it by plstm.models.build_model")
     refused(filled(tiny()), "class_names: 2, and the model has 3 classes", class_names=["cat", "dog"])
+    refused(filled(tiny()), r"class_names\[0\]: Input should be a valid string", class_names=[0, 1, 2])
     refused(filled(tiny()), "multiples of 4", preprocessing=Preprocessing(15))
     model = filled(tiny())
     model.head.bias[...] = np.nan
@@ -142,7 +143,7 @@ def rewrite(source: Path, path: Path, tensors: dict | None = None, **metadata) -
 
 
 DEEP = '{"model":' * 10_000 + "0" + "}" * 10_000
-DAMAGED = "its metadata are damaged or of other code"
+DAMAGED = "its metadata do not fit this code"
 
 
 @pytest.mark.parametrize(
@@ -165,6 +166,7 @@ DAMAGED = "its metadata are damaged or of other code"
         ("model", '{"family": "vision", "modes": ["Q"]}', f"{DAMAGED} .*choose one of P, D, attention"),
         ("model", '{"family": "sequence"}', "lack the size 'vocabulary'"),
         *((key, None, f"{DAMAGED} .*key {key}: Field required") for key in ("class_names", "sizes", "sha256")),
+        ("sizes", '{"classes": 0}', f"{DAMAGED} .*key sizes.classes: "),
         *(("step", text, f"{DAMAGED} .*key step: ") for text in ("many", "-1")),
         *(("run", text, f"{DAMAGED} .*key run: ") for text in ("released", "0123456789ab\n", "0123456789AB")),
         ("training", "3", f"{DAMAGED} .*key training: "),

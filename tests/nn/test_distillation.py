@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from plstm.models import SequenceConfig, build_model, named_variables
-from plstm.nn.distillation import BRANCHES, Student, alignment_loss, student_inputs, window_attention, window_mask
+from plstm.nn.distillation import BRANCHES, Student, alignment_loss, student_inputs, window_attention
 
 GOLDEN = json.loads(Path(__file__).with_suffix(".json").with_stem("distillation").read_text())
 SIZES = {"vocabulary": 5, "classes": 5}
@@ -47,6 +47,12 @@ def published(block):
 
 def inputs():
     return jnp.sin(1.0 + jnp.arange(7)[:, None] + 2 * jnp.arange(8))
+
+
+def window_mask(length: int, window: int, sinks: int) -> jax.Array:
+    """bool [T, T]: whether token i sees token j, one of the last `window` up to itself or of the first `sinks`."""
+    i, j = jnp.indices((length, length))
+    return (j <= i) & ((i - j < window) | (j < sinks))
 
 
 def test_the_published_mask():

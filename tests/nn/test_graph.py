@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from scipy.special import expit
 
-from plstm.nn.graph import GraphMixer, degree_encoding
+from plstm.nn.graph import GraphMixer
 from plstm.ops.dag import Dag, DagGates, plstm_dag_oracle
 from tests.drawing import fill, normal
 
@@ -90,10 +90,3 @@ def test_starts():
         assert np.abs(layer.bias[...]).max() <= DIM**-0.5
     assert np.std(mixer.qkv.kernel[...]) == pytest.approx((2 / (5 * DIM)) ** 0.5, rel=0.2)
     assert np.std(mixer.out.kernel[...]) == pytest.approx((2 / (5 * DIM)) ** 0.5, rel=0.3)
-
-
-def test_degree_encoding():
-    actual = np.asarray(degree_encoding(jnp.array([0, 1, 5]), 6))
-    for row, degree in zip(actual, (0, 1, 5), strict=True):
-        angles = [degree / 10000 ** (2 * i / 6) for i in range(3)]
-        np.testing.assert_allclose(row, [*np.sin(angles), *np.cos(angles)], atol=1e-6)

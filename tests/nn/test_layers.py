@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from plstm.nn.layers import PatchEmbedding, drop_path, exact_gelu, linear, norm
+from plstm.nn.layers import PatchEmbedding, drop_path, exact_gelu, linear, norm, sinusoids
 from tests.drawing import fill, normal
 from tests.ops.comparing import assert_close
 
@@ -94,3 +94,10 @@ def test_drop_path_is_off_without_a_key_and_at_rate_zero_and_leaves_nothing_of_w
     dropped = drop_path(jnp.full((64, 2), np.inf, jnp.bfloat16), 0.5, jax.random.key(0))
     assert dropped.dtype == jnp.bfloat16
     assert set(np.unique(np.asarray(dropped, np.float32))) == {0.0, np.inf}
+
+
+def test_sinusoids():
+    actual = np.asarray(sinusoids(jnp.array([0, 1, 5]), 6))
+    for row, number in zip(actual, (0, 1, 5), strict=True):
+        angles = [number / 10000 ** (2 * i / 6) for i in range(3)]
+        np.testing.assert_allclose(row, [*np.sin(angles), *np.cos(angles)], atol=1e-6)

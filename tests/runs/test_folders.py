@@ -3,13 +3,15 @@
 import pytest
 
 from plstm.errors import UserError
+from plstm.runs import folders
 from plstm.runs.folders import find_run
 
 
-def test_runs_of_the_demo_are_found_as_well(tmp_path):
+def test_runs_of_the_demo_are_found_as_well(tmp_path, monkeypatch):
     runs = tmp_path / "runs"
+    monkeypatch.setattr(folders, "DEMO_RUNS", tmp_path / "demo")
     own = runs / "1a2b"
-    demo = tmp_path / "outputs/demo/checkpoints/1f39"
+    demo = tmp_path / "demo/1f39"
     for folder in (own, demo):
         (folder / ".hydra").mkdir(parents=True)
     for name, folder in (("1a", own), ("1f", demo), (str(demo), demo)):

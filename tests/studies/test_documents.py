@@ -124,6 +124,8 @@ def test_long_lines_damaged_markers_and_sizes_of_no_file_are_problems(tmp_path):
         f"{line}: {number}: link the number to a file, or leave it out"
         for line, number in ((1, "12 GB"), (3, "1.5 ms"))
     ]
+    page.write_text("```\nmake demo\n```\n\n``` make test ```\n")
+    assert document_problems(page) == [f"{page}: a code block has no end"]
     page.write_text(f"{long}\n<!--= a -->")
     assert [problem.split("line ")[1].split(":")[0] for problem in document_problems(page)] == ["1", "2"]
 

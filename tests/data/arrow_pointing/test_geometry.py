@@ -104,7 +104,12 @@ def test_reduced_images_are_the_papers_scaled():
 def test_the_smallest_canvas_works_and_less_is_refused():
     render(parameters(base_seed(0), 0, Canvas(180)), Canvas(180))
     Canvas(45, 0.25)
-    bad = {"size": (179,), "object_scale": (0.0, -1.0, math.nan), "train_seed": (-1, 200_042)}  # of an evaluation split
+    bad = {
+        "size": (179,),
+        "object_scale": (0.0, -1.0, math.nan),
+        "thinnest": (11,),
+        "train_seed": (-1, 200_042),
+    }  # of an evaluation split
     bad |= {"train_images": (0,), "eval_images": (0,), "distribution": ("x",)}
     for key, value in ((key, value) for key, values in bad.items() for value in values):
         with pytest.raises(UserError, match=f"data.{key}={value}"):

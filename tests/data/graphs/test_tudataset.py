@@ -76,6 +76,7 @@ def test_nodes_without_features_get_a_one(folder):
         ("graph_labels", lambda rows: ["1, 2"] * 40, "has 2 columns, not 1"),
         ("node_labels", lambda rows: rows[:-1], "lines for .* nodes"),
         ("node_attributes", lambda rows: ["1.0", *rows[1:]], "damaged"),
+        ("node_attributes", lambda rows: [f"nan{rows[0].lstrip('-.0123456789')}", *rows[1:]], "not finite"),
         ("graph_labels", None, "TOY_graph_labels.txt.*delete"),
     ],
 )

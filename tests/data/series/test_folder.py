@@ -46,7 +46,7 @@ def test_other_files_are_another_run(folder):
     assert run_id(again) == run_id(before)
     with pytest.raises(UserError, match="data.path: name the folder of series"):
         _ = TASKS["series"](again).sets
-    with pytest.raises(UserError, match=r"data.digest=\w+: the folder data.path=.* has \w+; leave it out"):
+    with pytest.raises(UserError, match=r"data.digest=\w+: data.path=.* has \w+; leave it out"):
         _ = TASKS["series"](before).bank
 
 
@@ -58,7 +58,9 @@ def test_other_files_are_another_run(folder):
         ("test/sales.M.csv", b"a\nx\n", "sales.M.csv: not a table of numbers"),
         ("test/sales.M.csv", b"a\n1\n2\n", "must have more than 12 values, the horizon of M"),
         ("test/sales.M.csv", b"a,b\n" + b"1,\n" * 40, "must have more than 12 values"),
-        ("test/sales.M.csv", b"a\n" + b"1\n" * 40, "no forecast of it can be scored"),
+        ("test/sales.M.csv", b"a\n" + b"1\n" * 40, "no forecast of its last 12 values can be"),
+        ("test/sales.M.csv", b"a\n" + b"".join(b"%d\n" % min(n, 16) for n in range(40)), "those of a season before"),
+        ("test/sales.M.csv", b"a\n" + b"".join(b"%d\n" % (n % 7 * (n < 28)) for n in range(40)), "values are 0 there"),
         ("test/sales.M.csv", b"a\ninf\n" + b"1\n" * 40, "all finite"),
         ("test/sales.csv", b"a\n1\n", "name it NAME.FREQUENCY.csv, with a frequency of Y, Q, M"),
     ],
