@@ -54,7 +54,7 @@ class VisionConfig:
     # See plstm.nn.gates.PModeGates.
     gates: Annotated[str, OneOf("released", "printed"), OnlyWith("modes", ("P",))] = "released"
     stm_bias_only: Annotated[bool, WITH_GATES] = False  # source, transition and mark without input weights
-    direct_weight: Annotated[bool, WITH_GATES] = False  # an input weight of the direct gate, as the paper writes it
+    direct_weight: Annotated[bool, WITH_GATES] = False  # an input weight of the direct gate
     # normal: of std sqrt(0.4 / (4 heads)).
     gate_init: Annotated[str, OneOf("zeros", "normal"), WITH_GATES] = "zeros"
     # Rows of pLSTM's transitions: matrices that track states, in gates of their own. null: the paper's scalar gates.
