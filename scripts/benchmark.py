@@ -153,10 +153,7 @@ def measure_operator(options: argparse.Namespace) -> Iterator[Row]:
         if jax.default_backend() == "cpu":  # others take no chunks
             forms["at once"] = partial(by_matrix, structure=structure, form="auto", chunks=1)
         if options.forms:
-            chosen = {name: form for name, form in forms.items() if name in options.forms}
-            if not chosen:
-                raise UserError(f"--forms: {structure} has {', '.join(forms)}")
-            forms = chosen
+            forms = {name: form for name, form in forms.items() if name in options.forms}
         forms |= {f"block {side}": partial(chunkwise, structure=structure, block=side) for side in options.blocks}
         inputs = draw_operator_inputs(structure, grid, options.batch)
         chosen = {name: (form, inputs) for name, form in forms.items()}
@@ -385,7 +382,8 @@ def parse_arguments() -> argparse.Namespace:
     several = {"nargs": "+"}
     subjects["operator"].add_argument("--grids", type=positive, default=[12, 24], help="nodes a side", **several)
     subjects["operator"].add_argument("--structures", choices=STRUCTURES, default=list(STRUCTURES), **several)
-    subjects["operator"].add_argument("--forms", help="these alone, such as auto chunkwise", **several)
+    names = {"auto", "chunkwise", "recurrent", "fused", "at once"}.union(*FORMS.values())
+    subjects["operator"].add_argument("--forms", choices=sorted(names), help="these alone", **several)
     subjects["operator"].add_argument("--blocks", type=positive, default=[], help="sides of chunkwise's", **several)
     subjects["operator"].add_argument("--batch", type=positive, default=8)
     for name in ("operator", "sequences"):

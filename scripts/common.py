@@ -74,5 +74,5 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
     script = os.path.relpath(Path(sys.argv[0]).resolve(), ROOT)
     command = shlex.join(["python", script, *sys.argv[1:]])
     report = {"command": command, **describe_environment(ROOT), **results}
-    with write_errors(path, "choose another --out"):
+    with write_errors(path, "make it writable"):
         write_file(path, (json.dumps(report, indent=2) + "\n").encode())

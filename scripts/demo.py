@@ -42,8 +42,9 @@ SIZES = (96, 128, 192, 256)
 def main() -> int:
     Parser(__doc__).parse_args()
     shape = ["--size", CANVAS.size, "--scale", CANVAS.scale, "--thinnest", CANVAS.thinnest]
-    start("shortcut_baselines.py", *shape, "--out", OUT / f"baselines/arrow-{CANVAS.size}.json")
-    if status := start("run_table.py", STUDY, "--seeds", SEED, "--results", OUT, "--runs", RUNS):
+    baselines = "shortcut_baselines.py", *shape, "--out", OUT / f"baselines/arrow-{CANVAS.size}.json"
+    runs = "run_table.py", STUDY, "--seeds", SEED, "--results", OUT, "--runs", RUNS
+    if status := start(*baselines) or start(*runs):
         return status
     seen = {name: runs[0] for name, runs in shown_runs(OUT).items()}
     report(seen, shown_runs(ROOT / "results"))

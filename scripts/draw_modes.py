@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jax.numpy as jnp
 import numpy as np
 
-from plstm.drawing import new_figure, style
+from plstm.drawing import new_figure, save, style
 from plstm.errors import run_script
 from plstm.ops.grid import GridGates, gating_matrix, plstm2d
 from scripts.common import ROOT, Parser
@@ -84,7 +84,8 @@ def main() -> None:
         for name, width, height, draw in (("modes", 7.2, 2.7, draw_patterns), ("decay", 6.0, 2.8, draw_decay)):
             figure = new_figure(width, height)
             draw(figure)
-            figure.savefig(ROOT / f"docs/{name}.png", dpi=110)
+            figure.set_dpi(110)
+            save(figure, ROOT / f"docs/{name}.png")
 
 
 if __name__ == "__main__":

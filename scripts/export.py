@@ -28,8 +28,8 @@ def main() -> None:
     if arguments.file.suffix != ".safetensors":
         raise UserError(f"{arguments.file}: name it *.safetensors")
     model = from_checkpoint(arguments.run, runs=arguments.runs, checkpoint=arguments.checkpoint)
-    plstm.save(model, arguments.file)
     name = run_name(training_config(model.info, arguments.run))
+    plstm.save(model, arguments.file)
     print(f"{arguments.file}: {name}, step {model.info.step:,}, {arguments.file.stat().st_size / 1e6:.1f} MB")
 
 

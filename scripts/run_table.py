@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from plstm.errors import UserError, run_script
 from plstm.files import write_file
 from plstm.runs.compose import from_file
-from plstm.runs.identity import OUTSIDE_ID
+from plstm.runs.identity import OUTSIDE_ID, is_among
 from plstm.runs.overrides import as_override
 from plstm.studies import sweeps
 from plstm.studies.definitions import TableDefinition, load_table
@@ -71,7 +71,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
     """Raises UserError for an override that would make another run, and not only place or show it otherwise."""
     for override in overrides:
         key, equals, _ = override.partition("=")
-        if not equals or not f"{key}.".startswith(tuple(f"{other}." for other in OUTSIDE_ID)):
+        if not equals or not is_among(key, OUTSIDE_ID):
             raise UserError(f"override {override!r}: would make other runs than the table's; leave it out")
 
 

@@ -68,6 +68,8 @@ def entry(tmp_path, monkeypatch, capsys):
         ("--experiment=arrow/vit", "unrecognized arguments: --experiment=arrow/vit; write flags"),
         ("seed=43 -m optim.epochs=1,2", "unrecognized arguments: optim.epochs=1,2; write flags such as -m first"),
         ("seed=43,44", "seed=43,44: several values take -m, first"),
+        ("-m experiment=arrow/vit seed=range(5,5)", "seed=range(5,5): has no value"),
+        ("-m experiment=arrow/vit seed=range(0,5,0)", "seed=range(0,5,0): "),
         ("-m seed=interval(1,2)", "seed=interval(1,2): write the values, separated by commas"),
         *(
             (word, f"{word.split()[-1]}: of Hydra's own keys, only hydra/<group>, ")

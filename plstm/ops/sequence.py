@@ -60,7 +60,7 @@ def plstm1d(q: Array, k: Array, v: Array, gates: SequenceGates, direct: Array, *
 
     def step(cell, inputs):
         q, k, v, source, transition, mark = inputs
-        hidden = jnp.einsum("...k,...kv->...v", q, mark * cell)
+        hidden = product("...k,...kv->...v", q, mark * cell)
         return transition * cell + source * k[..., :, None] * v[..., None, :], hidden
 
     inputs = *cast((scale * q.astype(dtype), k, v), dtype), *(gate[..., None, None] for gate in gates)

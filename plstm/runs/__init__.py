@@ -1,1 +1,1 @@
-"""Runs as a user handles them: the command line, folders, weights, fine-tuning, compute cost."""
+"""Runs as a user handles them: the command line, folders, sessions, weights, fine-tuning, pictures."""

@@ -122,7 +122,7 @@ def load_overrides(folder: Path) -> list[str]:
 def open_checkpoint(folder: Path, config: Config, which: str, key: str = "checkpoint") -> tuple[Checkpoints, int]:
     """The checkpoints of a run, and the step of its "last" or "best". Raises UserError where there is none."""
     loop = config.loop
-    if which == "best" and (loop.best_split is None or loop.save_every is not None):
+    if which == "best" and (loop.best_split is None or loop.save_every not in (None, loop.eval_every)):
         why = "loop.best_split is null" if loop.best_split is None else f"loop.save_every is {loop.save_every}"
         raise UserError(f"{key}=best: {folder} kept none ({why}); take {key}=last")
     checkpoints = Checkpoints(folder / "checkpoints", run_id(config), read_only=True)

@@ -112,8 +112,13 @@ def named(config: Config, overrides: Sequence[str]) -> Config:
     return replace(config, **{key: name for key, name in names.items() if name not in ("", "null")})
 
 
+def is_among(key: str, keys: Sequence[str]) -> bool:
+    """Whether a dotted key is one of these, or one of a group of these."""
+    return f"{key}.".startswith(tuple(f"{other}." for other in keys))
+
+
 def portable_overrides(overrides: Sequence[str], init_from: str | None = None) -> list[str]:
     """The overrides for any machine: without keys of `OF_MACHINE`, the run to fine-tune by its id, `init_from`."""
-    kept = [word for word in overrides if not word.lstrip("+").startswith(OF_MACHINE)]
+    kept = [word for word in overrides if not is_among(word.lstrip("+").partition("=")[0], OF_MACHINE)]
     start = as_override("init_from", init_from)
     return [start if word.lstrip("+").startswith("init_from=") else word for word in kept]

@@ -20,11 +20,11 @@ def local_settings(path: Path = LOCAL) -> DictConfig:
         settings = OmegaConf.create(read_yaml(path) if path.is_file() else {})
     except UserError as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
-    if not isinstance(settings, DictConfig):
+    data = (settings.get("data") or {}) if isinstance(settings, DictConfig) else None
+    if not isinstance(data, dict | DictConfig):
         raise UserError(f"{path}: write keys and their values, such as paths: {{runs: /data/runs}}")
-    if settings and not GLOBAL.match(path.read_text(encoding="utf-8")):
+    if settings and not GLOBAL.match(path.read_text(encoding="utf-8", errors="replace")):
         raise UserError(f"{path}: must begin with the line # @package _global_, and without a byte-order mark")
-    data = settings.get("data") or {}
     for key in [key for key in settings if key != "data"] + [f"data.{key}" for key in data]:
         if key not in LOCAL_KEYS:
             raise UserError(f"{path}: {key} has no place there, only {', '.join(LOCAL_KEYS)} have")

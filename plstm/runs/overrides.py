@@ -101,7 +101,13 @@ def each_word(override: Override) -> list[str]:
         return [override.input_line]
     if not override.is_discrete_sweep():
         raise UserError(f"{override.input_line}: write the values, separated by commas")
-    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    try:
+        values = list(override.sweep_string_iterator())
+    except ValueError as error:  # such as a step of 0
+        raise UserError(f"{override.input_line}: {error}") from error
+    if not values:
+        raise UserError(f"{override.input_line}: has no value")
+    return [f"{override.get_key_element()}={value}" for value in values]
 
 
 def choices(group: str) -> list[str]:

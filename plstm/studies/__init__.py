@@ -1,1 +1,1 @@
-"""Finished runs: records, curves, tables, figures, sweeps. Knows records and no task."""
+"""Finished runs and those planned: records, curves, tables, figures, sweeps, pages."""

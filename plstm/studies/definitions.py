@@ -220,6 +220,11 @@ class TableDefinition(Strict):
                 yield f"{where} must not have two of the same name"
         sections = {str(value) for value in self.section_values}
         columns = {column.name for column in self.columns}
+        splits = {column.split for column in self.columns}
+        compared = self.differences.split if self.differences else None
+        for where, split in (("differences", compared), ("figure.lengths", self.figure.lengths)):
+            if split not in {None, *splits}:
+                yield f"{where}: {split} is the split of no column"
         if self.took_off is not None and (self.sections or not self.select):
             yield "took_off is for a table with select and without sections"
         if self.section_titles.keys() - sections:
@@ -276,11 +281,15 @@ def load_table(path: Path) -> TableDefinition:
         known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
         raise UserError(f"{path}: no such table; there are: {known}")
     try:
-        return TableDefinition.model_validate(OmegaConf.to_container(OmegaConf.load(path)))
+        found = OmegaConf.to_container(OmegaConf.load(path))
+        table = TableDefinition.model_validate({"name": path.stem} | found if isinstance(found, dict) else found)
     except ValidationError as error:
         raise UserError(f"{path}: {first_problem(error, 'key')}") from error
     except (yaml.YAMLError, OmegaConfBaseException, OSError) as error:
         raise UserError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from error
+    if table.name != path.stem:  # its results would go to another study's folder
+        raise UserError(f"{path}: name: must be {path.stem}, as the file; leave it out")
+    return table
 
 
 class _Baseline(BaseModel, extra="allow", allow_inf_nan=False):

@@ -77,8 +77,8 @@ def fill_document(path: Path, root: Path) -> str:
 def _named(path: Path, what: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: {what}: {type(error).__name__}: {error}") from error
+    except (OSError, LookupError, TypeError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: {what}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def document_problems(path: Path) -> list[str]:
@@ -201,7 +201,10 @@ def _index(_: list[Path], folder: Path) -> str:
         elif (study / "README.md").is_file():
             name, state = f"[{name}]({name}/README.md)", "no claim of a paper"
         else:  # the first line of a study's file has its command and cost
-            command, cost = re.match(r"# (make \S+)\s+(.*)", text).groups()
+            first = re.match(r"# (make \S+)\s+(.*)", text)
+            if first is None:
+                raise ValueError(f"{path.name}: its first line must have its command and cost: # make table-x  2 runs")
+            command, cost = first.groups()
             state = f"not run: `{command}`, {cost}"
         rows.append(f"| {name} | {yaml.safe_load(text)['title']} | {state} |")
     return "\n".join(rows)

@@ -48,9 +48,11 @@ FARTHEST = 1.3  # times our largest number: what is beyond would push all of our
 
 def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> list[Path]:
     """Draws what `figure` asks for of cells with a whole seed; returns the PNG files. UserError for a missing curve."""
-    groups = find_groups(table, records)
-    cells = [group.chosen for group in groups if group.chosen.runs and group.chosen.row.own]
-    every = [cell for group in groups for cell in group.cells if cell.runs and cell.row.own]
+    grouped = [name for names in table.figure.groups.values() for name in names] or [row.name for row in table.rows]
+    drawn = {row.name for row in table.rows if row.own and row.name in grouped}
+    groups = [group for group in find_groups(table, records) if group.chosen.row.name in drawn]
+    cells = [group.chosen for group in groups if group.chosen.runs]
+    every = [cell for group in groups for cell in group.cells if cell.runs]
     wanted = {
         "curves": (draw_curves, table.figure.panels, cells),
         "dots": (draw_dots, table.figure.dots, cells),
@@ -60,9 +62,9 @@ def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: P
         "choices": (draw_choices, table.figure.choices, every),
     }
     written = []
-    for name, (draw, is_wanted, drawn) in wanted.items():
+    for name, (draw, is_wanted, own) in wanted.items():
         with style():
-            figure = draw(table, drawn, results_dir) if is_wanted and drawn else None
+            figure = draw(table, own, results_dir) if is_wanted and own else None
             if figure is not None:
                 written.append(save(figure, results_dir / table.name / f"{name}.png"))
     return written
@@ -211,7 +213,6 @@ def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) 
     from matplotlib.ticker import MaxNLocator
 
     names = list(dict.fromkeys(name for colours in _groups(table, cells).values() for name in colours))
-    cells = [cell for cell in cells if cell.row.name in names]
     sections = [section for section in table.section_values if any(cell.section == section for cell in cells)]
     first = table.columns[0]
     xlabel = f"{first.split} {first.metric}".capitalize() + " (%)" * table.percent

@@ -100,8 +100,13 @@ def _all_runs(table: TableDefinition) -> list[PlannedRun]:
                     raise UserError(f"table {table.name}: row {row.init_from!r} has no run of {values} to fine-tune")
                 start = fits[0].id
             settings = row.set | values | ({"init_from": start} if start else {})
-            own_id = plain_id(planned_config(row.experiment, row.variants, settings))
-            runs[row.name, *swept] = PlannedRun(row, values, own_id, start)
+            config = planned_config(row.experiment, row.variants, settings)
+            for column in table.columns:
+                splits = config["loop"]["final_splits" if column.at == "last" else "eval_splits"]
+                if column.split not in splits:
+                    what = f"split={column.split}: runs of row {row.name!r} measure {', '.join(splits)}"
+                    raise UserError(f"table {table.name}: columns: {what}")
+            runs[row.name, *swept] = PlannedRun(row, values, plain_id(config), start)
     return list(runs.values())
 
 

@@ -74,7 +74,8 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
             self._wait_for_listing()
         except OSError as error:
-            raise UserError(f"cannot write checkpoints to {self.folder}: {first_line(error)}") from error
+            how = "read checkpoints in" if read_only else "write checkpoints to"
+            raise UserError(f"cannot {how} {self.folder}: {first_line(error)}") from error
         except ValueError as error:  # a score that cannot be read
             damaged = next((path for path in _steps(self.folder) if _damage(path)), self.folder)
             raise UserError(f"{damaged}: a damaged checkpoint ({first_line(error)}); move it away") from error

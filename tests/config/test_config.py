@@ -150,7 +150,9 @@ def test_a_run_is_named_after_experiment_and_variant_but_its_id_is_not(config_of
 @pytest.mark.parametrize("mark", ["", "++"])
 def test_records_name_the_start_by_its_id_and_no_place(mark):
     overrides = ["experiment=x", f"{mark}init_from=/scratch/run", f"{mark}paths.runs=/scratch", "data.root=/x"]
-    assert identity.portable_overrides(overrides, "12345e678901") == ["experiment=x", 'init_from="12345e678901"']
+    overrides += ["data.root_seed=3"]
+    expected = ["experiment=x", 'init_from="12345e678901"', "data.root_seed=3"]
+    assert identity.portable_overrides(overrides, "12345e678901") == expected
     assert identity.portable_overrides(overrides[:1]) == overrides[:1]
 
 

@@ -45,8 +45,12 @@ def test_the_local_config_of_the_readme_is_taken_where_nothing_is_given(tmp_path
 
 def test_a_local_config_that_is_not_one_is_named(tmp_path):
     path = tmp_path / "default.yaml"
-    path.write_text("[paths]")
-    with pytest.raises(UserError, match=f"{path}: write keys and their values"):
+    for text in ("[paths]", "# @package _global_\ndata: 3"):
+        path.write_text(text)
+        with pytest.raises(UserError, match=f"{path}: write keys and their values"):
+            local_settings(path)
+    path.write_text("# @package _global_\npaths: {runs: here}", encoding="utf-16")
+    with pytest.raises(UserError, match=f"{path}: must begin with the line # @package _global_"):
         local_settings(path)
     path.write_text("paths: {runs: here")
     with pytest.raises(UserError, match=f"{path}: cannot be read .*line 1"):

@@ -38,6 +38,8 @@ def project(tmp_path):
     (tmp_path / "results/demo/table.csv").write_text(TABLE)
     (tmp_path / "results/demo/table.md").write_text("# T\n\n| Model | [a](../a.jsonl) |\n| --- | --- |\n\n| other |\n")
     (tmp_path / "results/demo/claims.yaml").write_text(CLAIM)
+    (tmp_path / "results/broken").mkdir()
+    (tmp_path / "results/broken/claims.yaml").write_text("- claim: pLSTM: best")
     (tmp_path / "configs/study/demo.yaml").write_text("# make table-demo   2 runs\ntitle: A demo\n")
     (tmp_path / "configs/study/later.yaml").write_text("# make table-later  9 runs of an hour\ntitle: Later\n")
     return tmp_path
@@ -86,6 +88,9 @@ def test_blocks_are_generated_whole_with_relative_links(fill, project):
     index = fill("<!-- begin: index -->\n<!-- end -->", "results/README.md")
     assert "| [demo](demo/README.md) | A demo | 1 reproduced |" in index
     assert "| later | Later | not run: `make table-later`, 9 runs of an hour |" in index
+    (project / "configs/study/later.yaml").write_text("title: Later\n")
+    with pytest.raises(UserError, match=r"block 'index': .*later.yaml: its first line must have its command"):
+        fill("<!-- begin: index -->\n<!-- end -->", "results/README.md")
 
 
 @pytest.mark.parametrize(
@@ -99,6 +104,7 @@ def test_blocks_are_generated_whole_with_relative_links(fill, project):
         ("a number [0.5][k] without a source", "numbers without a source, or sources without a number: {'k'}"),
         ('[k]: ../results/b.json "rows.0.grid"', "numbers without a source, or sources without a number: {'k'}"),
         ("<!-- begin: table other -->\n<!-- end -->", "block 'table other': FileNotFoundError"),
+        ("<!-- begin: claims broken -->\n<!-- end -->", "block 'claims broken': ScannerError"),
         ("<!-- begin: tables demo -->\n<!-- end -->", "block 'tables demo': KeyError"),
     ],
 )

@@ -3,6 +3,7 @@
 import pytest
 
 from plstm.studies.definitions import load_table
+from plstm.studies.figures import draw_table
 from plstm.studies.records import read_records
 from plstm.studies.sweeps import planned_runs, superfluous_runs
 
@@ -26,6 +27,12 @@ def test_the_rate_of_the_lowest_loss_is_chosen(add_lengths, tmp_path):
     assert {(run.values["seed"], run.values["optim.peak_lr"]) for run in left if run.values["seed"] > 43} == {
         (seed, rate) for seed in (44, 45) for rate in (3e-3, 1e-2)
     }
+
+
+def test_there_is_no_figure_before_a_row_of_it_has_runs(add_lengths, tmp_path):
+    table = load_table(TABLES / "tokens-small.yaml")
+    add_lengths("tokens-small", "xLSTM[1:0]", "parity", 43, dict.fromkeys((32, 128, 512), 0.5))
+    assert draw_table(table, read_records(tmp_path), tmp_path) == []
 
 
 def test_the_paper_s_numbers_stand_beside_the_highest_of_the_seeds(add_lengths, tmp_path):

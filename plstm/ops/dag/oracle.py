@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from plstm.ops.common import direct_term
+from plstm.ops.common import direct_term, product
 from plstm.ops.dag.gates import DagGates
 from plstm.ops.dag.line_graph import Dag
 
@@ -27,8 +27,8 @@ def plstm_dag_oracle(
     def visit(cells, step):
         n, into, out_of = step
         arrived = jnp.where(into[:, None, None], cells, 0)
-        hidden = jnp.einsum("...k,...ekv->...v", scale * q[..., n, :], mark * arrived)  # Equation 2
-        leaving = jnp.einsum("...fe,...fkv->...ekv", transition, arrived) + source * outer[..., n, None, :, :]  # 1
+        hidden = product("...k,...ekv->...v", scale * q[..., n, :], mark * arrived)  # Equation 2
+        leaving = product("...fe,...fkv->...ekv", transition, arrived) + source * outer[..., n, None, :, :]  # 1
         return jnp.where(out_of[:, None, None], leaving, cells), hidden
 
     _, hidden = lax.scan(visit, cells, (nodes, into, out_of))
@@ -53,10 +53,10 @@ def plstm_dag_tracking(q: Array, k: Array, v: Array, gates: DagGates, direct: Ar
         into = dag.head == n
         out_of = dag.tail == n
         lines = np.flatnonzero(out_of[dag.line_to])
-        read = jnp.einsum("...aj,e...ojs,e...sav->...vo", q[n], mark[into], cells[into])  # Equation 2
-        own = jnp.einsum("...aj,...ojkl,...ak,...vl->...vo", q[n], direct[n], k[n], v[n])
+        read = product("...aj,e...ojs,e...sav->...vo", q[n], mark[into], cells[into])  # Equation 2
+        own = product("...aj,...ojkl,...ak,...vl->...vo", q[n], direct[n], k[n], v[n])
         hidden.append(read + own)
-        leaving = jnp.einsum("e...skl,...ak,...vl->e...sav", source[out_of], k[n], v[n])  # Equation 1
-        arrived = jnp.einsum("l...sr,l...rav->l...sav", transition[lines], cells[dag.line_from[lines]])
+        leaving = product("e...skl,...ak,...vl->e...sav", source[out_of], k[n], v[n])  # Equation 1
+        arrived = product("l...sr,l...rav->l...sav", transition[lines], cells[dag.line_from[lines]])
         cells = cells.at[out_of].set(leaving).at[dag.line_to[lines]].add(arrived)
     return jnp.stack([hidden[place] for place in dag.rank], axis=-3)

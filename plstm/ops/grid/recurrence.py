@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import add_up, direct_term
+from plstm.ops.common import add_up, direct_term, product
 from plstm.ops.grid.gates import GridGates, mirror, mirror_gates
 
 
@@ -38,7 +38,7 @@ def plstm2d_oracle(q: Array, k: Array, v: Array, gates: GridGates, direct: Array
         return k[..., :, None] * v[..., None, :]
 
     def read(marked, node):
-        return jnp.einsum("...k,...kv->...v", node[0], marked)
+        return product("...k,...kv->...v", node[0], marked)
 
     hidden = _sum_directions(gates, nodes, empty, structure, emit, read)
     return jnp.moveaxis(hidden, (0, 1), (-3, -2)) + direct_term(q, k, v, direct, scale)
