@@ -69,5 +69,5 @@ def test_what_does_not_fit_is_named(make, words, message):
 
 def test_models_of_pictures_alone_are_named(composed):
     words = ["model.image_size=6", "model.patch_size=1", "loop.eval_splits=[val]", "loop.final_splits=[val]"]
-    with pytest.raises(UserError, match="^model.family=vil: takes pictures of three channels; choose vision"):
+    with pytest.raises(UserError, match="^model.family=vil: is not for this task; choose vision"):
         to_config(composed("data=walk", "model=vil_small", "optim=tokens", *words))
