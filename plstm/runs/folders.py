@@ -78,7 +78,8 @@ def find_run(run: str, runs: Path, key: str = "run") -> Path:
         raise UserError(f"{key}={run[:40]!r}...: no such run in {runs}; name its folder or id")
     if (Path(run) / ".hydra").is_dir():
         return Path(run)
-    found = [path for place in (runs, DEMO_RUNS) for path in place.glob("*")]
+    places = [runs] if runs.resolve() == DEMO_RUNS else [runs, DEMO_RUNS]
+    found = [path for place in places for path in place.glob("*")]
     known = sorted((path for path in found if (path / ".hydra").is_dir()), key=str)
     found = [path for path in known if run and path.name.startswith(run)]
     if len(found) == 1:

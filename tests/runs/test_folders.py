@@ -16,6 +16,7 @@ def test_runs_of_the_demo_are_found_as_well(tmp_path, monkeypatch):
         (folder / ".hydra").mkdir(parents=True)
     for name, folder in (("1a", own), ("1f", demo), (str(demo), demo)):
         assert find_run(name, runs) == folder
+    assert find_run("1f", folders.DEMO_RUNS) == demo
     with pytest.raises(UserError, match=f"run=1: 2 runs begin so: {demo}, {own}"):
         find_run("1", runs)
     with pytest.raises(UserError, match="run=2: no such run in .*; there are 1f39, 1a2b;"):
