@@ -56,8 +56,8 @@ class Canvas:
             raise UserError(
                 f"data.size={self.size}: too small for the objects at data.object_scale={self.scale}; {remedy}"
             )
-        most = int(2 * self.margin / SLENDERNESS)
-        if self.thinnest > max(most, 1):
+        most = max(1, int(2 * self.margin / SLENDERNESS))
+        if self.thinnest > most:
             raise UserError(
                 f"data.thinnest={self.thinnest}: arrows {SLENDERNESS} times as long leave the image; use at most {most}"
             )

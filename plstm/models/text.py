@@ -17,7 +17,7 @@ from plstm.models.sequence import SequenceModel
 BYTES = 256  # also the token that begins a file
 SIZES = {"vocabulary": BYTES + 1, "classes": BYTES}
 CONTEXT = 256  # bytes that a model reads, where its weights do not tell
-MOST = 2**20
+MOST_CONTEXT = 2**15
 
 
 def complete(model: Any, text: str, count: int, *, temperature: float = 0.0, seed: int = 0) -> str:
@@ -40,8 +40,8 @@ def sample(model: Any, start: bytes, count: int, rows: int, *, temperature: floa
         raise UserError(f"{key}={value}: must be at least {least}")
     data = (info.training or {}).get("data")
     context = data.get("context") if isinstance(data, dict) else CONTEXT
-    if not isinstance(context, int) or not 1 <= context <= MOST:
-        raise UserError(f"its training has data.context={context}, and this takes from 1 to {MOST:,}")
+    if not isinstance(context, int) or not 1 <= context <= MOST_CONTEXT:
+        raise UserError(f"its training has data.context={context}, and this takes from 1 to {MOST_CONTEXT:,}")
     tokens = np.zeros((rows, context + 1 + len(start) + count), np.int32)  # first what pads the end of a short text
     tokens[:, : 1 + len(start)] = [BYTES, *start]
     keys = jax.random.split(jax.random.key(seed), count)

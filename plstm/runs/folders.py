@@ -79,8 +79,7 @@ def find_run(run: str, runs: Path, key: str = "run") -> Path:
     if (Path(run) / ".hydra").is_dir():
         return Path(run)
     places = [runs] if runs.resolve() == DEMO_RUNS else [runs, DEMO_RUNS]
-    found = [path for place in places for path in place.glob("*")]
-    known = sorted((path for path in found if (path / ".hydra").is_dir()), key=str)
+    known = sorted((path for place in places for path in place.glob("*") if (path / ".hydra").is_dir()), key=str)
     found = [path for path in known if run and path.name.startswith(run)]
     if len(found) == 1:
         return found[0]

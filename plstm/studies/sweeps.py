@@ -6,7 +6,7 @@ import functools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 from pathlib import Path
@@ -101,13 +101,18 @@ def _all_runs(table: TableDefinition) -> list[PlannedRun]:
                 start = fits[0].id
             settings = row.set | values | ({"init_from": start} if start else {})
             config = planned_config(row.experiment, row.variants, settings)
-            for column in table.columns:
-                splits = config["loop"]["final_splits" if column.at == "last" else "eval_splits"]
-                if column.split not in splits:
-                    what = f"split={column.split}: runs of row {row.name!r} measure {', '.join(splits)}"
-                    raise UserError(f"table {table.name}: columns: {what}")
+            _check_splits(table, row, config["loop"])
             runs[row.name, *swept] = PlannedRun(row, values, plain_id(config), start)
     return list(runs.values())
+
+
+def _check_splits(table: TableDefinition, row: Row, loop: Mapping[str, Any]) -> None:
+    """Raises UserError for a column whose split the runs of a row do not measure."""
+    for column in table.columns:
+        splits = loop["final_splits" if column.at == "last" else "eval_splits"]
+        if column.split not in splits:
+            what = f"split={column.split}: runs of row {row.name!r} measure {', '.join(splits)}"
+            raise UserError(f"table {table.name}: columns: {what}")
 
 
 def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:

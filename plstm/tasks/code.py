@@ -28,6 +28,7 @@ from data.structure import DEEPEST, MOST, mark
 from plstm.config import Config
 from plstm.errors import UserError
 from plstm.limits import Folder, OneOf, OnlyWith
+from plstm.models.text import MOST_CONTEXT
 from plstm.tasks.base import MachineData
 from plstm.tasks.streams import StreamBatches, StreamTask, by_group, layer_kinds, row_batches
 from plstm.training.meshes import Layout
@@ -43,7 +44,7 @@ BRACKETS = np.array([*b")]}"])
 class CodeData(MachineData):
     name: Annotated[str, OneOf(*NAMES)] = "packages"  # of the index, a folder of one's own, or made-up functions
     path: Annotated[Folder, OnlyWith("name", ("folder",))] | None = None  # with text files in train/, val/ and test/
-    context: Annotated[int, Interval(ge=4, le=2**15)] = 256  # bytes that a model reads in training, and in a window
+    context: Annotated[int, Interval(ge=4, le=MOST_CONTEXT)] = 256  # bytes that a model reads, also in a window
     eval_rows: Annotated[int, Interval(ge=1, le=2**20)] = 2048  # windows of each split, spread evenly; all, if fewer
     digest: str = MISSING  # of the text, from which it follows
 

@@ -100,12 +100,17 @@ class SeriesTask(StreamTask):
 
     # ------------------------------------------------------------------ data
     @functools.cached_property
+    def own_series(self) -> str:
+        """The folder of one's own series. Raises UserError where it is not the run's."""
+        self.check_data()
+        return self.config.data.path
+
+    @functools.cached_property
     def bank(self) -> np.ndarray:
         data = self.config.data
         if data.name != "folder":
             return load_bank(data.root, data.bank_seed, data.bank, data.bank_points)
-        self.check_data()
-        bank = load_train(data.path)
+        bank = load_train(self.own_series)
         if (points := bank.shape[1]) != data.bank_points:
             what = f"the series of data.path={data.path} have {points} points; give that number"
             raise UserError(f"data.bank_points={data.bank_points}: {what}")
@@ -115,8 +120,7 @@ class SeriesTask(StreamTask):
     def sets(self) -> list[SeriesSet]:
         data = self.config.data
         if data.name == "folder":
-            self.check_data()
-            return load_test(data.path)
+            return load_test(self.own_series)
         return toy_sets() if data.name == "toy" else load_sets(data.root)
 
     def describe_data(self) -> str:

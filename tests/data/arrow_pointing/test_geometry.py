@@ -108,8 +108,8 @@ def test_the_smallest_canvas_works_and_less_is_refused():
         "size": (179,),
         "object_scale": (0.0, -1.0, math.nan),
         "thinnest": (11,),
-        "train_seed": (-1, 200_042),
-    }  # of an evaluation split
+        "train_seed": (-1, 200_042),  # of an evaluation split
+    }
     bad |= {"train_images": (0,), "eval_images": (0,), "distribution": ("x",)}
     for key, value in ((key, value) for key, values in bad.items() for value in values):
         with pytest.raises(UserError, match=f"data.{key}={value}"):
