@@ -111,10 +111,10 @@ class Figure(Strict):
 
 
 class Differences(Strict):
-    """Errors by set, metric@set, of rows against the first row of their group; see plstm/studies/differences.py."""
+    """Columns, by name, of rows against the first row of their group; see plstm/studies/differences.py. A row is named
+    at its chosen value of `select.over`, or as `pLSTM at 0.001` at another."""
 
-    split: str
-    metrics: list[str]
+    columns: list[str]
     groups: list[list[str]]
     leave_out: list[str] = []  # sets
 
@@ -221,10 +221,12 @@ class TableDefinition(Strict):
         sections = {str(value) for value in self.section_values}
         columns = {column.name for column in self.columns}
         splits = {column.split for column in self.columns}
-        compared = self.differences.split if self.differences else None
-        for where, split in (("differences", compared), ("figure.lengths", self.figure.lengths)):
-            if split not in {None, *splits}:
-                yield f"{where}: {split} is the split of no column"
+        if self.figure.lengths not in {None, *splits}:
+            yield f"figure.lengths: {self.figure.lengths} is the split of no column"
+        if self.differences and (self.sections or not columns.issuperset(self.differences.columns)):
+            yield f"differences are for a table without sections, of columns among {', '.join(sorted(columns))}"
+        if self.select and self.select.metric not in (PRIMARY_METRIC, "loss"):
+            yield f"select.metric must be {PRIMARY_METRIC}, the highest, or loss, the lowest"
         if self.took_off is not None and (self.sections or not self.select):
             yield "took_off is for a table with select and without sections"
         if self.section_titles.keys() - sections:
@@ -253,8 +255,13 @@ class TableDefinition(Strict):
         has_others = self.baselines is not None or self.chance is not None  # whose names the definition does not have
         lists += [("gap", [self.gap.one, *([] if has_others else [self.gap.zero])])] if self.gap else []
         lists += [("figure.groups", rows) for rows in groups.values()]
-        lists += [("differences.groups", rows) for rows in (self.differences.groups if self.differences else ())]
         yield from (f"{where}: no row {min(other)!r}" for where, rows in lists if (other := set(rows) - {*names}))
+        at_values = {
+            f"{row.name} at {value}" for row in self.rows for value in (self.sweep | row.sweep).get(self.chosen_key, ())
+        }
+        for name in (name for rows in (self.differences.groups if self.differences else ()) for name in rows):
+            if name not in {*names, *at_values}:
+                yield f"differences.groups: no row {name!r}"
         for group, rows in groups.items():
             count = len(rows) * (2 if self.figure.paper else 1) + bool(self.figure.baseline)
             if (self.figure.panels or self.figure.lengths or self.figure.sizes) and count > LINES:

@@ -1,67 +1,107 @@
-"""How rows of a study differ set by set: ratios of errors of runs of the same seeds, which have the same batches."""
+"""How rows of a study differ where their runs have the same seeds, and so the same batches."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from plstm.studies.definitions import Differences, TableDefinition
-from plstm.studies.sweeps import Cell
+from plstm.studies.definitions import Column, TableDefinition
+from plstm.studies.probes import DASH
+from plstm.studies.sweeps import Cell, Group, t_interval
 
-CAPTION = """Ratios of errors: under 1, the model has the smaller ones. In brackets the 95% interval of a bootstrap over
-the sets, which leaves out how much runs of other seeds would differ."""
+CAPTION = """Runs of the same seed, which have the same batches, are compared: × is the ratio of two models' errors, under 1
+where the model has the smaller ones, a sign a difference. In brackets Student's 90% interval over n seeds."""
+OF_SETS = """A ratio is the geometric mean over the sets; its other interval, of 95%, is of a bootstrap over the sets. A model
+is ahead where both intervals leave out 1: the one says nothing about other seeds, the other nothing about other sets."""
 DRAWS = 10_000  # of the bootstrap over sets
 
 
 class Difference(NamedTuple):
-    """A line of differences.csv."""
+    """A line of differences.csv. With sets, the values are ratios of errors, else differences of the column."""
 
     row: str
     against: str
-    metric: str
-    ratio: float  # geometric mean over sets and shared seeds: under 1, the row has the smaller errors
-    low: float  # 95% interval of a bootstrap over the sets
-    high: float
-    better: int  # sets on which the row has the smaller errors
-    sets: int
+    metric: str  # a column, by its name
+    value: float  # mean over shared seeds, and geometric mean over sets
+    low: float | None  # Student's 90% interval over seeds
+    high: float | None
     seeds: int
+    sets_low: float | None  # 95% interval of a bootstrap over the sets
+    sets_high: float | None
+    better: int | None  # sets on which the row has the smaller errors
+    sets: int | None
 
 
-def render_differences(table: TableDefinition, cells: Sequence[Cell]) -> dict[str, str]:
+def render_differences(table: TableDefinition, groups: Sequence[Group]) -> dict[str, str]:
     """differences.md and differences.csv; nothing while no two rows share a seed."""
-    asked = table.differences
-    found = [*_differences(asked, {cell.row.name: cell for cell in cells})] if asked else []
+    found = [*_differences(table, groups)]
     if not found:
         return {}
-    frame = pd.DataFrame(found)
+    frame = pd.DataFrame(found, dtype=object)
     numbers = frame.map(lambda value: f"{value:.9g}" if isinstance(value, float) else value)
-    head = ["Model", "Against", *(f"{metric.upper()}, ratio | Better on" for metric in asked.metrics), "Seeds"]
-    lines = [head, ["---"] * (2 * len(asked.metrics) + 3)]
-    for (row, against), part in frame.groupby(["row", "against"], sort=False):
-        cells_of = [f"{d.ratio:.3f} [{d.low:.3f}, {d.high:.3f}] | {d.better} of {d.sets}" for d in part.itertuples()]
-        lines.append([row, against, *cells_of, str(part["seeds"].iloc[0])])
-    text = f"# {table.title}: differences\n\n{CAPTION}\n\n"
+    has_sets = any(difference.sets for difference in found)
+    titles = {column.name: column.title for column in table.columns}
+    head = ["Model", "Against", "Score", "Difference", "Seeds", *["Sets", "Better on"] * has_sets]
+    lines = [head, ["---"] * len(head), *(_line(each, titles, table.digits, has_sets) for each in found)]
+    text = f"# {table.title}: differences\n\n{CAPTION}\n" + f"{OF_SETS}\n" * has_sets + "\n"
     text += "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
     return {"differences.md": text, "differences.csv": numbers.to_csv(index=False, lineterminator="\n")}
 
 
-def _differences(asked: Differences, cells: dict[str, Cell]) -> Iterator[Difference]:
-    for against, *others in asked.groups:
+def _line(each: Difference, titles: dict[str, str], digits: int, has_sets: bool) -> list[str]:
+    sign, form = ("× ", f".{digits}f") if each.sets else ("", f"+.{digits}f")
+
+    def interval(low: float | None, high: float | None) -> str:
+        return DASH if low is None else f"[{low:{form}}, {high:{form}}]"
+
+    cells = [each.row, each.against, titles[each.metric], f"{sign}{each.value:{form}}"]
+    cells.append(f"{interval(each.low, each.high)}, n={each.seeds}")
+    of_sets = [interval(each.sets_low, each.sets_high), f"{each.better} of {each.sets}" if each.sets else DASH]
+    return cells + of_sets * has_sets
+
+
+def _differences(table: TableDefinition, groups: Sequence[Group]) -> Iterator[Difference]:
+    asked = table.differences
+    cells = {f"{cell.row.name} at {cell.choice}": cell for group in groups for cell in group.cells}
+    cells |= {group.chosen.row.name: group.chosen for group in groups}
+    columns = [column for column in table.columns if asked and column.name in asked.columns]
+    for against, *others in asked.groups if asked else ():
         for row in others:
-            ours, theirs = (
-                {run.seed: run.metrics["last"][asked.split] for run in cells[n].runs} for n in (row, against)
-            )
-            seeds = sorted(ours.keys() & theirs.keys())
-            for metric in asked.metrics if seeds else ():
-                names = [name for name in ours[seeds[0]] if name.startswith(f"{metric}@")]
-                names = [name for name in names if name.partition("@")[2] not in asked.leave_out]
-                logs = np.mean([[np.log(ours[s][name] / theirs[s][name]) for name in names] for s in seeds], axis=0)
-                yield Difference(row, against, metric, *_interval(logs), int((logs < 0).sum()), len(names), len(seeds))
+            for column in columns:
+                ours, theirs = (_values(cells[name], column, asked.leave_out) for name in (row, against))
+                if seeds := sorted(ours.keys() & theirs.keys()):
+                    values = np.array([np.subtract(ours[seed], theirs[seed]) for seed in seeds])
+                    has_sets = len(_sets(cells[row], column, asked.leave_out)) > 0
+                    yield Difference(row, against, column.name, *_summary(values, has_sets))
 
 
-def _interval(logs: np.ndarray) -> tuple[float, float, float]:
-    """The exponential of the mean, and its 95% interval."""
-    drawn = np.random.RandomState(0).randint(0, len(logs), (DRAWS, len(logs)))
-    low, high = np.quantile(logs[drawn].mean(1), (0.025, 0.975))
-    return float(np.exp(logs.mean())), float(np.exp(low)), float(np.exp(high))
+def _sets(cell: Cell, column: Column, leave_out: Sequence[str]) -> list[str]:
+    """The column's metrics of single sets, metric@set."""
+    metrics = cell.runs[0].metrics[column.at][column.split] if cell.runs else {}
+    names = [name for name in metrics if name.startswith(f"{column.metric}@")]
+    return [name for name in names if name.partition("@")[2] not in leave_out]
+
+
+def _values(cell: Cell, column: Column, leave_out: Sequence[str]) -> dict[str, Any]:
+    """Seed -> the logarithms of the errors on all sets, or where there are no sets the column's value alone."""
+    if names := _sets(cell, column, leave_out):
+        of_seeds = {str(run.seed): run.metrics[column.at][column.split] for run in cell.runs}
+        return {seed: np.log([metrics[name] for name in names]) for seed, metrics in of_seeds.items()}
+    return {seed: [value] for seed, value in cell.means[column.name].items()}
+
+
+def _summary(values: np.ndarray, has_sets: bool) -> Iterator[float | int | None]:
+    """The numbers of a `Difference`; values: of each seed and set [seeds, sets], logarithms where there are sets."""
+    back = np.exp if has_sets else float
+    mean, half_width, seeds = t_interval(values.mean(1).tolist())
+    yield float(back(mean))
+    yield from (None if half_width is None else float(back(mean + sign * half_width)) for sign in (-1, 1))
+    yield seeds
+    if not has_sets:
+        yield from [None] * 4
+        return
+    of_sets = values.mean(0)
+    drawn = np.random.RandomState(0).randint(0, len(of_sets), (DRAWS, len(of_sets)))
+    yield from np.exp(np.quantile(of_sets[drawn].mean(1), (0.025, 0.975))).tolist()
+    yield from (int((of_sets < 0).sum()), len(of_sets))

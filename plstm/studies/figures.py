@@ -192,7 +192,7 @@ def draw_choices(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
         for name, colour in colours.items():
             own = sorted((cell.choice, *cell.interval(column)) for cell in cells if cell.row.name == name)
             places, means, widths, _ = zip(*own, strict=True)
-            bars = [width or 0 for width in widths]
+            bars = [math.nan if width is None else width for width in widths]
             axis.errorbar(places, means, bars, color=colour, marker="o", ms=4, lw=1.5, capsize=2, label=name)
             if paper := sorted(table.figure.choices.get(name, {}).items()):
                 line = [(place, values[number]) for place, values in paper]

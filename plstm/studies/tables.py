@@ -55,7 +55,7 @@ def render_table(table: TableDefinition, records: Sequence[Record], results_dir:
     }
     if table.figure.sizes:
         files |= render_probes(table, [group.chosen for group in groups if group.chosen.row.own], results_dir)
-    files |= render_differences(table, [group.chosen for group in groups])
+    files |= render_differences(table, groups)
     return {results_dir / table.name / name: text.encode() for name, text in files.items()}
 
 

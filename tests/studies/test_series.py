@@ -1,10 +1,12 @@
-"""The study of time series: differences set by set, and dots beside baselines, from synthetic records."""
+"""The study of time series: differences over seeds and sets, and dots beside baselines, from synthetic records."""
 
 import io
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from plstm.studies import figures
 from plstm.studies.definitions import TableDefinition, load_table
@@ -46,11 +48,38 @@ def test_ratios_are_of_the_same_seeds_and_sets(table, add_scores, tmp_path):
     files = rendered(table, tmp_path)
     mase, wql = pd.read_csv(io.StringIO(files["differences.csv"])).itertuples()
     assert (mase.row, mase.against) == ("GDN, 5,000 steps", "xLSTM[3:1], 5,000 steps")
-    assert (mase.better, mase.sets, mase.seeds) == (2, 3, 2)
-    assert mase.ratio == pytest.approx((0.5 * 0.8 * 1.6) ** (1 / 3))
-    assert 0.5 <= mase.low < mase.ratio < mase.high <= 1.6 and wql.metric == "wql"
-    ((_, *cells),) = lines_of(files["differences.md"], "GDN, 5,000 steps")
-    assert ("MASE, ratio", f"0.862 [{mase.low:.3f}, {mase.high:.3f}]") in cells and ("Better on", "2 of 3") in cells
+    assert (mase.better, mase.sets, mase.seeds, mase.metric, wql.metric) == (2, 3, 2, "test_mase", "test_wql")
+    assert mase.value == pytest.approx((0.5 * 0.8 * 1.6) ** (1 / 3))
+    assert mase.low == pytest.approx(mase.value) == mase.high  # both seeds have the same ratio
+    assert 0.5 <= mase.sets_low < mase.value < mase.sets_high <= 1.6
+    (cells, _) = map(dict, lines_of(files["differences.md"], "GDN, 5,000 steps"))
+    assert cells["Score"] == "MASE" and cells["Difference"] == "× 0.862" and cells["Better on"] == "2 of 3"
+    assert cells["Sets"] == f"[{mase.sets_low:.3f}, {mase.sets_high:.3f}]"
+    assert cells["Seeds"] == "[0.862, 0.862], n=2"
+
+
+def test_an_interval_over_seeds(table, add_scores, tmp_path):
+    for seed, factor in ((43, 1.0), (44, np.e)):
+        add_scores("xLSTM[3:1], 5,000 steps", seed, {"a": 1.0})
+        add_scores("GDN, 5,000 steps", seed, {"a": factor})
+    line = next(pd.read_csv(io.StringIO(rendered(table, tmp_path)["differences.csv"])).itertuples())
+    half_width = stats.t.ppf(0.95, 1) * 0.5  # of logarithms 0 and 1
+    assert np.log([line.low, line.value, line.high]) == pytest.approx([0.5 - half_width, 0.5, 0.5 + half_width])
+
+
+def test_differences_of_one_number_a_run_and_of_rates_that_were_not_chosen(tmp_path):
+    table = load_table(TABLES / "arrow-small.yaml")
+    for seed, rate, accuracy in ((43, 5e-4, 0.75), (44, 5e-4, 0.85), (43, 2e-3, 0.7), (44, 2e-3, 0.7)):
+        splits = {"val": {"accuracy": rate}, "test": {"accuracy": 0.9}, "test_ext": {"accuracy": accuracy}}
+        own = dict(table="arrow-small", row="pLSTM", seed=seed, lr=rate, metrics={"last": splits, "best": None})
+        write_record(example_record("arrow_small/plstm", **own), [], tmp_path)
+    files = rendered(table, tmp_path)
+    at_size, larger = pd.read_csv(io.StringIO(files["differences.csv"])).itertuples()
+    assert (larger.row, larger.against) == ("pLSTM at 0.0005", "pLSTM at 0.002")
+    assert (larger.value, at_size.value) == (pytest.approx(0.1), 0) and np.isnan(larger.sets)
+    assert larger.high - larger.value == pytest.approx(stats.t.ppf(0.95, 1) * 0.05)
+    cells = dict(lines_of(files["differences.md"], "pLSTM at 0.0005")[1])
+    assert cells["Difference"] == "+0.100" and "Sets" not in cells
 
 
 def test_baselines_by_column_and_dots_with_a_panel_a_column(table, add_scores, tmp_path, monkeypatch):
