@@ -10,10 +10,13 @@ from plstm.studies.definitions import Column, TableDefinition
 from plstm.studies.probes import DASH
 from plstm.studies.sweeps import Cell, Group, t_interval
 
-CAPTION = """Runs of the same seed, which have the same batches, are compared: × is the ratio of two models' errors, under 1
-where the model has the smaller ones, a sign a difference. In brackets Student's 90% interval over n seeds."""
-OF_SETS = """A ratio is the geometric mean over the sets; its other interval, of 95%, is of a bootstrap over the sets. A model
-is ahead where both intervals leave out 1: the one says nothing about other seeds, the other nothing about other sets."""
+CAPTION = """\
+Runs of the same seed, which have the same batches, are compared: a model less the one against which it stands. In
+brackets Student's 90% interval over n seeds."""
+OF_SETS = """\
+× is a ratio of errors, under 1 where the model has the smaller ones: the geometric mean over sets and seeds. Its second
+interval, of 95%, is of a bootstrap over the sets. A model is ahead where both leave out 1, for neither says anything
+about what the other is over."""
 DRAWS = 10_000  # of the bootstrap over sets
 
 

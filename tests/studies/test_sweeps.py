@@ -59,7 +59,12 @@ PLANNED = 7 * 15 + 5 * (4 + 3 + 1 + 2 + 1)  # runs of the arrow table
             "key differences are for a table without sections, of columns among test_mase, ",
         ),
         ("arrow-small", "ViT at 0.0005,", "ViT at 0.0007,", "key differences.groups: no row 'ViT at 0.0007'"),
-        ("arrow-small", "split: val}", "split: val, metric: bits}", "key select.metric must be accuracy, the highest, or"),
+        (
+            "arrow-small",
+            "split: val}",
+            "split: val, metric: bits}",
+            "key select.metric must be accuracy, the highest, or",
+        ),
         ("tokens", "lengths: test", "lengths: tset", "key figure.lengths: tset is the split of no column"),
         (
             "arrow",
