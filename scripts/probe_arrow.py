@@ -33,7 +33,7 @@ from plstm.runs.weights import config_of, from_checkpoint
 from plstm.studies.definitions import load_table
 from plstm.studies.probes import GIVEN, probe_path
 from plstm.studies.records import read_records
-from plstm.studies.sweeps import find_groups
+from plstm.studies.sweeps import find_groups, probed_cells
 from plstm.tasks.arrow import ArrowTask
 from plstm.training.steps import make_predict
 from scripts.common import ROOT, Parser, machine_folder, positive, write_results
@@ -177,8 +177,9 @@ def probe_rows(config: Config, answer: Answer, sizes: Sequence[int], count: int)
 
 def shown_runs(name: str, results: Path, runs: Path) -> list[str]:
     """The ids of the runs that a table shows and that were not probed; prints those whose weights are gone."""
-    groups = find_groups(load_table(ROOT / "configs/study" / f"{name}.yaml"), read_records(results))
-    ids = [run.id for group in groups for run in group.chosen.runs if not probe_path(run, results)]
+    table = load_table(ROOT / "configs/study" / f"{name}.yaml")
+    cells = probed_cells(table, find_groups(table, read_records(results)))
+    ids = [run.id for cell in cells.values() for run in cell.runs if not probe_path(run, results)]
     if gone := [run for run in ids if not (runs / run / "checkpoints").is_dir()]:
         print(f"Not probed, their weights are not in {runs}: {', '.join(gone)}")
     return [run for run in ids if run not in gone]

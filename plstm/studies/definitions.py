@@ -115,6 +115,7 @@ class Differences(Strict):
     at its chosen value of `select.over`, or as `pLSTM at 0.001` at another."""
 
     columns: list[str]
+    roc_areas: list[int] = []  # canvas sides: also the area under the ROC curve there, of probed runs
     groups: list[list[str]]
     leave_out: list[str] = []  # sets
 

@@ -1,14 +1,15 @@
 """How rows of a study differ where their runs have the same seeds, and so the same batches."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from plstm.studies.definitions import Column, TableDefinition
-from plstm.studies.probes import DASH
-from plstm.studies.sweeps import Cell, Group, t_interval
+from plstm.studies.probes import AREA, DASH, roc_areas
+from plstm.studies.sweeps import Cell, Group, cells_by_name, t_interval
 
 CAPTION = """\
 Runs of the same seed, which have the same batches, are compared: a model less the one against which it stands. In
@@ -25,7 +26,7 @@ class Difference(NamedTuple):
 
     row: str
     against: str
-    metric: str  # a column, by its name
+    metric: str  # a column, by its name, or area_under_roc@<canvas side>
     value: float  # mean over shared seeds, and geometric mean over sets
     low: float | None  # Student's 90% interval over seeds
     high: float | None
@@ -36,15 +37,16 @@ class Difference(NamedTuple):
     sets: int | None
 
 
-def render_differences(table: TableDefinition, groups: Sequence[Group]) -> dict[str, str]:
+def render_differences(table: TableDefinition, groups: Sequence[Group], results_dir: Path) -> dict[str, str]:
     """differences.md and differences.csv; nothing while no two rows share a seed."""
-    found = [*_differences(table, groups)]
+    found = [*_differences(table, groups, results_dir)]
     if not found:
         return {}
     frame = pd.DataFrame(found, dtype=object)
     numbers = frame.map(lambda value: f"{value:.9g}" if isinstance(value, float) else value)
     has_sets = any(difference.sets for difference in found)
     titles = {column.name: column.title for column in table.columns}
+    titles |= {_area(side): f"ROC area, {side} pixels" for side in table.differences.roc_areas}
     head = ["Model", "Against", "Score", "Difference", "Seeds", *["Sets", "Better on"] * has_sets]
     lines = [head, ["---"] * len(head), *(_line(each, titles, table.digits, has_sets) for each in found)]
     text = f"# {table.title}: differences\n\n{CAPTION}\n" + f"{OF_SETS}\n" * has_sets + "\n"
@@ -64,19 +66,34 @@ def _line(each: Difference, titles: dict[str, str], digits: int, has_sets: bool)
     return cells + of_sets * has_sets
 
 
-def _differences(table: TableDefinition, groups: Sequence[Group]) -> Iterator[Difference]:
+def _differences(table: TableDefinition, groups: Sequence[Group], results_dir: Path) -> Iterator[Difference]:
     asked = table.differences
-    cells = {f"{cell.row.name} at {cell.choice}": cell for group in groups for cell in group.cells}
-    cells |= {group.chosen.row.name: group.chosen for group in groups}
-    columns = [column for column in table.columns if asked and column.name in asked.columns]
-    for against, *others in asked.groups if asked else ():
-        for row in others:
-            for column in columns:
-                ours, theirs = (_values(cells[name], column, asked.leave_out) for name in (row, against))
-                if seeds := sorted(ours.keys() & theirs.keys()):
-                    values = np.array([np.subtract(ours[seed], theirs[seed]) for seed in seeds])
-                    has_sets = len(_sets(cells[row], column, asked.leave_out)) > 0
-                    yield Difference(row, against, column.name, *_summary(values, has_sets))
+    if asked is None:
+        return
+    cells = cells_by_name(groups)
+    columns = [column for column in table.columns if column.name in asked.columns]
+    for row, against in ((row, against) for against, *others in asked.groups for row in others):
+        pair = cells[row], cells[against]
+        for column in columns:
+            has_sets = len(_sets(cells[row], column, asked.leave_out)) > 0
+            values = _paired(*(_values(cell, column, asked.leave_out) for cell in pair))
+            if len(values):
+                yield Difference(row, against, column.name, *_summary(values, has_sets))
+        for side in asked.roc_areas:
+            values = _paired(*(roc_areas(cell.runs, side, results_dir) for cell in pair))
+            if len(values):
+                yield Difference(row, against, _area(side), *_summary(values, has_sets=False))
+
+
+def _area(side: int) -> str:
+    return f"{AREA}@{side}"
+
+
+def _paired(ours: dict[Any, Any], theirs: dict[Any, Any]) -> np.ndarray:
+    """Differences for each seed that both have and, where there are any, each set [seeds, sets or 1]."""
+    return np.array(
+        [np.atleast_1d(np.subtract(ours[seed], theirs[seed])) for seed in sorted(ours.keys() & theirs.keys())]
+    )
 
 
 def _sets(cell: Cell, column: Column, leave_out: Sequence[str]) -> list[str]:
@@ -91,7 +108,7 @@ def _values(cell: Cell, column: Column, leave_out: Sequence[str]) -> dict[str, A
     if names := _sets(cell, column, leave_out):
         of_seeds = {str(run.seed): run.metrics[column.at][column.split] for run in cell.runs}
         return {seed: np.log([metrics[name] for name in names]) for seed, metrics in of_seeds.items()}
-    return {seed: [value] for seed, value in cell.means[column.name].items()}
+    return dict(cell.means[column.name])
 
 
 def _summary(values: np.ndarray, has_sets: bool) -> Iterator[float | int | None]:

@@ -17,6 +17,7 @@ Rows = list[dict[str, Any]]  # a canvas size and an alteration (of baselines: a 
 DASH = "–"
 GIVEN = "as given"
 RETRAINED = "-retrained"  # in the name of a second training's file: the same config, as the run's weights were gone
+AREA = "area_under_roc"
 FEWEST = 50  # images of the rarer label: a score of fewer is not shown
 
 
@@ -57,14 +58,22 @@ def _read(path: Path, key: str) -> Rows:
         raise UserError(f"{path}: not a file of scores; make it again") from error
 
 
+def roc_areas(runs: Sequence[Record], canvas: int, results_dir: Path) -> dict[int, float]:
+    """Seed -> the area under the ROC curve of unaltered images of a canvas, of the runs that have one."""
+    rows = {run.seed: _read(path, "rows") for run in runs if (path := probe_path(run, results_dir))}
+    wanted = {"canvas_pixels": canvas, "probe": GIVEN}
+    found = {seed: next((row for row in own if wanted.items() <= row.items()), {}) for seed, own in rows.items()}
+    return {seed: row[AREA] for seed, row in found.items() if row.get(AREA) is not None}
+
+
 def points_by_size(rows: Rows) -> list[tuple[float, float]]:
     """(canvas side, accuracy) of unaltered images."""
     return [(row["canvas_pixels"], row["accuracy"]) for row in rows if row.get("probe", GIVEN) == GIVEN]
 
 
-def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> dict[str, str]:
+def render_probes(table: TableDefinition, cells: dict[str, Cell], results_dir: Path) -> dict[str, str]:
     """probes.md and probes.csv, the scores on altered images; nothing where no run was probed."""
-    found = {cell.row.name: read_probes(cell.runs, results_dir) for cell in cells}
+    found = {name: read_probes(cell.runs, results_dir) for name, cell in cells.items()}
     probed = {name: probes.rows for name, probes in found.items() if probes.rows}
     if not probed:
         return {}
@@ -107,7 +116,7 @@ def render_probes(table: TableDefinition, cells: Sequence[Cell], results_dir: Pa
     return {"probes.md": "\n".join(text) + "\n", "probes.csv": csv}
 
 
-TITLES = {"Balanced accuracy": "balanced_accuracy", "Area under the ROC curve": "area_under_roc"}
+TITLES = {"Balanced accuracy": "balanced_accuracy", "Area under the ROC curve": AREA}
 METRICS = ("accuracy", *TITLES.values(), "answered_at")
 CAPTION = f"""\
 Mean over n runs ± Student's 90% t interval; (n=...) where fewer were measured. The altered geometry gives the label;

@@ -260,6 +260,19 @@ def _choose(table: TableDefinition, cells: list[Cell]) -> Group:
     return Group(cells, chosen, shared, [chosen] if is_settled else cells)
 
 
+def cells_by_name(groups: Sequence[Group]) -> dict[str, Cell]:
+    """Of a table without sections: the chosen cell of a row by its name, all of a choice as `pLSTM at 0.001`."""
+    cells = {f"{cell.row.name} at {cell.choice}": cell for group in groups for cell in group.cells}
+    return {group.chosen.row.name: group.chosen for group in groups} | cells
+
+
+def probed_cells(table: TableDefinition, groups: Sequence[Group]) -> dict[str, Cell]:
+    """The cells of own rows by name whose runs are probed: the chosen ones, in a study of the choice itself all."""
+    shows_all = bool(table.figure.choices)
+    cells = cells_by_name(groups).items()
+    return {name: cell for name, cell in cells if cell.row.own and (name != cell.row.name) == shows_all}
+
+
 def superfluous_runs(table: TableDefinition, records: Sequence[Record]) -> set[str]:
     """The ids of the runs that `choose_once` saves: those of values not chosen, where one is."""
     groups = find_groups(table, records) if table.choose_once else []

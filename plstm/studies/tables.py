@@ -18,7 +18,7 @@ from plstm.studies.definitions import COSTS, PRIMARY_METRIC, Reference, TableDef
 from plstm.studies.differences import render_differences
 from plstm.studies.probes import DASH, render_probes
 from plstm.studies.records import Record, commits_of, record_path
-from plstm.studies.sweeps import Cell, Group, find_groups
+from plstm.studies.sweeps import Cell, Group, find_groups, probed_cells
 
 WIDEST = 7  # columns of a table in Markdown
 MEASURES = 3  # of the definition's columns that are shown; all are in the CSV
@@ -54,8 +54,8 @@ def render_table(table: TableDefinition, records: Sequence[Record], results_dir:
         "table.csv": frame.to_csv(index=False, lineterminator="\n"),
     }
     if table.figure.sizes:
-        files |= render_probes(table, [group.chosen for group in groups if group.chosen.row.own], results_dir)
-    files |= render_differences(table, groups)
+        files |= render_probes(table, probed_cells(table, groups), results_dir)
+    files |= render_differences(table, groups, results_dir)
     return {results_dir / table.name / name: text.encode() for name, text in files.items()}
 
 

@@ -112,8 +112,7 @@ def test_a_model_with_statistics_answers_on_a_canvas_larger_than_that_of_its_tra
 
 def test_a_table_asks_for_the_runs_that_are_here_and_not_probed(monkeypatch, tmp_path, capsys):
     runs = [SimpleNamespace(id=name, name="a-s43") for name in ("probed", "again", "gone", "here")]
-    chosen = SimpleNamespace(chosen=SimpleNamespace(runs=runs))
-    monkeypatch.setattr(probe_arrow, "find_groups", lambda *_: [chosen])
+    monkeypatch.setattr(probe_arrow, "probed_cells", lambda *_: {"pLSTM": SimpleNamespace(runs=runs)})
     (tmp_path / "probes").mkdir()
     (tmp_path / "probes/a-s43-probed.json").touch()
     (tmp_path / "probes/a-s43-again-retrained.json").touch()

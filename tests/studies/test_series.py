@@ -72,9 +72,17 @@ def test_differences_of_one_number_a_run_and_of_rates_that_were_not_chosen(tmp_p
     for seed, rate, accuracy in ((43, 5e-4, 0.75), (44, 5e-4, 0.85), (43, 2e-3, 0.7), (44, 2e-3, 0.7)):
         splits = {"val": {"accuracy": rate}, "test": {"accuracy": 0.9}, "test_ext": {"accuracy": accuracy}}
         own = dict(table="arrow-small", row="pLSTM", seed=seed, lr=rate, metrics={"last": splits, "best": None})
-        write_record(example_record("arrow_small/plstm", **own), [], tmp_path)
+        write_record(run := example_record("arrow_small/plstm", **own), [], tmp_path)
+        if seed == 43:  # the others were not probed
+            row = {"canvas_pixels": 192, "probe": "as given", "images": 100, "labelled_at": 0.5, "accuracy": accuracy}
+            path = tmp_path / "probes" / f"{run.name}-{run.id}.json"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps({"rows": [row | {"area_under_roc": accuracy + 0.1 + 10 * rate}]}))
     files = rendered(table, tmp_path)
-    at_size, larger = pd.read_csv(io.StringIO(files["differences.csv"])).itertuples()
+    at_size, larger, area = pd.read_csv(io.StringIO(files["differences.csv"])).itertuples()
+    assert (area.metric, area.seeds) == ("area_under_roc@192", 1) and area.value == pytest.approx(0.05 - 0.015)
+    probed = pd.read_csv(io.StringIO(files["probes.csv"]))
+    assert {*probed["row"]} == {"pLSTM at 0.0005", "pLSTM at 0.002"}  # and not the chosen one again
     assert (larger.row, larger.against) == ("pLSTM at 0.0005", "pLSTM at 0.002")
     assert (larger.value, at_size.value) == (pytest.approx(0.1), 0) and np.isnan(larger.sets)
     assert larger.high - larger.value == pytest.approx(stats.t.ppf(0.95, 1) * 0.05)
