@@ -75,10 +75,10 @@ def _differences(table: TableDefinition, groups: Sequence[Group], results_dir: P
     for row, against in ((row, against) for against, *others in asked.groups for row in others):
         pair = cells[row], cells[against]
         for column in columns:
-            has_sets = len(_sets(cells[row], column, asked.leave_out)) > 0
-            values = _paired(*(_values(cell, column, asked.leave_out) for cell in pair))
+            sets = _sets(cells[row], column, asked.leave_out)
+            values = _paired(*(_values(cell, column, sets) for cell in pair))
             if len(values):
-                yield Difference(row, against, column.name, *_summary(values, has_sets))
+                yield Difference(row, against, column.name, *_summary(values, has_sets=bool(sets)))
         for side in asked.roc_areas:
             values = _paired(*(roc_areas(cell.runs, side, results_dir) for cell in pair))
             if len(values):
@@ -103,12 +103,12 @@ def _sets(cell: Cell, column: Column, leave_out: Sequence[str]) -> list[str]:
     return [name for name in names if name.partition("@")[2] not in leave_out]
 
 
-def _values(cell: Cell, column: Column, leave_out: Sequence[str]) -> dict[str, Any]:
-    """Seed -> the logarithms of the errors on all sets, or where there are no sets the column's value alone."""
-    if names := _sets(cell, column, leave_out):
-        of_seeds = {str(run.seed): run.metrics[column.at][column.split] for run in cell.runs}
-        return {seed: np.log([metrics[name] for name in names]) for seed, metrics in of_seeds.items()}
-    return dict(cell.means[column.name])
+def _values(cell: Cell, column: Column, sets: Sequence[str]) -> dict[str, Any]:
+    """Seed -> the logarithms of the errors on the sets, or where there are none the column's value."""
+    if not sets:
+        return dict(cell.means[column.name])
+    of_seeds = {str(run.seed): run.metrics[column.at][column.split] for run in cell.runs}
+    return {seed: np.log([metrics[name] for name in sets]) for seed, metrics in of_seeds.items()}
 
 
 def _summary(values: np.ndarray, has_sets: bool) -> Iterator[float | int | None]:
