@@ -106,7 +106,7 @@ def accuracies(run: Record, altered: Mapping[str, Mapping[str, Any]]) -> dict[st
         "test images": run.metric("test"),
         "larger test images": run.metric("test_ext"),
         "circle erased": altered[NO_CIRCLE]["balanced_accuracy"],
-        "another image's circle": altered[OTHER_CIRCLE]["balanced_accuracy"],  # which the arrow does not foretell
+        "another image's circle": altered[OTHER_CIRCLE]["balanced_accuracy"],  # of which the arrow tells less
     }
 
 

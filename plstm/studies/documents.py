@@ -82,11 +82,14 @@ def _named(path: Path, what: str) -> Iterator[None]:
 
 
 def document_problems(path: Path) -> list[str]:
-    """What is wrong with the form of a page: a code block without an end, lines too long to read, markup that GitHub
-    takes for HTML, and sizes and times that no link holds."""
+    """What is wrong with the form of a page: a code block without an end, definitions that a paragraph swallows, lines too
+    long to read, markup that GitHub takes for HTML, and sizes and times that no link holds."""
     text = path.read_text(encoding="utf-8")
     problems = [f"{path}: a code block has no end"] if len(FENCE.findall(text)) % 2 else []
-    for number, line in enumerate(text.splitlines(), 1):
+    lines = text.splitlines()
+    for number, (before, line) in enumerate(zip(["", *lines], lines, strict=False), 1):
+        if DEFINITION.match(line) and before and not DEFINITION.match(before):
+            problems.append(f"{path}, line {number}: a paragraph ends above it: leave a blank line between")
         if len(line) > MAX_LINE and not line.startswith("|") and not DEFINITION.match(line):
             problems.append(f"{path}, line {number}: over {MAX_LINE} characters")
         if re.match(r"<!--(?! begin: .* -->$| end -->$)", line):
@@ -142,7 +145,7 @@ def _follow(node: Any, place: str) -> Any:
     for key, choice in re.findall(r"([^.\[\]]+)(?:\[([^\]]*)\])?", place):
         node = node[int(key)] if isinstance(node, list) else node[key]
         if choice:
-            (node,) = _rows(node, dict(part.split("=") for part in choice.split(",")))
+            (node,) = _rows(node, dict(part.split("=") for part in re.split(r",(?=[\w.]+=)", choice)))
     return node
 
 

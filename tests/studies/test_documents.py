@@ -124,7 +124,7 @@ def test_long_lines_damaged_markers_and_sizes_of_no_file_are_problems(tmp_path):
     page = tmp_path / "page.md"
     long = "x" * 201
     page.write_text(f'| {long} |\n[k]: file "{long}"\n<!-- begin: index -->\n<!-- end -->\n<!-- note -->\n')
-    assert [problem.split("line ")[1].split(":")[0] for problem in document_problems(page)] == ["5"]
+    assert [problem.split("line ")[1].split(":")[0] for problem in document_problems(page)] == ["2", "5"]
     page.write_text("12 GB\n[1.5][k] ms, [12 GB][k]\nin `1.5 ms` a step\n100 MBit and a 2 x 3 GBase\n")
     assert [problem.split("line ")[1] for problem in document_problems(page)] == [
         f"{line}: {number}: link the number to a file, or leave it out"
@@ -132,6 +132,10 @@ def test_long_lines_damaged_markers_and_sizes_of_no_file_are_problems(tmp_path):
     ]
     page.write_text("```\nmake demo\n```\n\n``` make test ```\n")
     assert document_problems(page) == [f"{page}: a code block has no end"]
+    page.write_text('[1.5][a] [2][b]\n\n[a]: x.csv "y"\n[b]: x.csv "y"\n')
+    assert not document_problems(page)
+    page.write_text('[1.5][a]\n[a]: x.csv "y"\n')
+    assert document_problems(page) == [f"{page}, line 2: a paragraph ends above it: leave a blank line between"]
     page.write_text(f"{long}\n<!--= a -->")
     assert [problem.split("line ")[1].split(":")[0] for problem in document_problems(page)] == ["1", "2"]
 
