@@ -22,7 +22,7 @@ from plstm.runs.folders import find_run, load_overrides, lock_folder, open_check
 from plstm.runs.identity import run_name
 from plstm.runs.pictures import draw_run
 from plstm.runs.session import open_tracker
-from plstm.runs.weights import config_of, from_checkpoint
+from plstm.runs.weights import config_of, from_checkpoint, is_weights_file
 from plstm.tasks import TASKS, Task
 from plstm.training.environment import check_devices, memory_errors
 from plstm.training.state import Found, RunState
@@ -86,7 +86,7 @@ def print_metrics(options: EvalConfig) -> None:
 def log_numbers(folder: Path, task: Task, model: nnx.Module, options: EvalConfig, found: Found) -> None:
     """Adds the metrics to the summary of the run's own W&B run, as eval/<split>/<metric>, with the step."""
     checkpoints, step = open_checkpoint(folder, task.config, options.checkpoint)
-    run = RunState.from_json(checkpoints.info(step), folder)
+    run = RunState.from_json(checkpoints.info(checkpoints.last_step()), folder)  # whose summary stays
     parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
     tracker = open_tracker(options.logger.mode, task, folder, load_overrides(folder), run.environment, parameters)
     values = {f"eval/{split}": metrics | {"step": step} for split, metrics in found.items()}
@@ -100,6 +100,8 @@ def choose_source(options: EvalConfig) -> str:
     if (options.run is None) == (options.weights is None):
         raise UserError("run: give a value, run=<folder or id>, or weights=<.safetensors file>, and not both")
     if options.weights is None:
+        if is_weights_file(options.run):
+            raise UserError(f"run={options.run}: a file of weights; write weights={options.run}")
         return options.run
     if not Path(options.weights).is_file():
         raise UserError(f"weights={options.weights}: no such file; a run is named by run=...")

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from omegaconf import OmegaConf
 
 from data import commands
+from data.loading import packed_bytes
 from plstm.files import write_errors, write_file
 from plstm.runs.local import local_settings
 from plstm.tasks.base import Task
@@ -44,17 +45,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def batch_shapes(task: Task) -> dict[str, jax.ShapeDtypeStruct]:
+def batch_shapes(task: Task) -> dict[str, Any]:
     """The arrays of a training batch; of a task of images without its data set."""
     config = task.config
     count = config.optim.batch_size
     if config.task in IMAGE_TASKS:
         side = config.data.size
-        image = (count, side * side // 8) if config.task == "arrow" else (count, side, side, 3)
+        image = (count, packed_bytes(side)) if config.task == "arrow" else (count, side, side, 3)
         return {"image": jax.ShapeDtypeStruct(image, jnp.uint8), "label": jax.ShapeDtypeStruct((count,), jnp.int32)}
     layout = Layout(make_mesh(count, 1, jax.devices()[:1]))
     batch = next(task.batches(layout).from_step(0))
-    return {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in batch.items()}
+    return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
 
 
 def planned_bytes(program: jax.stages.Compiled) -> int:

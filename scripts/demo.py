@@ -7,6 +7,7 @@ the models' answers, and sizes.png, how the trained models of results/weights do
 """
 
 import math
+import signal
 import statistics
 import subprocess
 import sys
@@ -57,8 +58,15 @@ def main() -> int:
 
 
 def start(script: str, *arguments: object) -> int:
-    """Runs a script to its end; returns its exit status."""
-    return subprocess.run([sys.executable, ROOT / "scripts" / script, *map(str, arguments)], cwd=ROOT).returncode
+    """Runs a script to its end, also where the demo is interrupted; returns its exit status."""
+    command = [sys.executable, ROOT / "scripts" / script, *map(str, arguments)]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, process_group=0)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
 
 
 def shown_runs(results: Path) -> dict[str, list[Record]]:
@@ -110,11 +118,11 @@ def accuracies(run: Record, altered: Mapping[str, Mapping[str, Any]]) -> dict[st
     }
 
 
-def expected_range(values: Sequence[float], level: float = 0.9) -> tuple[float, float]:
-    """Student's prediction interval for another run, within [0, 1]."""
+def expected_range(values: Sequence[float]) -> tuple[float, float]:
+    """Student's 90% prediction interval for another run, within [0, 1]."""
     n = len(values)
     mean = statistics.fmean(values)
-    half = float(t.ppf((1 + level) / 2, n - 1)) * statistics.stdev(values) * math.sqrt(1 + 1 / n)
+    half = float(t.ppf(0.95, n - 1)) * statistics.stdev(values) * math.sqrt(1 + 1 / n)
     return max(mean - half, 0.0), min(mean + half, 1.0)
 
 
@@ -135,4 +143,9 @@ def draw_sizes(weights: Sequence[Path]) -> Path:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        run_script(main)
+    except KeyboardInterrupt:
+        print("stopped; the same command resumes from here", flush=True)
+        sys.exit(130)

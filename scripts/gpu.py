@@ -166,7 +166,7 @@ def main() -> int:
         if "rows" in read(path):
             continue
         results = None
-        while results is None and (left := (end - time.monotonic()) / 60) >= step.minutes:
+        while results is None and (left := (end - time.monotonic()) / 60) >= step.minutes + GRACE:
             print(f"{step.name}: python {shlex.join(step.command)}", flush=True)
             results = run(step, place / f"logs/{step.name}.log", min(left, LONGEST) - GRACE)
         if results is None:

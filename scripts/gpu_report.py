@@ -86,9 +86,10 @@ def compile_step(config: Config, devices: int) -> Any:
     with mock.patch.object(jax, "default_backend", lambda: "gpu"):
         model = nnx.eval_shape(lambda: task.build_model(0))
         state = nnx.eval_shape(lambda: init_state(model, optimizer)[1])
-        step = make_train_step(nnx.graphdef(model), optimizer, schedule, task.loss, layout=layout)
+        graphdef = nnx.graphdef(model)
+        step = make_train_step(graphdef, optimizer, schedule, task.loss, layout=layout, only=config.optim.only)
         state = jax.tree.map(place, state, layout.state(state))
-        batch = {name: place(leaf, layout.rows) for name, leaf in batch_shapes(task).items()}
+        batch = jax.tree.map(lambda leaf: place(leaf, layout.rows), batch_shapes(task))
         key = place(jax.eval_shape(lambda: jax.random.key(0)), layout.copies)
         return step.lower(state, batch, key).compile(OPTIONS)
 
@@ -100,9 +101,9 @@ def collectives(text: str) -> dict[str, dict[str, int]]:
     ends = [start.start() for start in starts[1:]] + [len(text)]
     bodies = {start[1]: text[start.end() : end] for start, end in zip(starts, ends, strict=True)}
     times = Counter(dict.fromkeys(bodies, 1))
-    for body in reversed(bodies.values()):  # callers stand after what they call
+    for name, body in reversed(bodies.items()):  # callers stand after what they call
         for called, count in LOOP.findall(body):
-            times[called] = times[called] * int(count or 1)
+            times[called] *= times[name] * int(count or 1)
     found: dict[str, Counter[str]] = {}
     for name, body in bodies.items():
         for shape, kind in COLLECTIVE.findall(body):

@@ -43,12 +43,12 @@ def prompts(corpus: Corpus) -> Iterator[str]:
     for tokens in corpus["test"].values():
         for file in np.split(tokens, np.flatnonzero(tokens == SEPARATOR))[1:]:
             text = file[1:].astype(np.uint8).tobytes().decode("utf-8", "replace")
-            lines = text.splitlines(keepends=True)
+            lines = text.encode().splitlines(keepends=True)  # of bytes, for those of text also end at a form feed
             for node in parsed(text).body:
                 if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) and len(node.body) > 1:
-                    head = "".join(lines[node.lineno - 1 : node.body[0].end_lineno])
-                    if len(head.encode()) <= LONGEST:
-                        yield head
+                    head = b"".join(lines[node.lineno - 1 : node.body[0].end_lineno])
+                    if len(head) <= LONGEST:
+                        yield head.decode()
 
 
 def parsed(text: str) -> ast.Module:

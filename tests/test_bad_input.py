@@ -87,6 +87,7 @@ def entry(tmp_path, monkeypatch, capsys):
         ("model=graphs/gin", "model: family graph takes graphs, and data=... gives images; choose another model=..."),
         ("data=tudataset", "model: family vision takes images, and data=... gives graphs"),
         ("model=graphs/gin model.modes=[P]", "model.modes: not a key of this run's data or model"),
+        (f"experiment=code/distill data.teacher={'0' * 12}", f"data.teacher={'0' * 12}: only for distillation"),
         ("data.size=-48", "data.size=-48: must be at least 1"),
         ("loop.eval_splits=[val,val_ext,val]", "loop.eval_splits: val is named twice"),
         (
@@ -227,6 +228,7 @@ def test_folders_that_cannot_be_written_and_a_missing_login_are_named_first(entr
         (["run=abc", "data.split=tests"], ["data.split=tests", "test_ext"]),
         (["runn=x"], ["runn", "did you mean run?"]),
         (["weights=nothere"], ["weights=nothere: no such file"]),
+        (["run=train.py"], ["run=train.py: a file of weights; write weights=train.py"]),
         (["weights=train.py", "checkpoint=best"], ["checkpoint=best: weights=... have one step only"]),
         (["run=abc", "data.max_corrupt=0.1"], ["data.max_corrupt: the data of this run have no such key"]),
     ],

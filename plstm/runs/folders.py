@@ -10,6 +10,7 @@ import jax
 import yaml
 from flax import nnx
 from jax.sharding import Sharding, SingleDeviceSharding
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from plstm.config import Config
@@ -97,7 +98,8 @@ def write_config(folder: Path, config: Config, overrides: list[str]) -> None:
     path = folder / ".hydra" / "config.yaml"
     if not path.exists():
         write_file(path.with_name("overrides.yaml"), yaml.safe_dump(overrides).encode())
-        write_file(path, yaml.safe_dump(plain_config(config), sort_keys=False).encode())
+        # OmegaConf, which reads it, also takes 12e456 for a number, which yaml.safe_dump leaves without quotes.
+        write_file(path, OmegaConf.to_yaml(OmegaConf.create(plain_config(config))).encode())
 
 
 def load_config(folder: Path) -> Config:

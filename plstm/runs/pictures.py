@@ -35,7 +35,7 @@ def draw_run(
     weights = nnx.state(model)
     samples = {}
     for split, source in splits.items():
-        batch = source.first(min(task.config.optim.batch_size, len(source)))
+        batch = source.first(SAMPLES * jax.process_count())
         samples[split] = as_pixels(batch["image"]), batch, predict(weights, batch)
     written = draw_samples(samples, task.class_names, folder / f"{name}-samples.png")
     if not isinstance(model, VisionModel):

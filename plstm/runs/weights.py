@@ -34,6 +34,8 @@ def from_checkpoint(source: str | os.PathLike, *, runs: str | os.PathLike = "run
     checkpoint: "last" or "best" of a run. Raises UserError where there is no such file or run, or it is damaged.
     """
     if is_weights_file(source):
+        if checkpoint != "last":
+            raise UserError(f"checkpoint={checkpoint}: {source} is a file of weights, which has one step only")
         return load(source)
     folder = find_run(str(source), Path(runs))
     config = load_config(folder)

@@ -82,8 +82,8 @@ def _named(path: Path, what: str) -> Iterator[None]:
 
 
 def document_problems(path: Path) -> list[str]:
-    """What is wrong with the form of a page: a code block without an end, definitions that a paragraph swallows, lines too
-    long to read, markup that GitHub takes for HTML, and sizes and times that no link holds."""
+    """What is wrong with the form of a page: a code block without an end, definitions that a paragraph swallows, lines
+    too long to read, markup that GitHub takes for HTML, and sizes and times that no link holds."""
     text = path.read_text(encoding="utf-8")
     problems = [f"{path}: a code block has no end"] if len(FENCE.findall(text)) % 2 else []
     lines = text.splitlines()

@@ -6,9 +6,10 @@ So the ids of a thousand runs take a second, where Hydra would take minutes.
 import copy
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from flax.traverse_util import flatten_dict
 from omegaconf import OmegaConf
 
 from plstm.errors import UserError
@@ -52,7 +53,7 @@ def planned_config(
 @functools.cache
 def compose_once(experiment: str, groups: tuple[str, ...] = ()) -> Composed:
     node = compose_config("train", [f"experiment={experiment}", *groups])
-    written = dict(leaves(OmegaConf.to_container(node)))
+    written = flatten_dict(OmegaConf.to_container(node), sep=".")
     references = {key: found[1] for key, value in written.items() if (found := REFERENCE.fullmatch(str(value)))}
     inferred = [key.removeprefix("data.") for key, value in written.items() if value == "???"]
     return Composed(plain_config(to_config(node)), references, inferred)
@@ -63,16 +64,7 @@ def variant_values(name: str) -> dict[str, Any]:
     """The values of configs/variant/<name>.yaml by dotted key; a variant has keys alone, no defaults list."""
     if name not in choices("variant"):
         raise UserError(f"variant={name}: there is no such choice; there are {', '.join(choices('variant'))}")
-    return dict(leaves(OmegaConf.to_container(OmegaConf.load(CONFIGS / "variant" / f"{name}.yaml"))))
-
-
-def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of what is not a dictionary."""
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    return flatten_dict(OmegaConf.to_container(OmegaConf.load(CONFIGS / "variant" / f"{name}.yaml")), sep=".")
 
 
 def _set(plain: dict[str, Any], key: str, value: Any, what: str) -> None:

@@ -100,11 +100,11 @@ class _Line(Strict):
     curve: dict[str, list[float | None]]
 
 
-def value_at(config: Any, key: str, default: Any = None) -> Any:
-    """The value at a dotted key such as `optim.peak_lr`, the default where there is none."""
+def value_at(config: Any, key: str) -> Any:
+    """The value at a dotted key such as `optim.peak_lr`, None where there is none."""
     for part in key.split("."):
         if not isinstance(config, dict) or part not in config:
-            return default
+            return None
         config = config[part]
     return config
 

@@ -33,7 +33,7 @@ from plstm.training.steps import Batch, Metrics
 
 @dataclass
 class DistillData(CodeData):
-    """The last four keys are those of optim.loss=distillation."""
+    """The last four keys are of optim.loss=distillation alone."""
 
     divergence: Share = 0.1  # share of the divergence from the teacher in the loss; the rest is the cross entropy
     likeliest: Annotated[int, Interval(ge=2, le=256)] = 32  # bytes over which it is taken
@@ -55,6 +55,11 @@ class DistillTask(CodeTask):
         moves = "name what is trained, such as [linear]; the rest is the teacher"
         require(
             config,
+            *(
+                (f"data.{key}", getattr(config.data, key) == getattr(DistillData, key), "only for distillation")
+                for key in ("divergence", "likeliest", "teacher")
+                if loss != "distillation"
+            ),
             ("data.teacher", bool(config.data.teacher) or loss != "distillation", missing),  # its file no record has
             ("optim.only", bool(config.optim.only) or loss != "alignment", moves),
         )

@@ -116,7 +116,7 @@ def named_values(line: Mapping) -> dict[str, float]:
 
 def long_name(name: str, overrides: Sequence[str]) -> str:
     """A run's name in W&B, which tells it from others of a sweep: arrow-plstm-s43 peak_lr=0.001."""
-    typed = [override.partition("=") for override in overrides]
+    typed = [override.lstrip("+").partition("=") for override in overrides]
     in_name = ("experiment", "variant", "seed")
     parts = [f"{key.rpartition('.')[2]}={value}" for key, _, value in typed if key not in in_name]
     return " ".join([name, *parts])[:128]  # W&B takes no more

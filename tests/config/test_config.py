@@ -169,6 +169,12 @@ def test_any_text_passes_through_hydra_as_it_is(composed, name):
     assert (node.paths.runs, node.data.root, node.loop.eval_splits) == (folder, name, [name])
 
 
+def test_an_id_that_looks_like_a_number_is_read_back_as_text(config_of, tmp_path):
+    config = config_of("experiment=imagenet/plstm", "variant=finetune", "init_from='45193e791588'")
+    write_config(tmp_path, config, [])
+    assert load_config(tmp_path).init_from == "45193e791588"
+
+
 def test_the_config_of_a_run_is_written_once_and_read_back(config_of, tmp_path):
     path, config = tmp_path / ".hydra" / "config.yaml", config_of("experiment=arrow/vit", "seed=44")
     write_config(tmp_path, config, ["experiment=arrow/vit", "seed=44"])

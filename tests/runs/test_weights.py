@@ -88,6 +88,11 @@ def test_the_best_checkpoint_is_one_with_a_score(runs, tmp_path):
         from_checkpoint(tmp_path / ID, checkpoint="best")
 
 
+def test_a_file_has_one_step_only(exported):
+    with pytest.raises(UserError, match=f"^checkpoint=best: {exported} is a file of weights"):
+        from_checkpoint(exported, checkpoint="best")
+
+
 def test_a_checkpoint_that_a_training_deletes_meanwhile_is_looked_up_again(runs, tmp_path, monkeypatch):
     folder, restore = tmp_path / ID, Checkpoints.restore
     shutil.copytree(runs / ID, folder)

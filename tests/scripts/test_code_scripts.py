@@ -56,7 +56,9 @@ def test_a_function_has_to_compile_and_do_something(drawn, correct):
 
 
 def test_prompts_are_heads_and_docstrings():
-    text = HEAD + "    return a\n\nclass A:\n    def f(self):\n        '''d'''\n        pass\n\ndef g():\n    pass\n"
+    ends_of_text_alone = "# \f\x0b\u2028\n"
+    text = ends_of_text_alone + HEAD + "    return a\n\n"
+    text += "class A:\n    def f(self):\n        '''d'''\n        pass\n\ndef g():\n    pass\n"
     empty = 'def h():\n    """Nothing more."""\n'
     corpus = {"test": {"a": as_tokens([text.encode(), b"x = (", empty.encode()])}}
     assert [*prompts(corpus)] == [HEAD]

@@ -21,8 +21,12 @@ TEXT = """
   %whole = bf16[20]{0} all-gather-done(%whole-start)
 }
 
+%outer (carry: (s32[], f32[6,10])) -> (s32[], f32[6,10]) {
+  %while = (s32[], f32[6,10]{1,0}) while(%tuple), condition=%d, body=%body, config={"known_trip_count":{"n":"3"}}
+}
+
 ENTRY %main (p: f32[4,4]) -> f32[4,4] {
-  %while = (s32[], f32[6,10]{1,0}) while(%tuple), condition=%c, body=%body, config={"known_trip_count":{"n":"6"}}
+  %while = (s32[], f32[6,10]{1,0}) while(%tuple), condition=%c, body=%outer, config={"known_trip_count":{"n":"2"}}
   %sum = (f32[4,4]{1,0}, f32[]) all-reduce(%p, %q), to_apply=%add
 }
 """

@@ -186,7 +186,7 @@ def test_without_an_answer_one_line_ends_the_tracking_not_the_run(tmp_path, list
 
 
 def test_runs_of_a_sweep_have_names_of_their_own():
-    typed = ["experiment=arrow/plstm", "variant=d_mode", "seed=43", "optim.peak_lr=0.001", "model.modes=[P,D]"]
+    typed = ["experiment=arrow/plstm", "variant=d_mode", "++seed=43", "+optim.peak_lr=0.001", "model.modes=[P,D]"]
     assert long_name("arrow-plstm-s43", typed) == "arrow-plstm-s43 peak_lr=0.001 modes=[P,D]"
     assert len(long_name("a", ["optim.peak_lr=0.001"] * 30)) == 128
 
