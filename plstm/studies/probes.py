@@ -40,8 +40,9 @@ def probe_path(run: Record, results_dir: Path) -> Path | None:
 
 
 def read_probes(runs: Sequence[Record], results_dir: Path) -> Probes:
-    paths = [path for run in runs if (path := probe_path(run, results_dir))]
-    return Probes([_read(path, "rows") for path in paths], sum(path.stem.endswith(RETRAINED) for path in paths))
+    paths = (path for run in runs if (path := probe_path(run, results_dir)))
+    found = {path: rows for path in paths if (rows := _read(path, "rows"))}  # those of models of code have none
+    return Probes([*found.values()], sum(path.stem.endswith(RETRAINED) for path in found))
 
 
 def read_sizes(table: TableDefinition, results_dir: Path) -> dict[str, Rows]:
