@@ -32,7 +32,7 @@ weights: {{vit: "{ID}", later: "{OTHER}"}}
 
 def test_the_repository_keeps_few_and_small_files():
     files = list((ROOT / "results/weights").iterdir())
-    assert 0 < len(files) <= 12 and sum(path.stat().st_size for path in files) <= 12e6
+    assert 0 < len(files) <= 12 and sum(path.stat().st_size for path in files) <= 14e6
 
 
 @pytest.fixture
