@@ -5,7 +5,7 @@
 
 Nothing is run. Each of `--samples` drawn texts is cut where its indentation ends, or after its last whole line, and is
 correct where Python compiles the function and it has a statement besides its docstring. pass@k is the chance that one
-of k draws is correct (Chen et al., 2021). Writes results/probes/<name>-<id>.json. About ten minutes on one core.
+of k draws is correct (Chen et al., 2021). Writes results/probes/<name>-<id>.json. Three to seven minutes on one core.
 """
 
 import ast
