@@ -147,5 +147,4 @@ if __name__ == "__main__":
     try:
         run_script(main)
     except KeyboardInterrupt:
-        print("stopped; the same command resumes from here", flush=True)
-        sys.exit(130)
+        sys.exit(130)  # the script that ran has said so
