@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 
 from plstm.studies.definitions import Column, TableDefinition
-from plstm.studies.probes import AREA, DASH, roc_areas
+from plstm.studies.markdown import DASH, pipes
+from plstm.studies.probes import AREA, roc_areas
 from plstm.studies.sweeps import Cell, Group, cells_by_name, t_interval
 
 CAPTION = """\
@@ -48,9 +49,9 @@ def render_differences(table: TableDefinition, groups: Sequence[Group], results_
     titles = {column.name: column.title for column in table.columns}
     titles |= {_area(side): f"ROC area, {side} pixels" for side in table.differences.roc_areas}
     head = ["Model", "Against", "Score", "Difference", "Seeds", *["Sets", "Better on"] * has_sets]
-    lines = [head, ["---"] * len(head), *(_line(each, titles, table.digits, has_sets) for each in found)]
+    lines = [head, *(_line(each, titles, table.digits, has_sets) for each in found)]
     text = f"# {table.title}: differences\n\n{CAPTION}\n" + f"{OF_SETS}\n" * has_sets + "\n"
-    text += "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    text += "\n".join(pipes(lines)) + "\n"
     return {"differences.md": text, "differences.csv": numbers.to_csv(index=False, lineterminator="\n")}
 
 

@@ -34,6 +34,7 @@ import yaml
 
 from plstm.errors import UserError
 from plstm.studies.definitions import load_table
+from plstm.studies.markdown import pipes
 from plstm.studies.records import read_records
 from plstm.studies.weights import weights_path
 
@@ -182,18 +183,18 @@ def _claims(studies: list[Path], folder: Path) -> str:
     """One row a claim; of several studies with a link to the study's page, of one with notes."""
     several = len(studies) > 1
     header = ["Study"] * several + ["Claim", "Paper", "Ours", "Verdict"] + ["Note"] * (not several)
-    rows = [header, ["---"] * len(header)]
+    rows = [header]
     for study in studies:
         link = f"[{study.name}]({os.path.relpath(study / 'README.md', folder)})"
         for number, claim in enumerate(read_claims(study)):
             cells = [claim[key] for key in ("claim", "paper", "ours", "verdict")]
             rows.append([link if number == 0 else "", *cells] if several else [*cells, claim.get("note", "")])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join(pipes(rows))
 
 
 def _index(_: list[Path], folder: Path) -> str:
     """One row a study: its page and how many claims have which verdict, or the command that runs it and its cost."""
-    rows = ["| Study | What | Claims, or command and cost |", "| --- | --- | --- |"]
+    rows = [["Study", "What", "Claims, or command and cost"]]
     for path in sorted((folder.parent / "configs/study").glob("*.yaml"), key=lambda path: path.stem):
         study = folder / path.stem
         name, text = path.stem, path.read_text(encoding="utf-8")
@@ -209,8 +210,8 @@ def _index(_: list[Path], folder: Path) -> str:
                 raise ValueError(f"{path.name}: its first line must have its command and cost: # make table-x  2 runs")
             command, cost = first.groups()
             state = f"not run: `{command}`, {cost}"
-        rows.append(f"| {name} | {yaml.safe_load(text)['title']} | {state} |")
-    return "\n".join(rows)
+        rows.append([name, yaml.safe_load(text)["title"], state])
+    return "\n".join(pipes(rows))
 
 
 def _weights(studies: list[Path], folder: Path) -> str:
@@ -220,14 +221,14 @@ def _weights(studies: list[Path], folder: Path) -> str:
     table = load_table(results.parent / "configs" / "study" / f"{study.name}.yaml")
     columns = [column for column in table.columns if column.at == "last"]
     records = {record.id: record for record in read_records(results)}
-    rows = [["Weights", "Run", *(column.title for column in columns)], ["---"] * (2 + len(columns))]
+    rows = [["Weights", "Run", *(column.title for column in columns)]]
     for name, run in table.weights.items():
         if run in records:
             path = weights_path(name, results)
             found = (records[run].metric(column.split, column.metric) for column in columns)
             cells = [f"[{path.stem}]({os.path.relpath(path, folder)})", records[run].name]
             rows.append([*cells, *(f"{value * table.scale:.{table.digits}f}" for value in found)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join(pipes(rows))
 
 
 BLOCKS = {"table": _table, "claims": _claims, "index": _index, "weights": _weights}

@@ -10,11 +10,11 @@ import pandas as pd
 
 from plstm.errors import UserError
 from plstm.studies.definitions import TableDefinition
+from plstm.studies.markdown import DASH, pipes
 from plstm.studies.records import Record
 from plstm.studies.sweeps import Cell, t_interval
 
 Rows = list[dict[str, Any]]  # a canvas size and an alteration (of baselines: a name) each, with its scores
-DASH = "–"
 GIVEN = "as given"
 RETRAINED = "-retrained"  # in the name of a second training's file: the same config, as the run's weights were gone
 AREA = "area_under_roc"
@@ -95,7 +95,7 @@ def render_probes(table: TableDefinition, cells: dict[str, Cell], results_dir: P
         text += ["", f"{AGAIN} {', '.join(retrained)}."]
     sizes = sorted({size for size, _ in counts})
     names = list(dict.fromkeys(name for (_, name), count in counts.items() if min(count) >= FEWEST))
-    header = [["Model", "n", "Canvas", *names], ["---"] * (3 + len(names))]
+    header = [["Model", "n", "Canvas", *names]]
     for size in sizes:
         images = ("{:,} / {:,}".format(*counts[size, name]) for name in names)
         header.append(["images: points at it / not", "", str(size), *images])
@@ -104,7 +104,7 @@ def render_probes(table: TableDefinition, cells: dict[str, Cell], results_dir: P
         for (model, runs), size in product(models.items(), sizes):
             means = (_mean(scores.get((model, size, name, key), []), len(runs)) for name in names)
             lines.append([model, str(len(runs)), str(size), *means])
-        text += ["", f"## {title}", "", *("| " + " | ".join(line) + " |" for line in header + lines)]
+        text += ["", f"## {title}", "", *pipes(header + lines)]
     lines = [
         (*place, seed, metric, value)
         for (*place, metric), values in scores.items()

@@ -5,9 +5,7 @@ bits of a t quantile differ between SciPy releases.
 """
 
 import os
-import re
 import statistics
-import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +14,8 @@ import pandas as pd
 
 from plstm.studies.definitions import COSTS, PRIMARY_METRIC, Reference, TableDefinition, read_baselines
 from plstm.studies.differences import render_differences
-from plstm.studies.probes import DASH, render_probes
+from plstm.studies.markdown import DASH, Grid, escape, filled, pipes
+from plstm.studies.probes import render_probes
 from plstm.studies.records import Record, commits_of, record_path
 from plstm.studies.sweeps import Cell, Group, find_groups, probed_cells
 
@@ -25,7 +24,6 @@ MEASURES = 3  # of the definition's columns that are shown; all are in the CSV
 DEFINITIONS = Path(__file__).resolve().parents[2] / "configs" / "study"
 GAP = "gap"  # a metric
 PER_RUN = ("parameters", "epochs", "examples_per_second", "wall_seconds")
-Grid = list[list[str]]  # lines of cells, the first is the header
 
 
 class Line(NamedTuple):
@@ -184,17 +182,17 @@ def _baseline(table: TableDefinition, entry: dict[str, Any], section: Any) -> It
 # ---------------------------------------------------------------------- Markdown
 def _markdown(table: TableDefinition, lines: list[Line], notes: list[str], results_dir: Path) -> str:
     source = os.path.relpath(DEFINITIONS / f"{table.name}.yaml", results_dir / table.name)
-    text = [f"# {table.title}", "", _filled(table.caption), ""]
+    text = [f"# {table.title}", "", filled(table.caption), ""]
     text += [f"Settings: [configs/study/{table.name}.yaml]({source}). All seeds and costs: [table.csv](table.csv).", ""]
     if table.sections:
         what = table.overview_column.title.lower() + ", the highest of the seeds" * table.seed_values
         text += [f"Ours{' (paper)' * any(row.paper for row in table.rows)}, {what}:", ""]
         for grid in _overview(table, lines):
-            text += [*_pipes(grid), ""]
+            text += [*pipes(grid), ""]
     for section in table.section_values:
         text += [f"## {table.section_title(section)}", ""] if table.sections else []
-        text += [*_pipes(_grid(table, lines, section)), ""]
-    text += ["## Notes", "", *(_filled(f"- {_escape(note)}", "  ") for note in notes)]
+        text += [*pipes(_grid(table, lines, section)), ""]
+    text += ["## Notes", "", *(filled(f"- {escape(note)}", "  ") for note in notes)]
     return "\n".join(text) + "\n"
 
 
@@ -225,7 +223,7 @@ def _cells(table: TableDefinition, name: str, own: dict, published: set[str]) ->
     form = f".{table.digits}f"
     find = own.get
     row = next((row for row in table.rows if row.name == name), None)
-    yield 0, "Model", _escape(name)
+    yield 0, "Model", escape(name)
     n = find(("n", table.columns[0].name))
     count = n if table.took_off is None else f"{find(('count', table.select.name))} of {n}"
     title = "n" if table.took_off is None else "Took off"
@@ -250,7 +248,7 @@ def _cells(table: TableDefinition, name: str, own: dict, published: set[str]) ->
 def _text(value: Any, form: str, interval: float | None = None) -> str:
     if value is None:
         return DASH
-    text = _escape(value) if isinstance(value, str) else format(value, form)
+    text = escape(value) if isinstance(value, str) else format(value, form)
     return text if interval is None else f"{text} ± {interval:{form}}"
 
 
@@ -269,7 +267,7 @@ def _overview(table: TableDefinition, lines: list[Line]) -> list[Grid]:
             mean = None if None in own else statistics.fmean(own)
             texts.append([*(_text(value, f".{table.digits}f") for value in (*own, mean)), _solved(own, column.solved)])
         cells = (ours + f" ({paper})" * (paper != DASH) for ours, paper in zip(*texts, strict=True))
-        grid.append([_escape(row.name), *cells])
+        grid.append([escape(row.name), *cells])
     known = [n for n, cells in enumerate(zip(*grid[1:], strict=True)) if n <= len(sections) or {*cells} != {DASH}]
     grid = [[line[n] for n in known] for line in grid]
     if len(sections) > len(table.rows):
@@ -283,18 +281,3 @@ def _overview(table: TableDefinition, lines: list[Line]) -> list[Grid]:
 def _solved(values: list[float | None], bound: float | None) -> str:
     known = [value for value in values if value is not None]
     return DASH if bound is None or not known else f"{sum(value >= bound for value in known)} of {len(known)}"
-
-
-def _pipes(grid: Grid) -> list[str]:
-    header, *rows = ("| " + " | ".join(cells) + " |" for cells in grid)
-    return [header, "|" + " --- |" * len(grid[0]), *rows]
-
-
-def _filled(text: str, indent: str = "") -> str:
-    """The text in lines of 120 characters, but for words that are longer."""
-    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-
-
-def _escape(text: str) -> str:
-    """Text that means only itself in a Markdown table."""
-    return re.sub(r"([|*])", r"\\\1", text)
