@@ -5,9 +5,9 @@ import pytest
 
 from plstm.errors import UserError
 from plstm.studies.definitions import Gap, load_table
+from plstm.studies.markdown import DASH
 from plstm.studies.records import read_records, record_path
 from plstm.studies.sweeps import planned_runs, t_interval
-from plstm.studies.markdown import DASH
 from plstm.studies.tables import text_table
 from tests.commands import begin, end
 from tests.wandb_files import history
