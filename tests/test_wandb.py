@@ -12,7 +12,7 @@ SMALL = ["debug=smoke", "model.dim=16", "logger.mode=offline"]
     ("overrides", "metric", "pictures"),
     [
         (["experiment=graphs/gin", "data.fold=0"], "accuracy", set()),
-        (["experiment=tokens/plstm"], "accuracy", set()),
+        pytest.param(["experiment=tokens/plstm"], "accuracy", set(), marks=pytest.mark.slow),
         pytest.param(["experiment=series/forecast", "model=series/gdn"], "skill", {"samples"}, marks=pytest.mark.slow),
     ],
     ids=["graphs", "tokens", "series"],
