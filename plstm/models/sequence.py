@@ -28,6 +28,7 @@ from plstm.nn.sequence import (
 
 WINDOWED = tuple(BRANCHES)
 GDN = ("gdn", "gdn_negative")
+MLPS = ("mlp", "gated_mlp")
 ATTENTION = ("attention", "attention_nope", *WINDOWED)
 WITH_HEADS = ("mlstm", "mlstm_large", "slstm", *GDN, *ATTENTION)
 MLP_STEP = 64
@@ -58,11 +59,25 @@ def _delta_net(config: "SequenceConfig", place: int, rngs: nnx.Rngs) -> GatedDel
     return GatedDeltaNet(config.dim, config.heads, config.key_dim or config.dim, is_negative, rngs)
 
 
+def _mlstm(config: "SequenceConfig", _: int, rngs: nnx.Rngs) -> MLSTM:
+    return MLSTM(config.dim, config.heads, len(_mixers(config)), rngs)
+
+
+def _slstm(config: "SequenceConfig", place: int, rngs: nnx.Rngs) -> SLSTM:
+    mixers = _mixers(config)
+    return SLSTM(config.dim, config.heads, mixers.index(place), len(mixers), rngs)
+
+
+def _mixers(config: "SequenceConfig") -> list[int]:
+    """The places in `blocks` of what mixes tokens; the released code counts an MLP with the layer before it."""
+    return [n for n, name in enumerate(config.blocks) if name not in MLPS]
+
+
 # Functions of the config, the place in `blocks` and rngs.
 LAYERS: dict[str, Callable[["SequenceConfig", int, nnx.Rngs], nnx.Module]] = {
-    "mlstm": lambda config, _, rngs: MLSTM(config.dim, config.heads, len(config.blocks), rngs),
+    "mlstm": _mlstm,
     "mlstm_large": lambda config, _, rngs: MLSTMLarge(config.dim, config.heads, rngs),
-    "slstm": lambda config, n, rngs: SLSTM(config.dim, config.heads, n, len(config.blocks), rngs),
+    "slstm": _slstm,
     "mamba2": _mamba2,
     **dict.fromkeys(GDN, _delta_net),
     "plstm": lambda config, _, rngs: TrackingPLSTM(config.dim, config.track, rngs),

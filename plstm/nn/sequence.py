@@ -109,7 +109,7 @@ def split_heads(x: jax.Array, heads: int) -> jax.Array:
 
 class MLSTM(nnx.Module):
     """Up-projection, convolution, mLSTM, LayerNorm a head, learned skip, gate, down-projection (xLSTM's released code);
-    inner width 2 dim, `depth` the number of layers of the model."""
+    inner width 2 dim, `depth` the number of layers of the model, without MLPs."""
 
     def __init__(self, dim: int, heads: int, depth: int, rngs: nnx.Rngs):
         self.heads = heads
@@ -164,7 +164,7 @@ def _within(gate: jax.Array) -> jax.Array:
 
 class SLSTM(nnx.Module):
     """Convolution, sLSTM, LayerNorm a head (xLSTM's released code, without its feed-forward layer); the input and
-    forget gates read the convolution. `layer` of `depth`, from 0, sets the start of the forget biases."""
+    forget gates read the convolution. `layer` of `depth`, from 0 and without MLPs, sets the start of the forget biases."""
 
     def __init__(self, dim: int, heads: int, layer: int, depth: int, rngs: nnx.Rngs):
         size = dim // heads

@@ -1,5 +1,7 @@
 """Token layers and models: published values, parameter counts, causality, rotations, and what configs refuse."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +43,15 @@ def fill(module: nnx.Module, names: list[str]) -> nnx.Module:
 
 def _key(part):
     return int(part) if part.isdigit() else part
+
+
+def test_starts_of_xlstm_do_not_count_mlps():
+    """An MLP belongs to the layer before it: the last of two layers has the power 0.3 + 1.3."""
+    blocks = ["mlstm", "gated_mlp", "slstm", "gated_mlp"]
+    model = build_model(SequenceConfig(blocks=blocks, dim=32, heads=2), 0, {"vocabulary": 5, "classes": 5})
+    alone = build_model(SequenceConfig(blocks=blocks[::2], dim=32, heads=2), 0, {"vocabulary": 5, "classes": 5})
+    np.testing.assert_array_equal(model.layers[2].bias[...], alone.layers[1].bias[...])
+    assert np.std(model.layers[0].down.kernel[...]) == pytest.approx(2 / 2 / math.sqrt(32), rel=0.05)
 
 
 SLOW = pytest.mark.slow  # of the goldens, those of which others test the most
