@@ -164,7 +164,7 @@ def _within(gate: jax.Array) -> jax.Array:
 
 class SLSTM(nnx.Module):
     """Convolution, sLSTM, LayerNorm a head (xLSTM's released code, without its feed-forward layer); the input and
-    forget gates read the convolution. `layer` of `depth`, from 0 and without MLPs, sets the start of the forget biases."""
+    forget gates read the convolution. `layer` of `depth`, from 0, MLPs left out, sets the forget biases' start."""
 
     def __init__(self, dim: int, heads: int, layer: int, depth: int, rngs: nnx.Rngs):
         size = dim // heads
