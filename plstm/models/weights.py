@@ -8,8 +8,8 @@ A file holds every parameter, and every running statistic of a batch norm, as fl
 head.kernel; axis 0 of those under `groups` and `pairs` counts the groups of blocks. Its metadata, all of it text, are
 format ("plstm"), format_version, sha256 (of the tensors), and as JSON model (the architecture), sizes (that only the
 data know), class_names, and preprocessing (size in pixels, crop_ratio, mean and deviation of pixels in [0, 1]; null
-where it is not known). Of weights that a run trained they also have run (its id), step, and training (JSON: the run's config but
-for the model); of others these are "", 0 and null. Reading executes nothing.
+where it is not known). Of weights that a run trained they also have run (its id), step, and training (JSON: the run's
+config but for the model); of others these are "", 0 and null. Reading executes nothing.
 """
 
 import hashlib
