@@ -12,6 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from plstm.config import Config, EvalConfig
 from plstm.errors import DownloadError, UserError
+from plstm.runs import folders
 from plstm.runs.cli import check_command, one_line_errors, run_entry
 from plstm.runs.compose import compose_experiment
 from plstm.runs.folders import lock_folder
@@ -32,6 +33,7 @@ def entry(tmp_path, monkeypatch, capsys):
         for name in ("core.utils", "_internal.hydra", "_internal.core_plugins.basic_launcher"):
             hydra_module = importlib.import_module(f"hydra.{name}")
             monkeypatch.setattr(hydra_module, "configure_log", lambda *_: None)  # it closes what pytest captures
+        monkeypatch.setattr(folders, "DEMO_RUNS", tmp_path / "demo")  # this clone's demo may have been run
         monkeypatch.setattr(sys, "argv", [str(ROOT / f"{script}.py"), *arguments])
         GlobalHydra.instance().clear()
         monkeypatch.chdir(tmp_path)
