@@ -1,10 +1,14 @@
 """Shared by the scripts: arguments that fail in one line, and result files that say where they come from."""
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
+import signal
+import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from omegaconf import OmegaConf
 
 from data import commands
 from data.loading import packed_bytes
+from plstm.errors import run_script
 from plstm.files import write_errors, write_file
 from plstm.runs.local import local_settings
 from plstm.tasks.base import Task
@@ -45,6 +50,37 @@ def positive(text: str) -> int:
     return int(text)
 
 
+# ---------------------------------------------------------------------- processes
+def start_python(command: list[str], root: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen:
+    """A Python process in a group of its own: the terminal's Ctrl-C reaches this process only, which hands it on."""
+    options = {"stdin": subprocess.DEVNULL, "process_group": 0, "env": os.environ | (environment or {})}
+    return subprocess.Popen([sys.executable, *command], cwd=root, **options)
+
+
+def stop(children: list[subprocess.Popen]) -> None:
+    """Sends SIGINT, and again where the user sends it again, until all have ended."""
+    while children:
+        for child in children:
+            child.send_signal(signal.SIGINT)
+        with contextlib.suppress(KeyboardInterrupt):
+            while children:
+                children[0].wait()
+                children.pop(0)
+
+
+def run_resumable(main: Callable[[], int | None], said: str = "stopped; the same command resumes from here\n") -> None:
+    """`run_script` of a `main` that saves where it is interrupted: by SIGINT, SIGTERM, or a terminal that closes."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, signal.default_int_handler)
+    try:
+        run_script(main)
+    except KeyboardInterrupt:
+        print(said, end="", flush=True)
+        sys.exit(130)
+
+
+# ---------------------------------------------------------------------- training batches, folders, results
 def batch_shapes(task: Task) -> dict[str, Any]:
     """The arrays of a training batch; of a task of images without its data set."""
     config = task.config

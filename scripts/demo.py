@@ -7,9 +7,7 @@ the models' answers, and sizes.png, how the trained models of results/weights do
 """
 
 import math
-import signal
 import statistics
-import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -23,12 +21,11 @@ from scipy.stats import t
 
 from data.arrow_pointing.geometry import Canvas
 from plstm.drawing import new_figure, save, style
-from plstm.errors import run_script
 from plstm.studies.definitions import load_table
 from plstm.studies.probes import GIVEN, read_probes
 from plstm.studies.records import Record, read_records
 from plstm.studies.sweeps import find_groups
-from scripts.common import ROOT, Parser
+from scripts.common import ROOT, Parser, run_resumable, start_python, stop
 from scripts.probe_arrow import NO_CIRCLE, OTHER_CIRCLE, PROBES, Answer, draw_geometries, load_answer, score
 
 OUT = ROOT / "outputs/demo"
@@ -59,13 +56,11 @@ def main() -> int:
 
 def start(script: str, *arguments: object) -> int:
     """Runs a script to its end, also where the demo is interrupted; returns its exit status."""
-    command = [sys.executable, ROOT / "scripts" / script, *map(str, arguments)]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, process_group=0)
+    child = start_python([f"scripts/{script}", *map(str, arguments)], ROOT)
     try:
-        return process.wait()
-    except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)
-        process.wait()
+        return child.wait()
+    except BaseException:
+        stop([child])
         raise
 
 
@@ -143,8 +138,4 @@ def draw_sizes(weights: Sequence[Path]) -> Path:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        run_script(main)
-    except KeyboardInterrupt:
-        sys.exit(130)  # the script that ran has said so
+    run_resumable(main, said="")  # the script that ran has said it

@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from plstm.errors import UserError, run_script
+from plstm.errors import UserError
 from plstm.files import write_file
 from plstm.runs.overrides import as_override
-from scripts.common import ROOT, Parser, positive
+from scripts.common import ROOT, Parser, positive, run_resumable, stop
 from scripts.run_table import query_environment
 
 LONGEST = 9.0  # minutes of a process
@@ -112,8 +112,7 @@ def run(step: Step, log: Path, minutes: float) -> dict[str, Any] | None:
                 late = "took too long: "
                 child.send_signal(number)
         except KeyboardInterrupt:
-            child.send_signal(signal.SIGINT)
-            child.wait()
+            stop([child])
             raise
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] or ["no output"]
     if child.returncode == 0:
@@ -182,9 +181,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        run_script(main)
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", flush=True)
-        sys.exit(130)
+    run_resumable(main)

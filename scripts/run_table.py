@@ -12,12 +12,10 @@ Exit status: 0, 1 if a run failed, 2 if a record or a definition is wrong, 130 i
 """
 
 import argparse
-import contextlib
 import functools
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -27,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from plstm.errors import UserError, run_script
+from plstm.errors import UserError
 from plstm.files import write_file
 from plstm.runs.compose import from_file
 from plstm.runs.identity import OUTSIDE_ID, is_among
@@ -42,7 +40,7 @@ from plstm.studies.weights import missing_weights
 from plstm.tasks import TASKS
 from plstm.training.environment import Hardware
 from plstm.training.flops import MANY_HOURS
-from scripts.common import ONE_THREAD, Parser, machine_folder, positive
+from scripts.common import ONE_THREAD, Parser, machine_folder, positive, run_resumable, start_python, stop
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAIN_LINES = {"TERM": "dumb"}  # of several runs' bars a terminal can show one
@@ -224,7 +222,7 @@ def execute(
                     print(f"run {number}/{len(work)}: {words}{shlex.join(job.overrides)}", flush=True)
                     if own is not None:
                         own_place = free.pop()
-                        running[_start(["train.py", *job.overrides, *own], root, own_place)] = job, own_place
+                        running[start_python(["train.py", *job.overrides, *own], root, own_place)] = job, own_place
                 waiting.remove((number, job))
             for child in _wait(list(running)):
                 job, own_place = running.pop(child)
@@ -236,15 +234,9 @@ def execute(
                 except UserError as error:
                     fail(job, error)
     except BaseException:
-        _stop(list(running))
+        stop(list(running))
         raise
     return failures
-
-
-def _start(command: list[str], root: Path, place: dict[str, str]) -> subprocess.Popen:
-    """A Python process in a group of its own: the terminal's Ctrl-C reaches this process only, which hands it on."""
-    options = {"stdin": subprocess.DEVNULL, "process_group": 0, "env": os.environ | place}
-    return subprocess.Popen([sys.executable, *command], cwd=root, **options)
 
 
 def _wait(children: list[subprocess.Popen]) -> list[subprocess.Popen]:
@@ -254,17 +246,6 @@ def _wait(children: list[subprocess.Popen]) -> list[subprocess.Popen]:
         time.sleep(0.1)
         ended = [child for child in children if child.poll() is not None]
     return ended
-
-
-def _stop(children: list[subprocess.Popen]) -> None:
-    """Sends SIGINT, and again where the user sends it again, until all have ended."""
-    while children:
-        for child in children:
-            child.send_signal(signal.SIGINT)
-        with contextlib.suppress(KeyboardInterrupt):
-            while children:
-                children[0].wait()
-                children.pop(0)
 
 
 def keep_weights(table: TableDefinition, records: Sequence[Record], arguments: argparse.Namespace) -> None:
@@ -328,11 +309,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, signal.default_int_handler)
-    try:
-        run_script(main)
-    except KeyboardInterrupt:
-        print("stopped; the same command resumes from here", flush=True)
-        sys.exit(130)
+    run_resumable(main)

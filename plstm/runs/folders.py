@@ -18,7 +18,7 @@ from plstm.errors import UserError
 from plstm.files import check_writable, locked, write_errors, write_file
 from plstm.models import build_model
 from plstm.runs.compose import from_file, read_yaml
-from plstm.runs.identity import plain_config, run_id
+from plstm.runs.identity import run_id
 from plstm.runs.overrides import CONFIGS
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.optimizers import build_optimizer
@@ -99,7 +99,7 @@ def write_config(folder: Path, config: Config, overrides: list[str]) -> None:
     if not path.exists():
         write_file(path.with_name("overrides.yaml"), yaml.safe_dump(overrides).encode())
         # OmegaConf, which reads it, also takes 12e456 for a number, which yaml.safe_dump leaves without quotes.
-        write_file(path, OmegaConf.to_yaml(OmegaConf.create(plain_config(config))).encode())
+        write_file(path, OmegaConf.to_yaml(OmegaConf.structured(config), resolve=True).encode())
 
 
 def load_config(folder: Path) -> Config:

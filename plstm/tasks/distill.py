@@ -55,14 +55,13 @@ class DistillTask(CodeTask):
         moves = "name what is trained, such as [linear]; the rest is the teacher"
         require(
             config,
-            *(
-                (f"data.{key}", getattr(config.data, key) == getattr(DistillData, key), "only for distillation")
-                for key in ("divergence", "likeliest", "teacher")
-                if loss != "distillation"
-            ),
             ("data.teacher", bool(config.data.teacher) or loss != "distillation", missing),  # its file no record has
             ("optim.only", bool(config.optim.only) or loss != "alignment", moves),
         )
+        if loss != "distillation":
+            for key in ("divergence", "likeliest", "teacher"):
+                is_usual = getattr(config.data, key) == getattr(DistillData, key)
+                require(config, (f"data.{key}", is_usual, "only for distillation"))
 
     # ------------------------------------------------------------------ data
     @functools.cached_property

@@ -38,7 +38,7 @@ class Parts(NamedTuple):
 
 
 def cut(dag: Dag, count: int) -> Parts:
-    """Cuts a graph into at most `count` parts of nearly as many nodes; ValueError where that is not from 1 to N."""
+    """Cuts a graph into at most `count` parts of nearly as many nodes; ValueError for a `count` not from 1 to N."""
     if not 1 <= count <= dag.num_nodes:
         raise ValueError(f"parts must be from 1 to {dag.num_nodes}, the number of nodes; got {count}")
     size = -(-dag.num_nodes // count)
