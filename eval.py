@@ -20,6 +20,7 @@ from plstm.runs.cli import one_line_errors, run_entry
 from plstm.runs.compose import check, to_eval_config
 from plstm.runs.folders import find_run, load_overrides, lock_folder, open_checkpoint
 from plstm.runs.identity import run_name
+from plstm.runs.overrides import override_key
 from plstm.runs.pictures import draw_run
 from plstm.runs.session import open_tracker
 from plstm.runs.weights import config_of, from_checkpoint, is_weights_file
@@ -45,7 +46,7 @@ def print_metrics(options: EvalConfig) -> None:
     check_devices()
     source = choose_source(options)
     config = config_of(source, options.paths.runs)
-    typed = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.task}
+    typed = {override_key(override) for override in HydraConfig.get().overrides.task}
     check_typed(typed, config, options)
     task = choose_task(config, options)
     if options.data.split not in (None, *task.splits):
@@ -85,11 +86,11 @@ def print_metrics(options: EvalConfig) -> None:
 
 def log_numbers(folder: Path, task: Task, model: nnx.Module, options: EvalConfig, found: Found) -> None:
     """Adds the metrics to the summary of the run's own W&B run, as eval/<split>/<metric>, with the step."""
-    checkpoints, step = open_checkpoint(folder, task.config, options.checkpoint)
+    checkpoints, _ = open_checkpoint(folder, task.config, options.checkpoint)
     run = RunState.from_json(checkpoints.info(checkpoints.last_step()), folder)  # whose summary stays
     parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
     tracker = open_tracker(options.logger.mode, task, folder, load_overrides(folder), run.environment, parameters)
-    values = {f"eval/{split}": metrics | {"step": step} for split, metrics in found.items()}
+    values = {f"eval/{split}": metrics | {"step": model.info.step} for split, metrics in found.items()}
     own = {f"{split}/{name}": value for split, metrics in values.items() for name, value in metrics.items()}
     tracker.summary(run.summary(task.primary_metric) | own)  # all of it, as uploads of offline runs replace the summary
     tracker.finish()

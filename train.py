@@ -154,7 +154,7 @@ def finish(session: Session, overrides: list[str]) -> Record | None:
     session.tracker.summary(run.summary(session.task.primary_metric))
     session.tracker.finish()
     curve = curve_points(run.lines)
-    record = finished_record(config, overrides, session.task, session.plan, run, session.parameters, curve)
+    record = finished_record(overrides, session.task, session.plan, run, session.parameters, curve)
     curve = [point for point in curve if session.task.keeps_curve(point.split, point.metric)]
     with write_errors(Path(config.paths.results), "correct that, or choose another paths.results; then rerun"):
         path = write_record(record, curve, config.paths.results)

@@ -20,7 +20,7 @@ from data.decoding import CorruptImage, decode
 from data.imagenet.source import class_words
 from plstm.errors import UserError, first_line, printable, run_script
 from plstm.runs.weights import from_checkpoint
-from scripts.common import Parser, machine_folder
+from scripts.common import Parser, add_source
 
 
 def read(path: Path) -> Image.Image:
@@ -33,10 +33,9 @@ def read(path: Path) -> Image.Image:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("weights", help="a .safetensors file, or a run's folder or id")
+    add_source(parser)
     parser.add_argument("pictures", type=Path, nargs="+", metavar="picture", help="an image file")
     parser.add_argument("--checkpoint", choices=("last", "best"), default="last", help="of a run")
-    parser.add_argument("--runs", type=Path, default=machine_folder("runs"), help="folder that ids are looked up in")
     arguments = parser.parse_args()
     pictures = [read(path) for path in arguments.pictures]
     source = arguments.weights

@@ -1,4 +1,5 @@
-"""Shared by the scripts: arguments that fail in one line, and result files that say where they come from."""
+"""Shared by the scripts: arguments that fail in one line, processes of their own, the shapes of training batches, and
+result files that say where they come from."""
 
 import argparse
 import contextlib
@@ -43,6 +44,12 @@ class Parser(commands.Parser):
         super().__init__(description=description, formatter_class=_Help, **options)
 
 
+def add_source(parser: Parser) -> None:
+    """The arguments that name weights, in a file or of a run."""
+    parser.add_argument("weights", help="a .safetensors file, or a run's folder or id")
+    parser.add_argument("--runs", type=Path, default=machine_folder("runs"), help="folder that ids are looked up in")
+
+
 def positive(text: str) -> int:
     """An argument that is a whole number from 1."""
     if not text.isdecimal() or int(text) < 1:
@@ -70,14 +77,23 @@ def stop(children: list[subprocess.Popen]) -> None:
 
 def run_resumable(main: Callable[[], int | None], said: str = "stopped; the same command resumes from here\n") -> None:
     """`run_script` of a `main` that saves where it is interrupted: by SIGINT, SIGTERM, or a terminal that closes."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, signal.default_int_handler)
-    try:
-        run_script(main)
-    except KeyboardInterrupt:
-        print(said, end="", flush=True)
-        sys.exit(130)
+    heeded = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]  # nohup
+
+    def interrupt(*_: Any) -> None:
+        for each in heeded:
+            signal.signal(each, signal.SIG_IGN)  # a terminal that closes hangs up twice
+        raise KeyboardInterrupt
+
+    def resumable() -> int | None:
+        try:
+            return main()
+        except KeyboardInterrupt:
+            print(said, end="", flush=True)
+            return 130
+
+    for each in heeded:
+        signal.signal(each, interrupt)
+    run_script(resumable)
 
 
 # ---------------------------------------------------------------------- training batches, folders, results

@@ -14,17 +14,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from plstm.errors import UserError, printable, run_script
 from plstm.models.text import complete
 from plstm.runs.weights import from_checkpoint
-from scripts.common import Parser, machine_folder, positive
+from scripts.common import Parser, add_source, positive
 
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("weights", help="a .safetensors file, or a run's folder or id")
+    add_source(parser)
     parser.add_argument("text", help="how a file begins")
     parser.add_argument("--bytes", type=positive, default=200, metavar="N", help="so many more")
     parser.add_argument("--temperature", type=float, default=0.0, help="of the draw; 0: the likeliest byte")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    parser.add_argument("--runs", type=Path, default=machine_folder("runs"), help="folder that ids are looked up in")
     arguments = parser.parse_args()
     model = from_checkpoint(arguments.weights, runs=arguments.runs)
     options = {"temperature": arguments.temperature, "seed": arguments.seed}

@@ -48,8 +48,10 @@ def main() -> None:
             raise UserError(f"{run}: this run's task is {config.task}, not arrow pointing")
         if not isinstance(config.model, VisionConfig):
             raise UserError(f"{run}: drawn are pLSTM and ViT, not {config.model.family}")
+    variant, *others = (ArrowTask(config).variant for config in configs)
+    if any(other.canvas("test") != variant.canvas("test") for other in others):
+        raise UserError("the runs have images or objects of different sizes; draw them one by one")
     models = [from_checkpoint(run, runs=options.runs) for run in options.run]
-    variant = ArrowTask(configs[0]).variant
     shown = [(split, arrow) for split in SPLITS for arrow in pick(variant, split, options.count)]
     with style():
         figure = new_figure(1.7 * len(shown) + 0.5, 1.75 * (1 + sum(config.model.depth for config in configs)))

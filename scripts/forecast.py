@@ -21,7 +21,7 @@ from plstm.files import write_errors, write_file
 from plstm.models.series import SeriesModel
 from plstm.runs.pictures import draw_forecast
 from plstm.runs.weights import from_checkpoint
-from scripts.common import Parser, machine_folder
+from scripts.common import Parser, add_source
 
 SHOWN = 4  # so many horizons of the series are drawn
 GAPS = ("", "nan", "na", "null")
@@ -53,11 +53,10 @@ def read_column(path: Path, column: str | None) -> np.ndarray:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("weights", help="a .safetensors file, or a run's folder or id")
+    add_source(parser)
     parser.add_argument("series", type=Path, help="a CSV file")
     parser.add_argument("--horizon", type=int, default=24, help="steps to forecast")
     parser.add_argument("--column", help="of the CSV file; the last one unless given")
-    parser.add_argument("--runs", type=Path, default=machine_folder("runs"), help="folder that ids are looked up in")
     arguments = parser.parse_args()
     path = arguments.series
     series = read_column(path, arguments.column)

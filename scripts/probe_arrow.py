@@ -7,7 +7,8 @@
 Altered images have the training size and twice it, unaltered ones all sizes. Balanced accuracy is the mean of the
 accuracies on images that point at the circle and on those that do not: altered images are mostly of the second kind.
 The area under the ROC curve does not depend on the threshold.
-Writes results/probes/<name>-<id>.json, from which `make tables` draws accuracy by size.
+Writes results/probes/<name>-<id>.json, from which `make tables` draws accuracy by size. Rename the file of a run
+that was trained again for its probes to <name>-<id>-retrained.json: tables say so.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from plstm.files import check_writable
 from plstm.runs.identity import run_name
 from plstm.runs.weights import config_of, from_checkpoint
 from plstm.studies.definitions import load_table
-from plstm.studies.probes import GIVEN, probe_path
+from plstm.studies.probes import GIVEN, probe_file, probe_path
 from plstm.studies.records import read_records
 from plstm.studies.sweeps import find_groups, probed_cells
 from plstm.tasks.arrow import ArrowTask
@@ -156,7 +157,7 @@ def probe(run: str, options: argparse.Namespace) -> None:
         rows.append(row)
         scores = "".join(f"{'-' if row[key] is None else format(row[key], '.3f'):>18}" for key in SHOWN)
         print(f"{row['canvas_pixels']:18}{row['images']:18,}{scores}  {row['probe']}", flush=True)
-    path = options.results / "probes" / f"{run_name(config)}-{run_id}.json"
+    path = probe_file(run_name(config), run_id, options.results)
     write_results(path, {"count": options.count, "run": run_id, "name": run_name(config), "rows": rows})
     print(f"Written to {path}")
 

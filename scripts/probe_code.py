@@ -22,12 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.code import SEPARATOR, Corpus
 from plstm.errors import UserError, run_script
+from plstm.files import check_writable
 from plstm.models.text import sample
 from plstm.runs.identity import run_name
 from plstm.runs.weights import config_of, from_checkpoint
+from plstm.studies.probes import probe_file
 from plstm.tasks import TASKS
 from plstm.tasks.code import CodeTask
-from scripts.common import Parser, machine_folder, positive, write_results
+from scripts.common import Parser, add_source, machine_folder, positive, write_results
 
 LONGEST = 160  # bytes of a prompt
 DEDENT = re.compile(r"\n(?=[^\s])")
@@ -74,13 +76,14 @@ def is_correct(prompt: str, drawn: bytes) -> bool:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("weights", help="a .safetensors file, or a run's folder or id")
+    add_source(parser)
     parser.add_argument("--prompts", type=positive, default=20, help="functions to finish, spread evenly")
     parser.add_argument("--samples", type=positive, default=16, help="draws for each")
     parser.add_argument("--bytes", type=positive, default=96, metavar="N", help="of a draw")
     parser.add_argument("--temperature", type=float, default=0.6, help="of the draws")
-    parser.add_argument("--runs", type=Path, default=machine_folder("runs"), help="folder that ids are looked up in")
     arguments = parser.parse_args()
+    results = machine_folder("results")
+    check_writable(results / "probes", "paths.results")
     config = config_of(arguments.weights, arguments.runs)
     task = TASKS[config.task](config)
     if not isinstance(task, CodeTask):
@@ -100,8 +103,7 @@ def main() -> None:
     scores["any"] = float(np.mean([c > 0 for c in counts]))
     print("  ".join(f"{name} {value:.3f}" for name, value in scores.items()))
     asked = {key: getattr(arguments, key) for key in ("samples", "bytes", "temperature")}
-    name = f"{run_name(config)}-{model.info.run}"
-    path = machine_folder("results") / f"probes/{name}.json"
+    path = probe_file(run_name(config), model.info.run, results)
     write_results(path, {"run": model.info.run, "name": run_name(config), **asked, "correct": counts, "scores": scores})
 
 

@@ -29,7 +29,7 @@ from plstm.errors import UserError
 from plstm.files import write_file
 from plstm.runs.compose import from_file
 from plstm.runs.identity import OUTSIDE_ID, is_among
-from plstm.runs.overrides import as_override
+from plstm.runs.overrides import as_override, override_key
 from plstm.studies import sweeps
 from plstm.studies.definitions import TableDefinition, load_table
 from plstm.studies.figures import draw_table
@@ -68,8 +68,7 @@ def parse_arguments() -> argparse.Namespace:
 def check_overrides(overrides: Sequence[str]) -> None:
     """Raises UserError for an override that would make another run, and not only place or show it otherwise."""
     for override in overrides:
-        key, equals, _ = override.partition("=")
-        if not equals or not is_among(key, OUTSIDE_ID):
+        if "=" not in override or not is_among(override_key(override), OUTSIDE_ID):
             raise UserError(f"override {override!r}: would make other runs than the table's; leave it out")
 
 
@@ -254,7 +253,7 @@ def keep_weights(table: TableDefinition, records: Sequence[Record], arguments: a
         if (arguments.runs / run).is_dir():  # in another process, as for `query_hardware`
             command = [sys.executable, "scripts/export.py", str(arguments.runs.resolve() / run), str(path.resolve())]
             if subprocess.run(command, cwd=ROOT).returncode:
-                raise UserError(f"the weights of run {run} are not kept")
+                print(f"the weights of run {run} are not kept", file=sys.stderr, flush=True)
 
 
 def main() -> int:

@@ -58,6 +58,10 @@ def test_a_student_is_aligned_with_its_teacher_and_then_distilled(tmp_path):
     assert "tensors of linear drawn" in " ".join(
         call("train.py", "experiment=code/distill", f'init_from="{teacher}"', *small).split()
     )
+    said = one_error(
+        call("train.py", "experiment=code/distill", f'init_from="{teacher}"', *small, "model.dim=32", status=2)
+    )
+    assert "model.dim" in said and len([*runs.iterdir()]) == 2
     (aligned,) = (path.name for path in runs.iterdir() if path.name != teacher)
     old, new = (named_leaves(nnx.state(from_checkpoint(runs / name), nnx.Param)) for name in (teacher, aligned))
     assert {name for name in new if "linear" not in name} == old.keys()

@@ -179,8 +179,8 @@ def _change(rng: RandomState, row: np.ndarray) -> None:
 
 
 def _visible(rng: RandomState, rows: int, patches: int) -> np.ndarray:
-    """bool [rows, patches]: runs of 1 to 5 patches are hidden, up to half of all; of every second row also the first
-    ones, up to all but five, as those of a short series are."""
+    """bool [rows, patches]: runs of 1 to 5 patches, which may join, are hidden, on average up to half of all; of every
+    second row also the first ones, up to all but five, as those of a short series are."""
     length = rng.randint(1, 6, (rows, patches))
     share = rng.uniform(0, 0.5, (rows, 1))
     starts = rng.rand(rows, patches) < share / length

@@ -11,7 +11,7 @@ from flax import nnx
 from plstm.nn.gates import DIRECT_BIAS, DIRECTIONS
 from plstm.nn.layers import divide_heads, head_norm, linear
 from plstm.nn.sequence import rotation
-from plstm.ops.common import small_product
+from plstm.ops.common import HIGHEST, small_product
 from plstm.ops.grid import GridGates, plstm2d_tracking
 
 KEY_SIZE = 4
@@ -92,9 +92,10 @@ class TrackingMixer(nnx.Module):
         self.value = make(dim, dtype=dtype)
         gates = DIRECTIONS * heads
         sides = 1 if mode == "P" else 2
-        self.source, self.mark = (make(sides * gates) for _ in range(2))
-        self.orientation = make(gates) if mode == "P" else None
-        self.transition = make((1 if mode == "P" else 3) * gates * TRANSITIONS[transitions][0](track))
+        gate = functools.partial(make, precision=HIGHEST)
+        self.source, self.mark = (gate(sides * gates) for _ in range(2))
+        self.orientation = gate(gates) if mode == "P" else None
+        self.transition = gate((1 if mode == "P" else 3) * gates * TRANSITIONS[transitions][0](track))
         self.direct_bias = nnx.Param(jnp.full((heads,), DIRECT_BIAS, jnp.float32))
         self.norm_scale = nnx.Param(jnp.ones((dim,), jnp.float32))
         self.out = make(dim, dtype=dtype, use_bias=False)

@@ -14,7 +14,7 @@ from data.augment.recipes import AugmentConfig
 from plstm.config import Config
 from plstm.limits import ID_DIGITS
 from plstm.models import MODELS
-from plstm.runs.overrides import as_override
+from plstm.runs.overrides import as_override, override_key
 from plstm.tasks import TASKS
 
 # Keys that say where a run lives, how fast it is and how it is shown; no record has them.
@@ -119,6 +119,6 @@ def is_among(key: str, keys: Sequence[str]) -> bool:
 
 def portable_overrides(overrides: Sequence[str], init_from: str | None = None) -> list[str]:
     """The overrides for any machine: without keys of `OF_MACHINE`, the run to fine-tune by its id, `init_from`."""
-    kept = [word for word in overrides if not is_among(word.lstrip("+").partition("=")[0], OF_MACHINE)]
+    kept = [word for word in overrides if not is_among(override_key(word), OF_MACHINE)]
     start = as_override("init_from", init_from)
-    return [start if word.lstrip("+").startswith("init_from=") else word for word in kept]
+    return [start if override_key(word) == "init_from" else word for word in kept]

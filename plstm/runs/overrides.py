@@ -110,6 +110,11 @@ def each_word(override: Override) -> list[str]:
     return [f"{override.get_key_element()}={value}" for value in values]
 
 
+def override_key(word: str) -> str:
+    """The dotted key that a word such as +data.name=MUTAG sets."""
+    return word.lstrip("+").partition("=")[0]
+
+
 def choices(group: str) -> list[str]:
     """The names that a group of configs/ can have, such as arrow/plstm for `experiment`."""
     return sorted(str(path.relative_to(CONFIGS / group).with_suffix("")) for path in (CONFIGS / group).rglob("*.yaml"))
@@ -152,7 +157,7 @@ def _keys(schema: type, prefix: str = "") -> Iterator[str]:
 
 def check_machine_keys(overrides: Sequence[str], config: Config) -> None:
     """Raises UserError where the command line sets what has no effect on this run; a machine's settings may."""
-    typed = {override.lstrip("+").partition("=")[0] for override in overrides}
+    typed = {override_key(override) for override in overrides}
     for key in TASKS[config.task].unused_keys:
         if f"data.{key}" in typed:
             raise UserError(f"data.{key}: task {config.task} has no use for it; leave it out")

@@ -92,7 +92,7 @@ def draw_forecasts(split: SeriesSplit, predict: Callable, weights: Any, path: Pa
             axis.set_title(f"{each.name} ({each.frequency})")
         for axis in axes[len(numbers) :]:
             axis.remove()
-        axes[0].legend(fontsize=7)
+        figure.legend(*axes[0].get_legend_handles_labels(), fontsize=7, ncols=5, loc="outside lower center")
         return [save(figure, path)]
 
 

@@ -42,6 +42,7 @@ DEFINITION = re.compile(r'^\[([^\]\n]+)\]: (\S+) "(.*)"$', re.MULTILINE)
 BLOCK = re.compile(r"^<!-- begin: (.+) -->\n(?:(?!<!--)[^\n]*\n)*<!-- end -->$", re.MULTILINE)
 NUMBER = re.compile(r"\[([-+]?\d[^\[\]]*|)\]\[([^\]\n]+)\]")
 CHOICE = re.compile(r"[\w.@-]+=")
+STEP = re.compile(r"([^.\[]*)(?:\[([^\]]*)\])?\.?(.*)")
 FIELD = re.compile(r"(?P<path>(?:\[[^\]]*\]|[^*:\[])*)(?:\*(?P<factor>[\d.e+-]+))?(?::(?P<form>.*))?")
 VERDICTS = ("reproduced", "not shown", "contradicted", "not run")
 MAX_LINE = 200
@@ -141,13 +142,16 @@ def _fits(row: dict[str, Any], key: str, value: str) -> bool:
 
 def _follow(node: Any, place: str) -> Any:
     """The value at a path such as rows[grid=12].ours.0.seconds; a key may have dots itself."""
-    if isinstance(node, dict) and place in node:
-        return node[place]
-    for key, choice in re.findall(r"([^.\[\]]+)(?:\[([^\]]*)\])?", place):
-        node = node[int(key)] if isinstance(node, list) else node[key]
-        if choice:
-            (node,) = _rows(node, dict(part.split("=") for part in re.split(r",(?=[\w.]+=)", choice)))
-    return node
+    if not place:
+        return node
+    if isinstance(node, dict) and (known := [key for key in node if f"{place}.".startswith(f"{key}.")]):
+        key = max(known, key=len)
+        return _follow(node[key], place[len(key) + 1 :])
+    key, choice, rest = STEP.fullmatch(place).groups()
+    node = node[int(key)] if isinstance(node, list) else node[key]
+    if choice:
+        (node,) = _rows(node, dict(part.split("=") for part in re.split(r",(?=[\w.]+=)", choice)))
+    return _follow(node, rest)
 
 
 @functools.lru_cache(maxsize=64)

@@ -42,6 +42,7 @@ BASELINE = {"color": "0.45", "lw": 0.9, "ls": (0, (6, 3)), "zorder": 0}
 WIDTH = 8.0  # inches
 PANELS = 4  # side by side, of accuracy against length
 COLUMN_PANELS = 5  # of dots
+TITLE_WIDTH = 14  # characters a line, of their titles
 DASHES = (BASELINE["ls"], ":", "-.", (0, (2, 1)), (0, (6, 2, 1, 2, 1, 2)))  # of baselines in dots
 FARTHEST = 1.3  # times our largest number: what is beyond would push all of ours together
 
@@ -228,8 +229,9 @@ def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) 
         for entry, dashes in zip(read_baselines(table, results_dir), DASHES, strict=False):
             if key in entry and table.scale * entry[key] < FARTHEST * largest:
                 axis.axvline(table.scale * entry[key], label=entry["name"], **BASELINE | {"ls": dashes})
-        axis.set(title=title.replace(", ", "\n"), xlabel=xlabel)
-        axis.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+        lines = (textwrap.fill(part, TITLE_WIDTH) for part in title.split(", "))
+        axis.set(title="\n".join(lines), xlabel=xlabel)
+        axis.xaxis.set_major_locator(MaxNLocator(4 if len(panels) < COLUMN_PANELS else 3, steps=[1, 2, 5, 10]))
         axis.grid(color="0.92", lw=0.7)
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()

@@ -5,7 +5,6 @@ import shlex
 import statistics
 from datetime import UTC, datetime
 
-from plstm.config import Config
 from plstm.runs.identity import portable_config, run_id, run_name
 from plstm.studies.records import CurvePoint, Record
 from plstm.tasks import Task
@@ -14,7 +13,6 @@ from plstm.training.state import RunState
 
 
 def finished_record(
-    config: Config,
     overrides: list[str],
     task: Task,
     plan: Plan,
@@ -23,6 +21,7 @@ def finished_record(
     curve: list[CurvePoint],
 ) -> Record:
     """The record of a finished run of `plan`, from its state, number of parameters and curve."""
+    config = task.config
     speeds = [point.value for point in curve if point.metric == "examples_per_second"]
     metrics = json.dumps({"last": run.final, "best": run.best})
     speeds = speeds or [run.steps * plan.examples_per_step / run.seconds]  # a run of one step

@@ -33,9 +33,14 @@ class Probes(NamedTuple):
         return f"n={len(self.rows)}" + f", {retrained} retrained" * bool(self.retrained)
 
 
+def probe_file(name: str, run: str, results_dir: Path, kind: str = "") -> Path:
+    """Where the scores of a run, of this name and id, are or will be."""
+    return results_dir / "probes" / f"{name}-{run}{kind}.json"
+
+
 def probe_path(run: Record, results_dir: Path) -> Path | None:
     """The file of a run's scores, else that of its second training's; None where there is neither."""
-    paths = (results_dir / "probes" / f"{run.name}-{run.id}{kind}.json" for kind in ("", RETRAINED))
+    paths = (probe_file(run.name, run.id, results_dir, kind) for kind in ("", RETRAINED))
     return next((path for path in paths if path.is_file()), None)
 
 

@@ -3,7 +3,6 @@
 A line is {"record": {...}, "curve": {"step": [...], "val.accuracy": [...], ...}}, with null where a curve has no value.
 """
 
-import functools
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -15,6 +14,7 @@ from typing_extensions import TypedDict
 
 from plstm.errors import UserError, first_problem
 from plstm.files import locked, write_file
+from plstm.tasks import TASKS
 from plstm.training.environment import Environment, Hardware
 from plstm.training.state import Time
 
@@ -30,7 +30,7 @@ class Strict(BaseModel, extra="forbid", strict=True, frozen=True, allow_inf_nan=
     """Refuses unknown fields, other types, and numbers that are not finite."""
 
 
-class Session(Environment):
+class EnvironmentUntil(Environment):
     """What the steps of a run up to `until` were made with."""
 
     until: int
@@ -77,7 +77,7 @@ class Record(Strict):
     hardware: Hardware
     xla_flags: str | None = None
     jax_settings: dict[str, Any] = {}  # those that change numbers, where they are not JAX's defaults
-    earlier: list[Session] = []
+    earlier: list[EnvironmentUntil] = []
     started: Time
     finished: Time
     wall_seconds: float  # of all sessions
@@ -187,12 +187,13 @@ def read_curve(record: Record, results_dir: str | Path) -> list[CurvePoint]:
 def record_problems(record: Record, results_dir: str | Path) -> list[str]:
     """A line for each metric at the last or best step, or best step, that does not follow from the run's curve."""
     curve = {(p.step, p.split, p.metric): p.value for p in read_curve(record, results_dir)}
+    primary = TASKS[record.task].primary_metric
     best = record.metrics["best"] or {"step": None}
     found = []
     for at, step, splits in (("last", record.steps, record.metrics["last"]), ("best", best["step"], best)):
         for name, metrics in splits.items():
             for metric, value in metrics.items() if name != "step" else ():
-                kept = curve.get((step, name, metric), None if metric == PRIMARY_METRIC else value)
+                kept = curve.get((step, name, metric), None if metric == primary else value)
                 # A curve keeps values as they are, to six significant digits, or formerly to four decimals.
                 written = () if value is None else (float(f"{value:.{CURVE_DIGITS}g}"), round(value, 4))
                 if kept not in (value, *written):
@@ -201,7 +202,7 @@ def record_problems(record: Record, results_dir: str | Path) -> list[str]:
             if name in splits and metric not in splits[name]:
                 found.append((f"metrics.{at}.{name}.{metric}", None, kept))
     split, later = value_at(record.config, "loop.best_split"), value_at(record.config, "loop.best_tie") == "latest"
-    scores = [(score, step) for (step, *key), score in curve.items() if key == [split, PRIMARY_METRIC]]
+    scores = [(score, step) for (step, *key), score in curve.items() if key == [split, primary]]
     wanted = max(scores, key=lambda pair: (pair[0], pair[1] if later else -pair[1]), default=(0, best["step"]))[1]
     if best["step"] != wanted:
         found.append(("metrics.best.step", best["step"], wanted))
@@ -214,11 +215,16 @@ def _read_lines(path: Path) -> list[_Line]:
     if not path.is_file():
         return []
     status = path.stat()
-    return _lines_of(path, status.st_mtime_ns, status.st_size)
+    stamp = status.st_mtime_ns, status.st_size
+    if path not in _read or _read[path][0] != stamp:
+        _read[path] = stamp, _lines_of(path)
+    return _read[path][1]
 
 
-@functools.lru_cache(maxsize=256)
-def _lines_of(path: Path, *_changes: int) -> list[_Line]:
+_read: dict[Path, tuple[tuple[int, int], list["_Line"]]] = {}  # when a file was changed and how large it was, its lines
+
+
+def _lines_of(path: Path) -> list[_Line]:
     found = []
     for number, text in enumerate(path.read_bytes().splitlines(), start=1):
         where = f"{path}, line {number}"

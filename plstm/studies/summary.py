@@ -16,8 +16,8 @@ from plstm.studies.records import PRIMARY_METRIC, Record, value_at
 class SweepSummary(Callback):
     """A line for each group of several jobs that differ in exactly the keys `over`: means ± sample deviations."""
 
-    def __init__(self, over: Sequence[str], split: str = "test", metric: str = PRIMARY_METRIC) -> None:
-        self.over, self.split, self.metric = tuple(over), split, metric
+    def __init__(self, over: Sequence[str]) -> None:
+        self.over = tuple(over)
         self.groups: dict[str, list[Record]] = {}  # by all of the config but the keys `over`
 
     def on_job_end(self, config: Any, job_return: JobReturn, **kwargs: Any) -> None:
@@ -35,8 +35,8 @@ class SweepSummary(Callback):
             what += [override for override in runs[0].overrides if not override.startswith(shown)]
             found = []
             for at, words in (("best", "the best epoch"), ("last", "the last")):
-                values = [run.metric(self.split, self.metric, at) for run in runs]
+                values = [run.metric("test", at=at) for run in runs]
                 if None not in values:
                     found.append(f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f} at {words}")
-            over = f"{self.split} {self.metric} over {len(runs)} runs"
+            over = f"test {PRIMARY_METRIC} over {len(runs)} runs"
             print(f"{', '.join(what)}: {over} {', '.join(found) or 'unknown'}", flush=True)

@@ -158,7 +158,7 @@ def t_interval(values: Sequence[float], level: float = 0.90) -> tuple[float | No
     """Mean and half width t((1 + level) / 2, n - 1) s / sqrt(n) of Student's interval, None where unknown, and n."""
     n = len(values)
     if n < 2:
-        return [*values, None][0], None, n
+        return (values[0] if values else None), None, n
     half_width = float(t.ppf((1 + level) / 2, n - 1)) * statistics.stdev(values) / math.sqrt(n)
     return statistics.fmean(values), half_width, n
 

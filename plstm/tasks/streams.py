@@ -2,8 +2,8 @@
 
     class MyTask(StreamTask):
         def draw_batch(self, step): ...                     # a training batch, from config.seed and the step alone
-        def lengths(self, split): ...                 # e.g. (32, 128, 512)
-        def draw_at(self, split, length): ...         # all evaluation rows of a length
+        def lengths(self, split): ...                       # e.g. (32, 128, 512)
+        def draw_at(self, split, length): ...               # all evaluation rows of a length
 
 The schedule is in steps: an "epoch" is STEPS_PER_EPOCH of them, so `optim.epochs: 5` means 5,000 steps.
 """
@@ -99,8 +99,8 @@ def layer_kinds(config: Config) -> str:
 
 
 class StreamTask(Task):
-    """Subclasses fill in `draw_batch`, `lengths` and `draw_at`, and perhaps set `batch_rows`. Their data have a `name`,
-    `eval_rows`, of each length, and `eval_seed`."""
+    """Subclasses fill in `draw_batch`, and either `split` or `lengths` and `draw_at`; they perhaps set `batch_rows`.
+    Their data have a `name` and, unless `split` is theirs, `eval_rows`, of each length, and `eval_seed`."""
 
     unused_keys: ClassVar[tuple[str, ...]] = ("root", "workers")
     unit = "sequences"

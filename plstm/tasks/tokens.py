@@ -42,7 +42,7 @@ class TokenTask(StreamTask):
     data_schema = TokenData
     inputs = "tokens"
     splits = ("val", "test")
-    batch_rows = 16  # attention needs 3 GiB for so many rows of 2,048
+    batch_rows = 16  # up to 2,048 tokens long
 
     @classmethod
     def check(cls, config: Config) -> None:

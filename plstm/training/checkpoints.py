@@ -235,10 +235,11 @@ def _write_checksums(folder: Path) -> None:
 
 
 def _digests(folder: Path, names: Iterable[str] = ()) -> dict[str, str]:
-    """SHA256 by name of all files that have a checksum; hidden ones are a file system's or a viewer's. `names`: files
-    that a listing, on a network disk, may not show yet."""
+    """SHA256 by name of all files that have a checksum; what is hidden, file or folder, is a file system's or
+    a viewer's. `names`: files that a listing, on a network disk, may not show yet."""
     digests = {}
-    listed = (str(path.relative_to(folder)) for path in folder.rglob("[!.]*"))
+    inside = (path.relative_to(folder) for path in folder.rglob("*"))
+    listed = (str(path) for path in inside if not any(part.startswith(".") for part in path.parts))
     for name in sorted({*listed, *names} - {*WITHOUT_CHECKSUM}):
         if (folder / name).is_file():
             with open(folder / name, "rb") as file:

@@ -32,7 +32,7 @@ class Best(TypedDict, extra_items=dict[str, int | float]):  # type: ignore[call-
     step: NonNegativeInt  # of the best evaluation; beside it by split its metrics
 
 
-class Session(TypedDict):
+class EnvironmentSince(TypedDict):
     since: NonNegativeInt  # the step at which a process with another environment took the run over
     environment: Environment
 
@@ -56,7 +56,7 @@ class RunState:
     final: Found | None = None  # of loop.final_splits at the run's end
     seconds: FiniteFloat = 0.0  # of all sessions, up to the last checkpoint
     started: Time = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    sessions: list[Annotated[dict[str, Any], _like(Session)]] = field(default_factory=list)
+    sessions: list[Annotated[dict[str, Any], _like(EnvironmentSince)]] = field(default_factory=list)
     averages: dict[str, Annotated[list[float], Len(2, 2)]] = field(default_factory=dict)  # `MetricAverager.state`
     lines: list[Annotated[dict[str, Any], _like(Line)]] = field(default_factory=list)
 

@@ -28,6 +28,7 @@ FIRST_ROWS = {name: row for table in STUDIES.values() for row in table.rows[::-1
 CASES = [[f"experiment={name}"] for name in EXPERIMENTS]
 LARGE = sorted(path.stem for path in (CONFIGS / "model/code_400m").glob("*.yaml"))
 CASES += [["experiment=code/paper", f"model=code_400m/{name}"] for name in LARGE]
+CASES += [["experiment=code/distill", "data.context=4096", "model.window=512", "model.sinks=4"]]  # the paper's students
 CASES += {" ".join(row.overrides): row.overrides for row in FIRST_ROWS.values()}.values()
 
 

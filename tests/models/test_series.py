@@ -62,8 +62,8 @@ def test_no_forecast_depends_on_values_that_are_hidden_or_on_how_far_it_goes(blo
     model = build_model(SeriesConfig(blocks=[block, "gated_mlp"], **SMALL), 0)
     values, known, *_ = standardised_end(series, 16)
     known[5:9] = False
-    two = np.stack([values, np.where(known, values, 7).astype(np.float32)])
-    found, other = jax.jit(model.ahead, static_argnums=2)(two, np.stack([known, known]), 12)
+    ahead = jax.jit(model.ahead, static_argnums=2)  # one at a time: a batch's rows may be rounded otherwise
+    found, other = (ahead(each, known, 12) for each in (values, np.where(known, values, 7).astype(np.float32)))
     np.testing.assert_array_equal(found, other)
     assert found.shape == (9, 12) and (np.diff(found, axis=0) >= 0).all()
     np.testing.assert_allclose(model.ahead(values, known, 4), found[:, :4], atol=1e-5)
@@ -113,7 +113,7 @@ def test_a_context_is_whole_patches():
 
 
 @pytest.mark.parametrize(
-    ("study", "rows"), [("series-small", 12), pytest.param("code-small", 7, marks=pytest.mark.slow)]
+    ("study", "rows"), [("series-small", 12), pytest.param("code-small", 8, marks=pytest.mark.slow)]
 )
 def test_backbones_have_as_many_parameters(study, rows):
     """Within 3%, in the rows of the study."""

@@ -129,7 +129,9 @@ def test_one_bit_in_any_file_is_found_and_whichever_file_is_cut_it_is_whole_or_r
     step = shutil.copytree(folder / "40", tmp_path / "checkpoints" / "40")
     files = {str(path.relative_to(step)): path for path in step.rglob("*") if path.is_file()}
     assert files.keys() == {*names, *WITHOUT_CHECKSUM}
-    (step / "state" / ".DS_Store").write_bytes(b"")  # hidden files, of a file system or a viewer, do no harm
+    (step / "state" / ".DS_Store").write_bytes(b"")  # what is hidden, of a file system or a viewer, does no harm
+    (step / "state" / ".ipynb_checkpoints").mkdir()
+    (step / "state" / ".ipynb_checkpoints" / "copy").write_bytes(b"")
     expected, refused = draw_state(40), 0
     for name, path in files.items():
         whole = path.read_bytes()

@@ -85,7 +85,7 @@ def row_transfer(gates: GridGates, direct: Array) -> Array:
     """Any 2x2 transition: carries the weight of every source node of the rows above on the current row's upper edges,
     by one product with an X x 2X matrix a row."""
     gates = mirror_gates(gates)
-    batch, _, height, width = gates.s_r.shape
+    *_, height, width = gates.s_r.shape
     along = segment_products(gates.t_rl)  # L[..., a, b], strictly upper triangular
     leave = GridGates(*(g[..., :, None] for g in gates))
     enter = GridGates(*(g[..., None, :] for g in gates))
