@@ -45,6 +45,18 @@ TARGET = f"""gpu_device_info {{
   memory_bandwidth: 3352320000000 device_memory_size: 84942979072 cuda_compute_capability {{major: 9}}
 }} platform_name: "CUDA" device_description_str: "{GPU}"
 dnn_version_info {{major: 9 minor: 10}} runtime_version {{major: 12 minor: 9 patch: 0}}"""  # a GpuTargetConfigProto
+STUDENT = [  # of a Transformer as large as the models of code/paper, with the paper's context, window and sinks
+    *(
+        "init_from=null",
+        "data.name=toy",
+        "data.context=4096",
+        "model.window=512",
+        "model.sinks=4",
+        "optim.batch_size=64",
+    ),
+    *("model.dim=1024", "model.heads=16", "model.mlp_width=2752"),
+    f"model.blocks=[{','.join(['window_mlstm', 'gated_mlp'] * 24)}]",
+]
 CASES: list[tuple[str, int, list[str]]] = [  # experiment, devices, overrides
     ("imagenet/plstm", 1, ["optim.batch_size=1024"]),
     ("imagenet/vit", 1, ["optim.batch_size=1024"]),
@@ -54,6 +66,8 @@ CASES: list[tuple[str, int, list[str]]] = [  # experiment, devices, overrides
     ("arrow/plstm", 1, []),
     ("arrow/plstm", 8, []),
     ("code/paper", 32, ["data.name=toy"]),
+    ("code/distill", 8, STUDENT),
+    ("series/paper", 4, ["data.name=toy", "data.bank=64"]),
 ]
 WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8}
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{$", re.MULTILINE)
