@@ -36,10 +36,12 @@ Forecast = Callable[[np.ndarray, int, int], np.ndarray]  # of context, season an
 
 
 def naive(context: np.ndarray, season: int, horizon: int) -> np.ndarray:
+    """The last value: a series [T] -> quantiles [9, horizon]."""
     return seasonal_naive(context, 1, horizon)
 
 
 def constant(context: np.ndarray, season: int, horizon: int) -> np.ndarray:
+    """The quantiles of the last values, as `naive`."""
     return constant_quantiles(context[-CONTEXT:], horizon)
 
 
@@ -61,6 +63,7 @@ def classical(name: str) -> Forecast:
 
 
 def scores_of(sets: Sequence[SeriesSet], forecast: Forecast) -> dict[str, Scores]:
+    """By name of the set, of the forecasts [9, horizon] of all its windows."""
     found = {}
     for each in sets:
         pairs = list(each.pairs())

@@ -222,6 +222,7 @@ def from_file(plain: Any) -> Config:
 
 
 def to_eval_config(node: DictConfig) -> EvalConfig:
+    """The checked dataclass of what `eval.py` is given. Raises UserError naming the key."""
     try:
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), _resolved(node)))
     except OmegaConfBaseException as error:

@@ -19,6 +19,8 @@ CHOICE_TITLES = {"peak_lr": "Learning rate", "depth": "Layers"}  # of a swept ke
 
 
 class Measure(Strict):
+    """A metric of a split, at the last step or the best."""
+
     split: str
     at: Literal["last", "best"] = "last"
     metric: str = PRIMARY_METRIC
@@ -31,6 +33,8 @@ class Measure(Strict):
 
 
 class Column(Measure):
+    """A measure that the table shows."""
+
     title: str
     solved: float | None = None  # counts the seeds that reach it; a number as the table shows it
 
@@ -56,6 +60,8 @@ class Reference(Strict):
 
 
 class Row(Reference):
+    """A model that the study trains: an experiment, what it changes there, and the paper's numbers beside."""
+
     experiment: str
     variant: str | list[str] = []
     set: dict[str, Any] = {}  # config key, or a group such as model, -> value of this row's runs
@@ -97,6 +103,8 @@ class Clock(Strict):
 
 
 class Figure(Strict):
+    """What a study's figures show, see `plstm.studies.figures`; each is drawn only where its key is set."""
+
     small: str | None = None  # what is small about the runs, said in every figure
     groups: dict[str, list[str]] = {}  # title of a panel -> the rows, by name, whose lines it has; without: all rows
     dots: bool = False  # the table's columns beside the paper's numbers
@@ -130,6 +138,8 @@ class Gap(Strict):
 
 
 class TableDefinition(Strict):
+    """A study, as its file configs/study/<name>.yaml has it. A key that does not fit the others is a ValueError."""
+
     name: str
     title: str
     caption: str

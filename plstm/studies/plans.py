@@ -52,6 +52,7 @@ def planned_config(
 
 @functools.cache
 def compose_once(experiment: str, groups: tuple[str, ...] = ()) -> Composed:
+    """What Hydra makes of an experiment and choices such as model=code/gdn. Raises UserError where there is none."""
     node = compose_config("train", [f"experiment={experiment}", *groups])
     written = flatten_dict(OmegaConf.to_container(node), sep=".")
     references = {key: found[1] for key, value in written.items() if (found := REFERENCE.fullmatch(str(value)))}

@@ -45,6 +45,7 @@ def probe_path(run: Record, results_dir: Path) -> Path | None:
 
 
 def read_probes(runs: Sequence[Record], results_dir: Path) -> Probes:
+    """Of those of the runs that were probed."""
     paths = (path for run in runs if (path := probe_path(run, results_dir)))
     found = {path: rows for path in paths if (rows := _read(path, "rows"))}  # those of models of code have none
     return Probes([*found.values()], sum(path.stem.endswith(RETRAINED) for path in found))

@@ -9,6 +9,8 @@ MAX_STEPS = 2**31 - 1  # counted in 32 bits
 
 
 class Plan(NamedTuple):
+    """Counts of steps, all at least 1 but the warm-up's."""
+
     steps: int  # of the run
     steps_per_epoch: int
     warmup_steps: int

@@ -79,6 +79,8 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
+    """What a training step reports."""
+
     averaged: Metrics  # the task's, which are averaged over steps
     latest: dict[str, jax.Array]  # float32: learning_rate, gradient_norm (before clipping), parameter_norm, update_norm
 
