@@ -11,15 +11,13 @@ on the first packages below, but for every twentieth file, which is `val`; `test
 import functools
 import hashlib
 import re
-import zipfile
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.random import RandomState
 
-from data.packages import fetch_parser, read_wheels
+from data.packages import fetch_parser, load_arrays, read_wheels
 from plstm.errors import UserError, first_line, run_script
 from plstm.files import data_root, locked, write_errors, write_file
 
@@ -121,16 +119,10 @@ def load_packages(root: str | None) -> Corpus:
     """What `fetch` wrote. Raises UserError where it is missing or damaged."""
     path = data_root(root) / FILE
     again = "fetch it: python -m data.code fetch, and see data.root"
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; {again}")
     corpus: dict[str, dict[str, np.ndarray]] = {split: {} for split in SPLITS}
-    try:
-        with np.load(path) as file:
-            for key in file.files:
-                split, _, group = key.partition("/")
-                corpus[split][group] = file[key]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path}: damaged ({first_line(error)}); {again}") from error
+    for key, tokens in load_arrays(path, again).items():
+        split, _, group = key.partition("/")
+        corpus.setdefault(split, {})[group] = tokens
     if (own := digest(corpus)) != DIGEST:
         raise UserError(f"{path}: its digest is {own}, not {DIGEST}; {again}")
     return corpus

