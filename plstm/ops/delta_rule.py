@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from plstm.ops.common import accumulation_dtype, check_axes, check_choice, product, public_operator
-from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, check_chunk, join_axes, scan_chunks, scan_steps
+from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, even_chunk, join_axes, scan_chunks, scan_steps
 
 
 @public_operator
@@ -19,12 +19,12 @@ def gated_delta_rule(
 
     in float32 or more. "recurrent" takes T steps, "chunkwise" (and "auto") T / chunk of them, with reverse-mode
     derivatives only; chunks of 32 were faster on CPUs than of 64. Raises ValueError where shapes disagree, an axis that
-    is named is empty, `chunk` is no power of two or the method is unknown.
+    is named is empty, `chunk` is under 1 or the method is unknown.
     """
     check_choice("method", method, METHODS)
     check_axes("q, k [..., T, d_k]; v [..., T, d_v]; log_alpha, beta [..., T]", q, k, v, log_alpha, beta)
     *lead, length, d_k = q.shape
-    chunk = check_chunk(chunk, length, power_of_two=True)
+    chunk = even_chunk(chunk, length)
     dtype = accumulation_dtype(q, k, v, log_alpha, beta)
     q = q.astype(dtype) * d_k**-0.5
     log_alpha = jnp.maximum(log_alpha, FORGOTTEN)
@@ -63,7 +63,7 @@ def _chunk(state, inputs):
 
 @jax.custom_vjp
 def solve_unit_lower(lower: Array, right: Array) -> Array:
-    """(I + N)^-1 right, N the part of `lower` [..., L, L] below its diagonal, L a power of two; right [..., L, d].
+    """(I + N)^-1 right, N the part of `lower` [..., L, L] below its diagonal; right [..., L, d].
 
     The inverse grows from blocks of one row by doubling, as exact as substitution. The product (I - N)(I + N^2) ...
     is not: where keys repeat, its terms cancel."""

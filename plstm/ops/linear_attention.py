@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from plstm.ops.common import accumulation_dtype, check_axes, check_choice, product, public_operator
-from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, check_chunk, join_axes, scan_chunks, scan_steps
+from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, even_chunk, join_axes, scan_chunks, scan_steps
 
 
 @public_operator
@@ -23,7 +23,7 @@ def linear_attention(
     check_choice("method", method, METHODS)
     check_axes("q, k [..., T, d_k]; v [..., T, d_v]; log_decay, write [..., T]", q, k, v, log_decay, write)
     *lead, length, d_k = q.shape
-    chunk = check_chunk(chunk, length)
+    chunk = even_chunk(chunk, length)
     dtype = accumulation_dtype(q, k, v, log_decay, write)
     log_decay = jnp.maximum(log_decay, FORGOTTEN)
     q, k, values, log_decay, write = join_axes(cast((q, k, v, log_decay, write), dtype), len(lead))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from plstm.ops.common import accumulation_dtype, check_axes, check_choice, product, public_operator
-from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, check_chunk, join_axes, scan_chunks, scan_steps
+from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, even_chunk, join_axes, scan_chunks, scan_steps
 
 EPSILON = 1e-6  # of the normaliser
 MOST = 80.0  # exp of more is infinite in float32, and its gradient NaN
@@ -27,7 +27,7 @@ def mlstm(q: Array, k: Array, v: Array, i: Array, f: Array, *, method: str = "au
     """
     check_choice("method", method, METHODS)
     check_axes("q, k [..., T, d_k]; v [..., T, d_v]; i, f [..., T]", q, k, v, i, f)
-    chunk = check_chunk(chunk, q.shape[-2])
+    chunk = even_chunk(chunk, q.shape[-2])
     dtype = accumulation_dtype(q, k, v, i, f)
     *lead, _, d_k = q.shape
     # The normaliser n is one more column of C, that of a value of 1.

@@ -38,14 +38,13 @@ def scan_chunks(
     return lax.slice_in_dim(lax.collapse(outputs, axis, axis + 2), 0, length, axis=axis)
 
 
-def check_chunk(chunk: int, length: int, power_of_two: bool = False) -> int:
-    """The chunk to use: no longer than the sequence, rounded up to a power of two. Raises ValueError where it is not
-    positive, or not a power of two where one is needed."""
+def even_chunk(chunk: int, length: int) -> int:
+    """The length of the fewest chunks of at most `chunk` that hold a sequence, evenly, so that little is padded. Raises
+    ValueError for a `chunk` that is not positive."""
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1; got {chunk}")
-    if power_of_two and chunk & (chunk - 1):
-        raise ValueError(f"chunk must be a power of two; got {chunk}")
-    return min(chunk, 1 << (length - 1).bit_length())
+    chunks = -(-length // chunk)
+    return -(-length // chunks)
 
 
 def causal(chunk: int) -> Array:

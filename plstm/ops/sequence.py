@@ -15,7 +15,7 @@ from plstm.ops.common import (
     small_product,
 )
 from plstm.ops.dag.gates import DagGates as SequenceGates
-from plstm.ops.scans import METHODS, cast, check_chunk, scan_chunks, scan_steps, split_chunks
+from plstm.ops.scans import METHODS, cast, even_chunk, scan_chunks, scan_steps, split_chunks
 
 
 def segment_products(transition: Array) -> Array:
@@ -100,7 +100,7 @@ def plstm1d_tracking(
     axes = "q [..., T, d_k, J_Q]; k [..., T, d_k, J_K]; v [..., T, d_v, J_V]; transition [..., T, J_T, J_T]; "
     axes += "source [..., T, J_T, J_K, J_V]; mark [..., T, J_O, J_Q, J_T]; direct [..., T, J_O, J_Q, J_K, J_V]"
     check_axes(axes, *arrays)
-    chunk = check_chunk(chunk, q.shape[-3])
+    chunk = even_chunk(chunk, q.shape[-3])
     dtype = accumulation_dtype(*arrays)
     axis = q.ndim - 3
     q, *others = cast((q, k, v, source, transition, mark, direct), dtype)

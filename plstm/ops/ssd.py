@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from plstm.ops.common import accumulation_dtype, check_axes, check_choice, product, public_operator
-from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, check_chunk, scan_chunks, scan_steps
+from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, even_chunk, scan_chunks, scan_steps
 
 
 @public_operator
@@ -20,7 +20,7 @@ def ssd(x: Array, dt: Array, a: Array, b: Array, c: Array, *, method: str = "aut
     check_choice("method", method, METHODS)
     check_axes("x [..., T, H, P]; dt [..., T, H]; a [H]; b, c [..., T, N]", x, dt, a, b, c)
     *lead, length, heads, width = x.shape
-    chunk = check_chunk(chunk, length)
+    chunk = even_chunk(chunk, length)
     dtype = accumulation_dtype(x, dt, a, b, c)
     out_dtype = x.dtype
     x, dt, b, c = cast((x.swapaxes(-2, -3), dt.swapaxes(-1, -2), b[..., None, :, :], c[..., None, :, :]), dtype)

@@ -55,7 +55,7 @@ WRONG = [
     (ssd, {"b": (2, 6, 4)}, r"b must be \[..., T, N\] = \(2, 7, 4\); got \(2, 6, 4\)"),
     (ssd, {"a": (2,)}, r"a must be \[H\] = \(3,\)"),
     (gated_delta_rule, {"beta": (3, 1)}, r"beta must .*\(3, 7\).*\(3, 1\)"),
-    (gated_delta_rule, {"chunk": 48}, "chunk must be a power of two; got 48"),
+    (gated_delta_rule, {"chunk": 0}, "chunk must be at least 1; got 0"),
     (gated_delta_rule, {"method": "fast"}, "method must be one of auto, chunkwise, recurrent; got 'fast'"),
     (linear_attention, {"write": (2, 1)}, r"write must .*\(2, 7\).*\(2, 1\)"),
     (linear_attention, {"chunk": 0}, "chunk must be at least 1; got 0"),
