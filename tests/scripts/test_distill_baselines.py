@@ -13,7 +13,14 @@ from scripts.distill_baselines import scores, under_window
 
 @pytest.mark.slow
 def test_scores_of_the_masked_teacher_have_the_names_of_columns():
-    words = ("model=code/transformer", "model.blocks=[attention]", "model.mlp_width=64", "debug=smoke", "model.dim=16")
+    words = (
+        "model=code/transformer",
+        "model.blocks=[attention]",
+        "model.mlp_width=64",
+        "debug=smoke",
+        "model.dim=16",
+        "data.context=256",
+    )
     task = TASKS["code"](compose_experiment("code/language", *words))
     teacher = task.build_model(0)
     columns = load_table(ROOT / "configs/study/distill-small.yaml").columns
