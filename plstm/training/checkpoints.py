@@ -99,9 +99,10 @@ class Checkpoints:
             self._manager.reload()
 
     def _bring_back(self) -> None:
-        """Undoes the removal of a step that was to be written anew, where a kill came in between."""
+        """Undoes the removal of a step that was to be written anew, where a kill came in between. A step that is not
+        whole there was being removed for good."""
         for path in _steps(self.folder / DELETED):
-            if not (self.folder / path.name).exists():
+            if not (self.folder / path.name).exists() and not _damage(path):
                 path.rename(self.folder / path.name)
 
     def _set_damaged_aside(self) -> None:

@@ -267,6 +267,15 @@ def test_a_step_that_a_kill_kept_from_being_written_anew_is_still_there(folder, 
     assert {path.name for path in copy.iterdir() if path.is_dir()} == {"10", "30", "40"}
 
 
+def test_a_step_that_a_kill_kept_from_being_removed_whole_is_not_taken_for_damaged(folder, tmp_path, capsys):
+    copy = shutil.copytree(folder, tmp_path / "checkpoints")
+    (copy / "deleted").mkdir()
+    (copy / "30").rename(copy / "deleted" / "20")
+    biggest(copy / "deleted" / "20").unlink()
+    Checkpoints(copy, RUN).close()
+    assert capsys.readouterr().out == "" and {path.name for path in copy.iterdir()} == {"10", "40"}
+
+
 def test_a_step_damaged_again_replaces_the_one_set_aside(folder, tmp_path, capsys):
     copy = tmp_path / "checkpoints"
     for _ in range(2):
