@@ -101,7 +101,7 @@ class ViLLayer(nnx.Module):
         features = jnp.concatenate(qkv, axis=-1)
         gates = (gate(features).transpose(1, 2, 0) for gate in (self.input_gate, self.forget_gate))
         heads = (divide_heads(part, self.heads).transpose(1, 2, 0, 3) for part in qkv)
-        hidden = mlstm(*heads, *gates, chunk=min(CHUNK, len(x))).swapaxes(1, 2)  # [B, S, heads, channels of a head]
+        hidden = mlstm(*heads, *gates, chunk=CHUNK).swapaxes(1, 2)  # [B, S, heads, channels of a head]
         hidden = head_norm(hidden, centred=True).swapaxes(0, 1)
         hidden = (hidden * self.norm_scale[...] + self.norm_bias[...]).astype(x.dtype)
         return self.down((hidden + self.skip[...].astype(x.dtype) * c) * jax.nn.silu(z))

@@ -95,7 +95,7 @@ SS2D_CHANNEL = 9 + 4 * SS2D_SCAN * 2  # depthwise convolution and four scans of 
             id="efficientnet",
         ),
         pytest.param(
-            ViLConfig(image_size=64, patch_size=8, dim=48, depth=2),  # 64 tokens: two chunks, one of them padded
+            ViLConfig(image_size=64, patch_size=8, dim=48, depth=2),  # 64 tokens: two chunks of 32
             2 * (64 * 9 * 96 + 2 * 4 * 24 * 25),  # depthwise convolution; the state's decay, by chunks and heads
             id="vil",
         ),
