@@ -122,7 +122,9 @@ def load_packages(root: str | None) -> Corpus:
     corpus: dict[str, dict[str, np.ndarray]] = {split: {} for split in SPLITS}
     for key, tokens in load_arrays(path, again).items():
         split, _, group = key.partition("/")
-        corpus.setdefault(split, {})[group] = tokens
+        if split not in SPLITS:
+            raise UserError(f"{path}: damaged ({key}); {again}")
+        corpus[split][group] = tokens
     if (own := digest(corpus)) != DIGEST:
         raise UserError(f"{path}: its digest is {own}, not {DIGEST}; {again}")
     return corpus

@@ -46,15 +46,15 @@ TARGET = f"""gpu_device_info {{
 }} platform_name: "CUDA" device_description_str: "{GPU}"
 dnn_version_info {{major: 9 minor: 10}} runtime_version {{major: 12 minor: 9 patch: 0}}"""  # a GpuTargetConfigProto
 STUDENT = [  # of a Transformer as large as the models of code/paper, with the paper's context, window and sinks
-    *(
-        "init_from=null",
-        "data.name=toy",
-        "data.context=4096",
-        "model.window=512",
-        "model.sinks=4",
-        "optim.batch_size=64",
-    ),
-    *("model.dim=1024", "model.heads=16", "model.mlp_width=2752"),
+    "init_from=null",
+    "data.name=toy",
+    "data.context=4096",
+    "model.window=512",
+    "model.sinks=4",
+    "model.dim=1024",
+    "model.heads=16",
+    "model.mlp_width=2752",
+    "optim.batch_size=64",
     f"model.blocks=[{','.join(['window_mlstm', 'gated_mlp'] * 24)}]",
 ]
 CASES: list[tuple[str, int, list[str]]] = [  # experiment, devices, overrides
