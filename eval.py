@@ -86,8 +86,8 @@ def print_metrics(options: EvalConfig) -> None:
 
 def log_numbers(folder: Path, task: Task, model: nnx.Module, options: EvalConfig, found: Found) -> None:
     """Adds the metrics to the summary of the run's own W&B run, as eval/<split>/<metric>, with the step."""
-    checkpoints, _ = open_checkpoint(folder, task.config, options.checkpoint)
-    run = RunState.from_json(checkpoints.info(checkpoints.last_step()), folder)  # whose summary stays
+    checkpoints, last = open_checkpoint(folder, task.config, "last")
+    run = RunState.from_json(checkpoints.info(last), folder)  # whose summary stays
     parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
     tracker = open_tracker(options.logger.mode, task, folder, load_overrides(folder), run.environment, parameters)
     values = {f"eval/{split}": metrics | {"step": model.info.step} for split, metrics in found.items()}

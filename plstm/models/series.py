@@ -90,7 +90,8 @@ class SeriesModel(Blocks):
         """The quantiles 0.1 to 0.9 of the `horizon` values after a series [T], NaN where one is missing: float64
         [9, horizon]. Of a longer series the model sees the end. UserError for a series or horizon without a forecast.
 
-        Training seldom hides more than five patches in a row: what is further was hardly practised.
+        Of the patches in training fewer than one in fifty is the sixth or later of a hidden run: longer horizons are
+        hardly trained.
         """
         series = np.asarray(context, np.float64)
         if not 1 <= horizon <= self.context:

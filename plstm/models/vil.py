@@ -33,7 +33,7 @@ from plstm.nn.sequence import BLOCK, BlockDiagonal
 from plstm.ops.common import HIGHEST
 from plstm.ops.mlstm import mlstm
 
-CHUNK = 48  # tokens of the mLSTM at a time
+CHUNK = 48  # tokens of the mLSTM at a time, at most
 HEAD_EPSILON = 1e-6  # of the norm before the head
 MAX_UNROLLED = 4  # pairs of blocks
 

@@ -121,7 +121,8 @@ class PlainBranch(LinearBranch):
         q, k = self.q(q), self.k(k)
         zeros = jnp.zeros(v.shape[:-1], v.dtype)
         found = linear_attention(q, k, jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1), zeros, zeros + 1)
-        return found[..., :-1] / jnp.maximum(found[..., -1:], jnp.finfo(found.dtype).tiny)  # features may not meet
+        # Features may not meet. The gradient divides by the square of the sum, which must not underflow either.
+        return found[..., :-1] / jnp.maximum(found[..., -1:], jnp.finfo(found.dtype).tiny ** 0.5)
 
 
 # Blocks of `plstm.models.sequence`: the linear branch that each has, as a function of dim, heads and rngs.

@@ -34,7 +34,7 @@ class Probes(NamedTuple):
 
 
 def probe_file(name: str, run: str, results_dir: Path, kind: str = "") -> Path:
-    """Where the scores of a run, of this name and id, are or will be."""
+    """Where the scores of a run, of this name and id, are or will be; kind: of its second training, RETRAINED."""
     return results_dir / "probes" / f"{name}-{run}{kind}.json"
 
 
@@ -45,7 +45,7 @@ def probe_path(run: Record, results_dir: Path) -> Path | None:
 
 
 def read_probes(runs: Sequence[Record], results_dir: Path) -> Probes:
-    """Of those of the runs that were probed."""
+    """The scores of those runs that were probed."""
     paths = (path for run in runs if (path := probe_path(run, results_dir)))
     found = {path: rows for path in paths if (rows := _read(path, "rows"))}  # those of models of code have none
     return Probes([*found.values()], sum(path.stem.endswith(RETRAINED) for path in found))

@@ -186,6 +186,9 @@ def read_curve(record: Record, results_dir: str | Path) -> list[CurvePoint]:
 
 def record_problems(record: Record, results_dir: str | Path) -> list[str]:
     """A line for each metric at the last or best step, or best step, that does not follow from the run's curve."""
+    where = f"{record_path(record.experiment, results_dir)}, run {record.id}"
+    if record.task not in TASKS:
+        return [f"{where}: there is no task {record.task!r}"]
     curve = {(p.step, p.split, p.metric): p.value for p in read_curve(record, results_dir)}
     primary = TASKS[record.task].primary_metric
     best = record.metrics["best"] or {"step": None}
@@ -206,8 +209,10 @@ def record_problems(record: Record, results_dir: str | Path) -> list[str]:
     wanted = max(scores, key=lambda pair: (pair[0], pair[1] if later else -pair[1]), default=(0, best["step"]))[1]
     if best["step"] != wanted:
         found.append(("metrics.best.step", best["step"], wanted))
-    where = f"{record_path(record.experiment, results_dir)}, run {record.id}"
     return [f"{where}: {field} is {value!r}, but {other!r} follows from its curve" for field, value, other in found]
+
+
+_read: dict[Path, tuple[tuple[int, int], list[_Line]]] = {}  # when a file was changed and how large it was, its lines
 
 
 def _read_lines(path: Path) -> list[_Line]:
@@ -219,9 +224,6 @@ def _read_lines(path: Path) -> list[_Line]:
     if path not in _read or _read[path][0] != stamp:
         _read[path] = stamp, _lines_of(path)
     return _read[path][1]
-
-
-_read: dict[Path, tuple[tuple[int, int], list["_Line"]]] = {}  # when a file was changed and how large it was, its lines
 
 
 def _lines_of(path: Path) -> list[_Line]:

@@ -112,6 +112,16 @@ def test_linear_attention_weighs_all_tokens_by_their_features(x64):
             np.testing.assert_allclose(found[head, t], weights @ v[head, : t + 1] / weights.sum(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("size", [200.0, 46.0], ids=["sums of 0", "sums near 1e-20"])
+def test_features_that_do_not_meet_have_finite_values_and_gradients(size):
+    branch = Student("window_linear", 8, 2, 3, 1, nnx.Rngs(0)).linear
+    q, k = (jnp.broadcast_to(size * jnp.eye(4)[n], (2, 7, 4)) for n in (0, 1))
+    v = jax.random.normal(jax.random.key(0), (2, 7, 4))
+    grads = jax.grad(lambda q, k, v: jnp.square(branch(None, q, k, v)).sum(), argnums=(0, 1, 2))(q, k, v)
+    for found in (branch(None, q, k, v), *grads):
+        assert np.isfinite(found).all()
+
+
 def models(block, window=64):
     """A teacher, and a student that has its parameters."""
     shape = {"dim": 16, "heads": 2, "mlp_width": 8}

@@ -8,8 +8,10 @@ import pytest
 from scripts.common import ROOT
 
 SAVES = """
-import sys, time
+import signal, sys, time
 from scripts.common import run_resumable
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 
 def main():
     try:
