@@ -15,7 +15,6 @@ from omegaconf import DictConfig
 
 from plstm.config import Config, EvalConfig
 from plstm.errors import UserError
-from plstm.limits import ID_DIGITS
 from plstm.runs.cli import one_line_errors, run_entry
 from plstm.runs.compose import check, to_eval_config
 from plstm.runs.folders import find_run, load_overrides, lock_folder, open_checkpoint
@@ -77,8 +76,7 @@ def print_metrics(options: EvalConfig) -> None:
         best = ["best"] if options.checkpoint == "best" else []
         asked = [options.data.split] if options.data.split else []
         asked += [Path(options.data.folder).name] if options.data.folder else []
-        weights_id = model.info.run or model.info.sha256[:ID_DIGITS]
-        name = "-".join([run_name(config), weights_id, *best, *asked])
+        name = "-".join([run_name(config), model.info.weights_id, *best, *asked])
         folder = WEIGHTS_FIGURES if options.weights else find_run(source, Path(options.paths.runs)) / "figures"
         for path in draw_run(task, model, predict, splits, folder, name):
             print(path)
@@ -113,6 +111,9 @@ def choose_source(options: EvalConfig) -> str:
 
 def check_typed(typed: set[str], config: Config, options: EvalConfig) -> None:
     """Raises UserError for typed keys without effect; this machine's own settings may have keys of other data."""
+    for key in ("logger.project", "logger.entity"):
+        if key in typed:
+            raise UserError(f"{key}: an evaluation logs into the run's own; leave it out")
     for key in RUN_KEYS:
         is_of_folders = options.data.folder and key in ("workers", "max_corrupt")
         has_use = hasattr(config.data, key) and key not in TASKS[config.task].unused_keys

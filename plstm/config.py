@@ -38,7 +38,7 @@ class OptimConfig:
     b2: Rate = 0.999  # decay rate of the squared gradient's running mean
     eps: Positive = 1e-8  # added to the root of the squared gradient's mean
     clip_norm: Positive = 1.0  # of the global gradient norm
-    loss: str = "cross_entropy"  # or "binary_cross_entropy" on thresholded labels
+    loss: str = "cross_entropy"  # one of the task's `losses`
     label_smoothing: Rate = 0.0  # share of a target that is spread evenly over the classes
     only: list[str] = field(default_factory=list)  # parts of dotted names, as head: trains these parameters; empty: all
 

@@ -22,6 +22,7 @@ from plstm.models import build_model
 from plstm.runs.weights import config_of
 from plstm.studies.definitions import Column, load_table
 from plstm.tasks import TASKS, Task
+from plstm.tasks.code import CodeTask
 from plstm.training.steps import evaluate, make_ready
 from scripts.common import ROOT, Parser, machine_folder, write_results
 
@@ -59,6 +60,8 @@ def main() -> None:
     teacher = plstm.load(arguments.weights)
     config = config_of(arguments.weights)
     task = TASKS[config.task](config)
+    if not isinstance(task, CodeTask):
+        raise UserError(f"{arguments.weights}: is of task {config.task}, not of code")
     columns = load_table(ROOT / "configs/study/distill-small.yaml").columns
     full = scores(teacher, task, columns)
     print("teacher", full, flush=True)

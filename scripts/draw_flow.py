@@ -25,7 +25,7 @@ from plstm.runs.pictures import capture_flow, draw_pattern, draw_scale
 from plstm.runs.weights import config_of, from_checkpoint
 from plstm.tasks.arrow import ArrowTask
 from plstm.tasks.vision import normalise
-from scripts.common import ROOT, Parser, machine_folder, positive
+from scripts.common import Parser, machine_folder, positive
 
 SPLITS = ("test", "test_ext")
 
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("run", nargs="+", help="a run's folder, or the first digits of its id")
     parser.add_argument("--runs", type=Path, default=machine_folder("runs"), help="folder of the runs")
     parser.add_argument("--count", type=positive, default=2, help="images of each size")
-    parser.add_argument("--out", type=Path, default=ROOT / "results/arrow-48/flow.png", help="the picture")
+    parser.add_argument("--out", type=Path, default=machine_folder("results") / "arrow-48/flow.png", help="the picture")
     options = parser.parse_args()
     configs = [config_of(run, options.runs) for run in options.run]
     for run, config in zip(options.run, configs, strict=True):
@@ -48,6 +48,8 @@ def main() -> None:
             raise UserError(f"{run}: this run's task is {config.task}, not arrow pointing")
         if not isinstance(config.model, VisionConfig):
             raise UserError(f"{run}: drawn are pLSTM and ViT, not {config.model.family}")
+        if config.model.track is not None:
+            raise UserError(f"{run}: its transitions are matrices (model.track), and only numbers are drawn")
     variant, *others = (ArrowTask(config).variant for config in configs)
     if any(other.canvas("test") != variant.canvas("test") for other in others):
         raise UserError("the runs have images or objects of different sizes; draw them one by one")

@@ -144,7 +144,7 @@ def load_answer(source: str | Path, runs: Path) -> tuple[Config, str, Answer]:
         logits = np.concatenate([np.asarray(predict(weights, batch))[batch["mask"]] for batch in batches])
         return logits[:, 1] - logits[:, 0]
 
-    return config, model.info.run, answer
+    return config, model.info.weights_id, answer
 
 
 def probe(run: str, options: argparse.Namespace) -> None:

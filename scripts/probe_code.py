@@ -103,8 +103,9 @@ def main() -> None:
     scores["any"] = float(np.mean([c > 0 for c in counts]))
     print("  ".join(f"{name} {value:.3f}" for name, value in scores.items()))
     asked = {key: getattr(arguments, key) for key in ("samples", "bytes", "temperature")}
-    path = probe_file(run_name(config), model.info.run, results)
-    write_results(path, {"run": model.info.run, "name": run_name(config), **asked, "correct": counts, "scores": scores})
+    name, run = run_name(config), model.info.weights_id
+    path = probe_file(name, run, results)
+    write_results(path, {"run": run, "name": name, **asked, "correct": counts, "scores": scores})
 
 
 if __name__ == "__main__":

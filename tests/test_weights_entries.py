@@ -88,6 +88,7 @@ def test_bad_input_is_named(trained, tmp_path):
     for arguments, words in (
         (["scripts/classify.py", weights, tmp_path / "text.jpg"], "text.jpg: not a picture"),
         (["scripts/classify.py", weights, tmp_path / "none.jpg"], "none.jpg: No such file"),
+        (["scripts/distill_baselines.py", weights], "not of code"),
         (["scripts/export.py", "abc", tmp_path / "model.bin"], "name it *.safetensors"),
         (["scripts/export.py", "abc", tmp_path / "model.safetensors", "--runs", tmp_path], "no such run"),
     ):

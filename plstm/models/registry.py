@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
+from plstm.limits import ID_DIGITS
 from plstm.models.efficientnet import EfficientNet, EfficientNetConfig
 from plstm.models.graph import GraphConfig, graph_model
 from plstm.models.languages import LanguageConfig, LanguageModel
@@ -61,6 +62,11 @@ class Info:
     # The config of the training but for its model, as nested dictionaries; None where it is not known.
     training: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     sha256: str = field(default="", compare=False)  # of the weights as they were read, see `plstm.models.weights`
+
+    @property
+    def weights_id(self) -> str:
+        """The run's id, of weights of none the first digits of their SHA-256."""
+        return self.run or self.sha256[:ID_DIGITS]
 
 
 def build_model(config: Any, key: jax.Array | int, sizes: Mapping[str, int] = MappingProxyType({})) -> Any:

@@ -21,7 +21,7 @@ LEAST_LOG_DECAY = -3.0  # of Gated DeltaNet in a student
 
 
 def window_attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int, sinks: int) -> jax.Array:
-    """Softmax attention of each token to the last `window` up to itself, and to the first `sinks` of those: q, k, v
+    """Softmax attention of each token to the last `window` up to itself, and to the first `sinks` of all: q, k, v
     [..., T, d] -> as v.
 
     Blocks of `window` tokens look at the sinks, the block before and themselves, so that no pair far apart is computed

@@ -48,11 +48,12 @@ def bicubic(cells: Array, grid: tuple[int, ...]) -> Array:
     return cells
 
 
-def _bicubic_weights(cells: int, count: int, a: float = -0.75) -> np.ndarray:
+def _bicubic_weights(cells: int, count: int) -> np.ndarray:
     """[count, cells]: how much of each cell is in each of the `count` places that they are resized to."""
     places = (np.arange(count) + 0.5) * cells / count - 0.5
     near = np.floor(places).astype(int)[:, None] + np.arange(-1, 3)
     t = np.abs(places[:, None] - near)
+    a = -0.75
     inner = (a + 2) * t**3 - (a + 3) * t**2 + 1
     outer = a * (t**3 - 5 * t**2 + 8 * t - 4)
     weights = np.zeros((count, cells))

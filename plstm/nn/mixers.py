@@ -82,7 +82,7 @@ class AttentionMixer(nnx.Module):
 
     mode = "attention"
 
-    def __init__(self, dim: int, heads: int, *, dtype=jnp.float32, rngs: nnx.Rngs):
+    def __init__(self, dim: int, heads: int, *, dtype, rngs: nnx.Rngs):
         self.qkv = QueryKeyValue(dim, heads, dtype=dtype, rngs=rngs)
         self.out = linear(dim, dim, dtype=dtype, rngs=rngs)
 

@@ -25,7 +25,7 @@ from plstm.training.state import Found, RunState
 from plstm.training.steps import GUARDED, StepMetrics, TrainState, describe, evaluate, init_state
 from plstm.training.tracking import MetricsWriter, Tracker, long_name
 
-PROBED = 8  # examples over which the logged statistics of the model are taken
+PROBED = 8  # examples over which the logged statistics of the model are taken, or a batch where a split has its own
 
 
 class Stopped(Exception):

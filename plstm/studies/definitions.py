@@ -248,6 +248,8 @@ class TableDefinition(Strict):
             yield f"overview must be one of {', '.join(sorted(columns))}, in a table with sections"
         if self.gap and (self.sections or self.gap.column not in columns):
             yield f"gap is for a table without sections; its column must be one of {', '.join(sorted(columns))}"
+        if len(self.figure.groups) > 1 and (self.figure.choices or self.figure.clock):
+            yield "figure.groups must be one panel where figure.choices or figure.clock is set"
         yield from self._problems_of_rows()
         published = {*columns, *COSTS * self.costs, *["took_off"] * (self.took_off is not None)}
         if self.sections:

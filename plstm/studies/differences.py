@@ -74,6 +74,8 @@ def _differences(table: TableDefinition, groups: Sequence[Group], results_dir: P
     cells = cells_by_name(groups)
     columns = [column for column in table.columns if column.name in asked.columns]
     for row, against in ((row, against) for against, *others in asked.groups for row in others):
+        if not {row, against} <= cells.keys():
+            continue  # of no stage
         pair = cells[row], cells[against]
         for column in columns:
             sets = _sets(cells[row], column, asked.leave_out)

@@ -107,12 +107,15 @@ def _all_runs(table: TableDefinition) -> list[PlannedRun]:
 
 
 def _check_splits(table: TableDefinition, row: Row, loop: Mapping[str, Any]) -> None:
-    """Raises UserError for a column whose split the runs of a row do not measure."""
-    for column in table.columns:
-        splits = loop["final_splits" if column.at == "last" else "eval_splits"]
-        if column.split not in splits:
-            what = f"split={column.split}: runs of row {row.name!r} measure {', '.join(splits)}"
-            raise UserError(f"table {table.name}: columns: {what}")
+    """Raises UserError for a column, or what `select` goes by, that the runs of a row do not measure."""
+    for measure in table.measures.values():
+        where = f"table {table.name}: {'select' if measure is table.select else 'columns'}"
+        splits = loop["final_splits" if measure.at == "last" else "eval_splits"]
+        if measure.split not in splits:
+            what = f"split={measure.split}: runs of row {row.name!r} measure {', '.join(splits)}"
+            raise UserError(f"{where}: {what}")
+        if measure.at == "best" and loop["best_split"] is None:
+            raise UserError(f"{where}: at=best: runs of row {row.name!r} have loop.best_split=null")
 
 
 def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:

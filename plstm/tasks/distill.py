@@ -71,7 +71,7 @@ class DistillTask(CodeTask):
         if not data.teacher_file:
             raise UserError(f"data.teacher_file: name the file with the weights of {data.teacher}")
         model = load(data.teacher_file)
-        known = model.info.run or model.info.sha256[:ID_DIGITS]
+        known = model.info.weights_id
         if data.teacher not in (known, model.info.sha256[:ID_DIGITS]):
             raise UserError(f"data.teacher={data.teacher}: {data.teacher_file} has the weights of {known}")
         if model.info.sizes != self.sizes:

@@ -55,7 +55,7 @@ class SeriesData(MachineData):
     name: Annotated[str, OneOf("packages", "toy", "folder")] = "packages"
     path: Annotated[Folder, OnlyWith("name", ("folder",))] | None = None  # of the folder, see data.series.folder
     bank: Annotated[int, Interval(ge=1, le=1_000_000)] = 10_000  # synthetic series to train on
-    bank_seed: Natural = 0
+    bank_seed: Annotated[Natural, OnlyWith("name", ("packages", "toy"))] = 0
     bank_points: Annotated[int, Interval(ge=HORIZON + 2, le=2**14)] = 640  # of each of these; `val` is the end of one
     points: int = 576  # points of a training row
     eval_rows: Annotated[int, Interval(ge=1, le=4096)] = 256  # synthetic series of `val`
@@ -83,7 +83,7 @@ class SeriesTask(StreamTask):
         most = data.bank_points
         fits = data.points % model.patch == 0 and model.patch < data.points <= most
         what = f"must be a multiple of model.patch={model.patch}, at least two of them and at most {most}"
-        other = data.eval_seed != data.bank_seed
+        other = data.name == "folder" or data.eval_seed != data.bank_seed
         require(
             config,
             ("data.points", fits, what),

@@ -20,7 +20,7 @@ class Plan(NamedTuple):
     examples_per_step: float  # under the batch size where the last batch of an epoch is not full
 
     @classmethod
-    def of(cls, config: Config, train_examples: int, steps_per_epoch: int, unit: str = "images") -> Self:
+    def of(cls, config: Config, train_examples: int, steps_per_epoch: int, unit: str) -> Self:
         """The plan of a run whose epochs have so many examples, called `unit`, and so many steps.
 
         Raises UserError where the batch is larger than the data, or the steps are too many to count.

@@ -36,7 +36,8 @@ class Split(Protocol):
         ...
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        """This process's rows of batches, every example once and in order, with "mask" False at padding."""
+        """This process's rows of batches, every example once and in order, with "mask" False at padding; of
+        `batch_size` rows, unless the split has its own."""
         ...
 
     def first(self, batch_size: int) -> Batch:

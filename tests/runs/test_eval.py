@@ -45,6 +45,8 @@ def test_a_key_that_the_run_s_data_lack_is_refused_where_it_was_typed(composed, 
     tokens = to_config(composed("experiment=tokens/plstm", "variant=length_32", "model.track=2"))
     with pytest.raises(UserError, match=r"data\.root: the data of this run have no such key; leave it out"):
         check_typed({"data.root"}, tokens, to_eval_config(compose("eval", [])))
+    with pytest.raises(UserError, match=r"logger\.project: an evaluation logs into the run's own; leave it out"):
+        check_typed({"logger.project"}, config, options)
     check_typed({"data.max_corrupt", "data.generate", "data.split", "run"}, config, options)
 
 

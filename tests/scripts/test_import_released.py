@@ -43,6 +43,7 @@ def test_a_checkpoint_becomes_a_model_and_a_checkpoint_again(run, tree, tmp_path
     np.testing.assert_array_equal(model(images), from_released(tree, CONFIG)(images))
     info = model.info
     assert (info.run, info.step, info.class_names, info.preprocessing.size) == ("", 0, ("away", "at"), 48)
+    assert info.weights_id == info.sha256[:12]
     assert (info.config.modes, info.config.dim, config_of(file).data.size) == (["P", "D"], 16, 48)
     run("--export", file, back)
     assert_same(read(back), tree)

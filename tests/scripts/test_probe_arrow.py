@@ -86,7 +86,7 @@ def untrained(monkeypatch):
     def use(experiment: str, *overrides: str) -> None:
         config = compose_experiment(experiment, "optim.batch_size=3", *overrides)
         model = TASKS["arrow"](config).build_model(jax.random.key(0))
-        model.info = SimpleNamespace(run="untrained")
+        model.info = SimpleNamespace(weights_id="untrained")
         monkeypatch.setattr(probe_arrow, "config_of", lambda source, runs: config)
         monkeypatch.setattr(probe_arrow, "from_checkpoint", lambda source, runs: model)
 

@@ -73,6 +73,12 @@ PLANNED = 7 * 15 + 5 * (4 + 3 + 1 + 2 + 1)  # runs of the arrow table
             "name: must be arrow, as the file",
         ),
         ("distill-small", "one: teacher}", "one: teachers}", "key gap: no row 'teachers'"),
+        (
+            "arrow-small",
+            "  sizes: true\n",
+            "  sizes: true\n  groups: {A: [pLSTM], B: [ViT]}\n",
+            "groups must be one panel",
+        ),
         ("tokens", "overview: test_rescaled@512", "overview: test_loss", "overview must be one of test_accuracy@128, "),
     ],
 )
@@ -84,6 +90,28 @@ def test_a_wrong_definition_names_file_and_key(tmp_path, name, old, new, words):
     with pytest.raises(UserError) as error:
         load_table(path)
     assert str(path) in str(error.value) and words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "split: val, metric: wql}",
+            "split: ext, metric: wql}",
+            "columns: split=ext: runs of row 'xLSTM[3:1]' measure val",
+        ),
+        ("split: val, metric: loss}", "split: vall, metric: loss}", "select: split=vall: runs of row"),
+        ("split: val, metric: loss}", "split: val, metric: loss, at: best}", "have loop.best_split=null"),
+    ],
+)
+def test_a_measure_that_no_run_has_is_named_before_any_run(tmp_path, old, new, words):
+    text = (TABLES / "series-small.yaml").read_text()
+    path = tmp_path / "series-small.yaml"
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(UserError, match="^table series-small: ") as error:
+        planned_runs(load_table(path))
+    assert words in str(error.value)
 
 
 def test_order_fills_every_row_at_the_papers_best_value_first(arrow):
