@@ -104,6 +104,7 @@ def test_a_command_line_is_refused_in_one_line(command, line):
     assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_several_experiments_in_one_sweep(entry, tmp_path, monkeypatch):
     """They sweep over their folds as each does alone; a key of their data may be set, which the config before any
     experiment does not have."""

@@ -83,16 +83,17 @@ def test_sixty_kills(undisturbed, start, tmp_path):
     print(f"{sum(kills.values())} kills in {runs} runs, {resumed} of which resumed from a checkpoint: {dict(kills)}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "event", "count"),
     [
         (signal.SIGTERM, "evaluate", 2),
-        pytest.param(signal.SIGINT, "evaluate", 6, marks=pytest.mark.slow),  # the last one, over all splits
-        pytest.param(signal.SIGINT, "save", 2, marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, "evaluate", 3, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, "build", 1, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, "draw", 1, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, "tracker", 1, marks=pytest.mark.slow),
+        (signal.SIGINT, "evaluate", 6),  # the last one, over all splits
+        (signal.SIGINT, "save", 2),
+        (signal.SIGHUP, "evaluate", 3),
+        (signal.SIGTERM, "build", 1),
+        (signal.SIGINT, "draw", 1),
+        (signal.SIGTERM, "tracker", 1),
     ],
 )
 def test_a_signal_is_answered_in_time(undisturbed, fork_server, start, tmp_path, number, event, count):

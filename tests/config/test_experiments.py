@@ -50,8 +50,12 @@ def steps_of(config: Config) -> tuple[int, int]:
 
 
 # ---------------------------------------------------------------------- files
-def test_no_experiment_repeats_another_and_no_variant_is_without_a_study():
+def test_experiments_are_few_and_no_variant_is_without_a_study():
     assert len(EXPERIMENTS) <= 45 and sorted(FIRST_ROWS) == VARIANTS
+
+
+@pytest.mark.slow
+def test_no_experiment_repeats_another():
     pictures = {"folder/plstm": [f"data.path={TOY}"]}
     ids = {run_id(config_of([f"experiment={name}"], *pictures.get(name, ()))) for name in EXPERIMENTS}
     assert len(ids) == len(EXPERIMENTS)

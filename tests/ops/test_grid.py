@@ -67,8 +67,8 @@ def fast(method, structure):
 
 
 def cases():
-    """(method, kind, promised structure, shape, bits). 12 x 12 in float64 and most of chunkwise, which compiles for
-    seconds, are slow tests."""
+    """(method, kind, promised structure, shape, bits). Slow tests: 12 x 12 in float64, in float32 of the
+    methods that `auto` stands for, and most of chunkwise, which compiles for seconds."""
     for method, shape in itertools.product(["auto", *METHODS], [(1, 1), (1, 7), (7, 1), (2, 3, 5, 4), (2, 14, 14)]):
         slow = method == "chunkwise" and shape not in [(1, 7), (2, 3, 5, 4)]
         yield pytest.param(method, "general", "general", shape, 64, marks=[pytest.mark.slow] * slow)
@@ -80,7 +80,8 @@ def cases():
         for method in ["auto", "recurrent", *METHODS]:
             yield method, kind, STRUCTURE[kind], (2, 5, 4), 64
     for kind, method in itertools.product(STRUCTURE, ["auto", *METHODS]):
-        yield method, kind, STRUCTURE[kind], (8 if method == "auto" else 2, 12, 12), 32
+        marks = [pytest.mark.slow] * (method in ("parallel", "chunkwise"))
+        yield pytest.param(method, kind, STRUCTURE[kind], (8 if method == "auto" else 2, 12, 12), 32, marks=marks)
         if kind == "general" or method != "auto":
             yield pytest.param(method, kind, STRUCTURE[kind], (2, 12, 12), 64, marks=pytest.mark.slow)
         if kind != "general" and method != "auto":  # no promise is needed

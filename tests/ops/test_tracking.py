@@ -98,7 +98,9 @@ def on_graph(q, k, v, gates, direct):
     return sum(mirror(outputs, rows=(axis,), columns=(axis + 1,))) + own
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 3), (1, 1), (1, 3), (3, 1)])
+@pytest.mark.parametrize(
+    "shape", [(2, 2, 3), (1, 1), *(pytest.param(line, marks=pytest.mark.slow) for line in [(1, 3), (3, 1)])]
+)
 def test_rows_of_a_grid_are_the_recurrence_on_its_graph(x64, shape):
     *lead, height, width = shape
     check(plstm2d_tracking, on_graph, *draw_on_grid(height, width, tuple(lead)), 1e-11)

@@ -176,7 +176,12 @@ def test_a_larger_image_gives_what_the_trained_model_gives(finetuning, pretraini
 
 
 @pytest.mark.parametrize(
-    "model", [["model=efficientnet_small", "model.stages=[[3,1,1,2,8]]"], ["model=vil_small", "model.depth=2"]], ids=str
+    "model",
+    [
+        pytest.param(["model=efficientnet_small", "model.stages=[[3,1,1,2,8]]"], marks=pytest.mark.slow),
+        ["model=vil_small", "model.depth=2"],
+    ],
+    ids=str,
 )
 def test_so_does_a_model_with_running_statistics_or_a_resize_of_its_own(composed, tmp_path, model):
     chosen = ["debug=smoke", "experiment=imagenet/vit", *model, f"paths.runs={tmp_path}"]

@@ -159,6 +159,7 @@ def test_costs_stand_in_the_table_that_asks_for_them(add, tmp_path):
     assert cells[1:] == [DASH, "6M", "1.3G", DASH, "72.2", DASH]
 
 
+@pytest.mark.slow
 def test_script_logs_a_table_to_wandb(add, tmp_path):
     add()
     (tmp_path / "results").mkdir()

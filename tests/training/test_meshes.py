@@ -89,6 +89,7 @@ def test_a_device_holds_its_share(report):
     assert [whole - report[layout]["held"] for layout in LAYOUTS] == [0, 0, kernel * 7 // 8, kernel * 3 // 4]
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_two_processes_give_the_numbers_of_one_device(report, tmp_path):
     two = run_program("MLP", tmp_path / "two", ["2x1", "2x2"], processes=2, devices=1)

@@ -127,6 +127,7 @@ def test_offline_run_holds_what_was_logged_and_no_secret(tmp_path):
     assert {path.suffix for path in files} == {".wandb", ".log", ".png"}, "no code, requirements or metadata"
 
 
+@pytest.mark.slow
 def test_the_offered_command_uploads_a_run_and_its_later_parts_and_one_of_a_sweep(tmp_path):
     script = """
         import sys

@@ -141,6 +141,7 @@ def test_the_first_batch_alone_is_the_first():
     assert split(workers=2).shared_bytes(1) == 11 * batch // 10
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_reading_processes_evaluate_the_same():
     assert_whole(list(split(workers=2).batches(10)), 10)
