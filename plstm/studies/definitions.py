@@ -126,6 +126,7 @@ class Differences(Strict):
     roc_areas: list[int] = []  # canvas sides: also the area under the ROC curve there, of probed runs
     groups: list[list[str]]
     leave_out: list[str] = []  # sets
+    sets: dict[str, list[str]] = {}  # of columns that are the mean over some sets, such as test_wql_daily: these
 
 
 class Gap(Strict):
@@ -236,6 +237,8 @@ class TableDefinition(Strict):
             yield f"figure.lengths: {self.figure.lengths} is the split of no column"
         if self.differences and (self.sections or not columns.issuperset(self.differences.columns)):
             yield f"differences are for a table without sections, of columns among {', '.join(sorted(columns))}"
+        if self.differences and not self.differences.sets.keys() <= {*self.differences.columns}:
+            yield f"differences.sets must be of some of {', '.join(self.differences.columns)}"
         if self.select and self.select.metric not in (PRIMARY_METRIC, "loss"):
             yield f"select.metric must be {PRIMARY_METRIC}, the highest, or loss, the lowest"
         if self.took_off is not None and (self.sections or not self.select):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from plstm.studies.definitions import Column, TableDefinition
+from plstm.studies.definitions import Column, Differences, TableDefinition
 from plstm.studies.markdown import DASH, pipes
 from plstm.studies.probes import AREA, roc_areas
 from plstm.studies.sweeps import Cell, Group, cells_by_name, t_interval
@@ -78,7 +78,7 @@ def _differences(table: TableDefinition, groups: Sequence[Group], results_dir: P
             continue  # of no stage
         pair = cells[row], cells[against]
         for column in columns:
-            sets = _sets(cells[row], column, asked.leave_out)
+            sets = _sets(cells[row], column, asked)
             values = _paired(*(_values(cell, column, sets) for cell in pair))
             if len(values):
                 yield Difference(row, against, column.name, *_summary(values, has_sets=bool(sets)))
@@ -99,11 +99,13 @@ def _paired(ours: dict[Any, Any], theirs: dict[Any, Any]) -> np.ndarray:
     )
 
 
-def _sets(cell: Cell, column: Column, leave_out: Sequence[str]) -> list[str]:
-    """The column's metrics of single sets, metric@set."""
+def _sets(cell: Cell, column: Column, asked: Differences) -> list[str]:
+    """The metrics of the single sets that the column is the mean over, metric@set."""
+    of_group = asked.sets.get(column.name)
+    metric = column.metric if of_group is None else column.metric.partition("_")[0]  # wql_daily is the mean of wql@...
     metrics = cell.runs[0].metrics[column.at][column.split] if cell.runs else {}
-    names = [name for name in metrics if name.startswith(f"{column.metric}@")]
-    return [name for name in names if name.partition("@")[2] not in leave_out]
+    found = {name.removeprefix(f"{metric}@"): name for name in metrics if name.startswith(f"{metric}@")}
+    return [found[name] for name in found if name not in asked.leave_out and (of_group is None or name in of_group)]
 
 
 def _values(cell: Cell, column: Column, sets: Sequence[str]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from data.series.packages import SOURCES
+from data.series.scoring import GROUPS
 from plstm.studies import figures
 from plstm.studies.definitions import TableDefinition, load_table
 from plstm.studies.figures import draw_table
@@ -16,7 +18,7 @@ from plstm.studies.sweeps import planned_runs
 
 from .conftest import TABLES, example_record, lines_of, long_values, rendered
 
-SETS = {"a": 2.0, "b": 0.5, "c": 1.0, "seattle_normals": 9.0}
+SETS = {"births": 2.0, "housing": 0.5, "traffic": 1.0, "seattle_normals": 9.0}  # one of each group
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def add_scores(tmp_path):
     """Write a record of a row into `tmp_path`, whose errors are `factor` times those of SETS, or a dictionary's."""
 
     def write(row, seed, factors, rate=3e-3, loss=0.1):
-        by_set = {name: value * factors.get(name, factors["a"]) for name, value in SETS.items()}
+        by_set = {name: value * factors.get(name, factors["births"]) for name, value in SETS.items()}
         means = {f"{m}{g}": 0.9 for m in ("mase", "wql") for g in ("", "_hourly", "_daily", "_monthly")}
         test = means | {f"{metric}@{name}": value for metric in ("mase", "wql") for name, value in by_set.items()}
         metrics = {"last": {"test": test, "val": {"loss": loss, "wql": 0.5}}, "best": None}
@@ -41,18 +43,22 @@ def add_scores(tmp_path):
 
 def test_ratios_are_of_the_same_seeds_and_sets(table, add_scores, tmp_path):
     for seed, factor in ((43, 1.0), (44, 3.0), (45, 5.0)):
-        add_scores("xLSTM[3:1], 5,000 steps", seed, {"a": factor})
+        add_scores("xLSTM[3:1], 5,000 steps", seed, {"births": factor})
     assert "differences.csv" not in rendered(table, tmp_path)
-    add_scores("GDN, 5,000 steps", 43, {"a": 0.5, "b": 0.8, "c": 1.6})
-    add_scores("GDN, 5,000 steps", 44, {"a": 1.5, "b": 2.4, "c": 4.8})
+    add_scores("GDN, 5,000 steps", 43, {"births": 0.5, "housing": 0.8, "traffic": 1.6})
+    add_scores("GDN, 5,000 steps", 44, {"births": 1.5, "housing": 2.4, "traffic": 4.8})
     files = rendered(table, tmp_path)
-    mase, wql = pd.read_csv(io.StringIO(files["differences.csv"])).itertuples()
+    mase, wql, *groups = pd.read_csv(io.StringIO(files["differences.csv"])).itertuples()
     assert (mase.row, mase.against) == ("GDN, 5,000 steps", "xLSTM[3:1], 5,000 steps")
     assert (mase.better, mase.sets, mase.seeds, mase.metric, wql.metric) == (2, 3, 2, "test_mase", "test_wql")
     assert mase.value == pytest.approx((0.5 * 0.8 * 1.6) ** (1 / 3))
+    assert [(group.metric, group.sets, group.value) for group in groups] == [
+        (f"test_wql_{name}", 1, pytest.approx(ratio))
+        for name, ratio in (("monthly", 0.8), ("daily", 0.5), ("hourly", 1.6))
+    ]
     assert mase.low == pytest.approx(mase.value) == mase.high  # both seeds have the same ratio
     assert 0.5 <= mase.sets_low < mase.value < mase.sets_high <= 1.6
-    (cells, _) = map(dict, lines_of(files["differences.md"], "GDN, 5,000 steps"))
+    cells, *_ = map(dict, lines_of(files["differences.md"], "GDN, 5,000 steps"))
     assert cells["Score"] == "MASE" and cells["Difference"] == "× 0.862" and cells["Better on"] == "2 of 3"
     assert cells["Sets"] == f"[{mase.sets_low:.3f}, {mase.sets_high:.3f}]"
     assert cells["Seeds"] == "[0.862, 0.862], n=2"
@@ -60,8 +66,8 @@ def test_ratios_are_of_the_same_seeds_and_sets(table, add_scores, tmp_path):
 
 def test_an_interval_over_seeds(table, add_scores, tmp_path):
     for seed, factor in ((43, 1.0), (44, np.e)):
-        add_scores("xLSTM[3:1], 5,000 steps", seed, {"a": 1.0})
-        add_scores("GDN, 5,000 steps", seed, {"a": factor})
+        add_scores("xLSTM[3:1], 5,000 steps", seed, {"births": 1.0})
+        add_scores("GDN, 5,000 steps", seed, {"births": factor})
     line = next(pd.read_csv(io.StringIO(rendered(table, tmp_path)["differences.csv"])).itertuples())
     half_width = stats.t.ppf(0.95, 1) * 0.5  # of logarithms 0 and 1
     assert np.log([line.low, line.value, line.high]) == pytest.approx([0.5 - half_width, 0.5, 0.5 + half_width])
@@ -91,7 +97,7 @@ def test_differences_of_one_number_a_run_and_of_rates_that_were_not_chosen(tmp_p
 
 
 def test_baselines_by_column_and_dots_with_a_panel_a_column(table, add_scores, tmp_path, monkeypatch):
-    add_scores("GDN", 43, {"a": 1.0})
+    add_scores("GDN", 43, {"births": 1.0})
     (tmp_path / "baselines").mkdir()
     lines = [{"name": "naive", "test_mase": 1.1, "test_wql": 1.5}, {"name": "AutoETS", "test_wql_monthly": 0.6}]
     (tmp_path / "baselines/series.json").write_text(json.dumps({"baselines": lines}))
@@ -114,6 +120,20 @@ def test_the_stages_of_the_protocol(table):
     first = [run for run in planned_runs(table) if run.row.name.endswith("5,000 steps")]
     later = [run for run in planned_runs(table) if run not in first]
     assert planned_runs(table)[: len(first)] == first and (len(first), len(later)) == (4 * 2 * 3, 8 * 4 * 5)
+
+
+def test_sets_of_a_group_are_those_of_its_frequencies(table):
+    for group, frequencies in GROUPS.items():
+        counted = [name for name, source in SOURCES.items() if source.frequency in frequencies and source.is_counted]
+        assert table.differences.sets[f"test_wql_{group}"] == counted
+
+
+def test_comparisons_of_a_row_that_no_stage_has_are_left_out(table, add_scores, tmp_path):
+    for row in ("xLSTM[3:1], 5,000 steps", "GDN, 5,000 steps"):
+        add_scores(row, 43, {"births": 1.0})
+    first = table.model_copy(update={"stages": table.stages[:1]})
+    found = pd.read_csv(io.StringIO(rendered(first, tmp_path)["differences.csv"]))
+    assert {*found["row"]} == {"GDN, 5,000 steps"}
 
 
 def test_a_row_that_is_not_there_is_named(table):

@@ -54,10 +54,11 @@ PLANNED = 7 * 15 + 5 * (4 + 3 + 1 + 2 + 1)  # runs of the arrow table
         ),
         (
             "series-small",
-            "columns: [test_mase, test_wql]",
-            "columns: [test_mase, mase]",
+            "columns: [test_mase, test_wql,",
+            "columns: [test_mase, mase,",
             "key differences are for a table without sections, of columns among test_mase, ",
         ),
+        ("series-small", "    test_wql_daily:", "    test_wql_day:", "differences.sets must be of some of test_mase, "),
         ("arrow-small", "ViT at 0.0005,", "ViT at 0.0007,", "key differences.groups: no row 'ViT at 0.0007'"),
         (
             "arrow-small",
@@ -97,18 +98,19 @@ def test_a_wrong_definition_names_file_and_key(tmp_path, name, old, new, words):
     [
         (
             "split: val, metric: wql}",
-            "split: ext, metric: wql}",
-            "columns: split=ext: runs of row 'xLSTM[3:1]' measure val",
+            "split: val, metric: wql, at: best}",
+            "columns: at=best: runs of row 'xLSTM[3:1]' have loop.best_split=null",
         ),
-        ("split: val, metric: loss}", "split: vall, metric: loss}", "select: split=vall: runs of row"),
-        ("split: val, metric: loss}", "split: val, metric: loss, at: best}", "have loop.best_split=null"),
+        (
+            "split: val, metric: loss}",
+            "split: vall, metric: loss}",
+            "select: split=vall: runs of row 'xLSTM[3:1]' measure",
+        ),
     ],
 )
 def test_a_measure_that_no_run_has_is_named_before_any_run(tmp_path, old, new, words):
-    text = (TABLES / "series-small.yaml").read_text()
     path = tmp_path / "series-small.yaml"
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
+    path.write_text((TABLES / path.name).read_text().replace(old, new, 1))
     with pytest.raises(UserError, match="^table series-small: ") as error:
         planned_runs(load_table(path))
     assert words in str(error.value)
