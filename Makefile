@@ -24,7 +24,7 @@ endif
 SUPPORTED := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 
 $(READY): requirements.lock pyproject.toml
-	@if [ -n "$(PYTHON)" ] || ! $(VENV)/bin/python -c "$(SUPPORTED)" 2>/dev/null; then \
+	@if [ -n "$(PYTHON)" ] || ! $(VENV)/bin/python -c "import pip; $(SUPPORTED)" 2>/dev/null; then \
 	  for python in $(or $(PYTHON),python3.12 python3.11 python3); do \
 	    "$$python" -c "$(SUPPORTED)" 2>/dev/null && break || python=; \
 	  done; \
@@ -37,7 +37,7 @@ $(READY): requirements.lock pyproject.toml
 	@$(VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
 	  --use-pep517 --constraint requirements.lock --editable ".[train,test$(if $(EXTRA),$(comma)$(EXTRA))]"
 	@echo "$(EXTRA)" > $(VENV)/.extra
-	@touch $(VENV)/.ready-- $@
+	@touch $(VENV)/.ready--$(subst $(comma),-,$(EXTRA)) $@
 
 .PHONY: help
 help: ## List all commands

@@ -19,7 +19,7 @@ from numpy.random import RandomState
 
 from data.packages import fetch_parser, load_arrays, read_wheels
 from plstm.errors import UserError, first_line, run_script
-from plstm.files import data_root, locked, write_errors, write_file
+from plstm.files import data_root, files_below, locked, write_errors, write_file
 
 SEPARATOR = 256
 SPLITS = ("train", "val", "test")
@@ -132,15 +132,15 @@ def load_packages(root: str | None) -> Corpus:
 
 # ---------------------------------------------------------------------- other texts
 def load_folder(path: str | None) -> Corpus:
-    """A folder's text: all files below its train/, val/ and test/, in the order of their paths. A group is a folder in
-    one of these. Raises UserError for a split without files and for a file without bytes."""
+    """A folder's text: all files below its train/, val/ and test/ that are not hidden, in the order of their paths. A
+    group is a folder in one of these. Raises UserError for a split without files and for a file without bytes."""
     if not path:
         raise UserError("data.path: name the folder of text, data.path=...")
     corpus: dict[str, dict[str, np.ndarray]] = {}
     for split in SPLITS:
         folder = Path(path) / split
         groups: dict[str, list[bytes]] = {}
-        for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        for file in files_below(folder) if folder.is_dir() else ():
             parts = file.relative_to(folder).parts
             try:
                 content = file.read_bytes()
@@ -148,7 +148,10 @@ def load_folder(path: str | None) -> Corpus:
                 raise UserError(f"{file}: {first_line(error)}; see data.path") from error
             if not content:
                 raise UserError(f"{file}: has no bytes; delete it")
-            groups.setdefault(parts[0] if len(parts) > 1 else split, []).append(content)
+            group = parts[0] if len(parts) > 1 else split
+            if not group.isprintable():
+                raise UserError(f"{folder}: the name of its folder {ascii(group)} is not text; rename it")
+            groups.setdefault(group, []).append(content)
         if not groups:
             raise UserError(f"data.path={path}: {folder} has no files; text lies in train/, val/ and test/")
         corpus[split] = {group: as_tokens(files) for group, files in groups.items()}

@@ -70,7 +70,7 @@ def run_commands(prog: str, description: str, tasks: Mapping[str, Sampler], desc
 def parse_row(task: Sampler, tokens: Sequence[str]) -> np.ndarray:
     """Tokens as typed -> int8 [1, T]; UserError for a token or a row that the task does not have."""
     for token in tokens:
-        if not token.isdecimal() or int(token) >= task.vocabulary:
+        if not token.isdecimal() or len(token) > 9 or int(token) >= task.vocabulary:
             raise UserError(f"token {token}: the tokens of {task.name} are 0 to {task.vocabulary - 1}")
     numbers = [int(token) for token in tokens]
     if not task.accepts("".join(DIGITS[number] for number in numbers)):

@@ -87,3 +87,20 @@ def write_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> Non
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def files_below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """The files at any depth, sorted by path, hidden ones left out. Links are followed, but not one that leads back to
+    a folder above it. Raises UserError for a broken one."""
+    place = folder.resolve()
+    if place in above:
+        return
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from files_below(folder / entry.name, (*above, place))
+        elif entry.is_file():
+            yield folder / entry.name
+        else:
+            raise UserError(f"{folder / entry.name}: neither a file nor a folder (a broken link?); remove it")

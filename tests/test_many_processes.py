@@ -13,7 +13,7 @@ from tests.fork_server import wait_for
 TINY = ["debug=smoke", "experiment=arrow/vit", "model.dim=64", "model.heads=2", "optim.epochs=2"]
 TINY += ["loop.eval_splits=[val]", "loop.eval_every=4", "loop.log_every=1"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+pytestmark = pytest.mark.slow
 
 
 def by_variables(number: int, count: int, port: int) -> dict[str, str]:

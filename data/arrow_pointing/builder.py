@@ -36,7 +36,6 @@ class ArrowPointing(tfds.core.GeneratorBasedBuilder):
     """Does the arrow point at the circle? Black on white, no anti-aliasing, labels balanced."""
 
     VERSION = tfds.core.Version(VERSION)
-    code_path = tfds.core.Path(__file__)  # TFDS's own search needs importlib_resources, which it does not declare
     BUILDER_CONFIGS = [
         ArrowConfig(train_seed=seed, distribution=distribution)
         for distribution in DISTRIBUTIONS

@@ -8,7 +8,6 @@ NAME_node_attributes.txt. Labels and attributes of edges are not read.
 import hashlib
 import io
 import os
-import shutil
 import sys
 import tempfile
 import urllib.request
@@ -80,10 +79,11 @@ class Fold(NamedTuple):  # graph numbers, int64
 
 
 def load_tudataset(name: str, root: str | None = None, *, download: bool = True, verify: bool = True) -> GraphSet:
-    """Reads a set, after fetching it into <root>/tudataset/<name>/ unless it is there, in <name>/ or in <name>/raw/;
-    UserError for files that are missing, damaged, or with `verify` not those of the known fingerprint, if any."""
+    """Reads a set, after fetching it into <root>/tudataset/<name>/ unless it is there, in <root>/<name>/ or in raw/ of
+    either. Raises UserError for files that are missing, damaged, or with `verify` not those of the known fingerprint."""
     folder = data_root(root)
-    places = [folder / "tudataset" / name, folder / name, folder / name / "raw", *[TOY] * (name == TOY.name)]
+    places = [place / below for place in (folder / "tudataset" / name, folder / name) for below in ("", "raw")]
+    places += [TOY] * (name == TOY.name)
     found = next((place for place in places if (place / f"{name}_A.txt").is_file()), None)
     if found is None:
         if not download:
@@ -186,10 +186,12 @@ def _download(name: str, folder: Path) -> Path:
                 if not (folder / f"{name}_A.txt").is_file():
                     print(f"TUDataset: fetching {url}", file=sys.stderr)
                     _unpack(name, url, _read(url, answer), Path(new, name))
-                    shutil.rmtree(folder, ignore_errors=True)
+                    if folder.is_dir() and any(folder.iterdir()):
+                        raise UserError(f"{folder}: has no {name}_A.txt but other files; move it away to fetch the set")
                     os.rename(Path(new, name), folder)
     except (OSError, HTTPException, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
-        why = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else error
+        is_of_file = getattr(error, "filename", None) and error.strerror  # an HTTPError's name is the address
+        why = f"{error.filename}: {error.strerror}" if is_of_file else error
         remedy = f"is it one of {', '.join(SIZES)}? If there is such a set, put its text files into {folder}"
         raise DownloadError(f"data.name={name}: cannot fetch {url} ({why}); {remedy}") from error
     return folder

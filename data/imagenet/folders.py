@@ -10,7 +10,7 @@ import functools
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 from data.decoding import CorruptImage, decode
 from data.imagenet.source import synsets
 from plstm.errors import ReadError, UserError, first_line
-from plstm.files import core_count
+from plstm.files import core_count, files_below
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
 HELD_OUT = 0.1  # share of each class's pictures
@@ -66,7 +66,7 @@ def folder_source(path: str | os.PathLike, known: Sequence[str] | None = None) -
     files = []
     skipped = set()
     for name in names:
-        for file in _files_below(folder / name):
+        for file in files_below(folder / name):
             if file.suffix.lower() in SUFFIXES:
                 files.append((str(file.relative_to(folder)), label[name]))
             else:
@@ -89,22 +89,6 @@ def class_folders(folder: Path) -> list[str]:
     if unprintable := [name for name in names if not name.isprintable()]:
         raise UserError(f"{folder}: the name of its class folder {ascii(unprintable[0])} is not text; rename it")
     return names
-
-
-def _files_below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """The files at any depth, sorted by path. Links are followed, but not one that leads back to a folder above it."""
-    place = folder.resolve()
-    if place in above:
-        return
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            yield from _files_below(folder / entry.name, (*above, place))
-        elif entry.is_file():
-            yield folder / entry.name
-        else:
-            raise UserError(f"{folder / entry.name}: neither a file nor a folder (a broken link?); remove it")
 
 
 # ---------------------------------------------------------------------- to train on

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import resource
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT, m
     if split not in SPLITS:
         raise UserError(f"data.split={split}: no such split; choose from {', '.join(SPLITS)}")
     folder = data_root(root) / NAME
-    build = f"make data-imagenet MANUAL=/path/to/tars{f' DATA={root}' if root else ''}"
+    build = f"make data-imagenet MANUAL=/path/to/tars{f' DATA={shlex.quote(root)}' if root else ''}"
     versions = sorted(path.parent for path in folder.glob("[0-9]*/dataset_info.json"))
     if not versions:
         raise UserError(f"{folder}: no ImageNet there; prepare it from the official tars: {build}")

@@ -32,9 +32,11 @@ def load_bank(root: str | None, seed: int, count: int, length: int = LENGTH) -> 
                 write_file(path, lambda file: np.save(file, draw_bank(seed, count, length)))
     try:
         bank = np.load(path)
-    except (ValueError, EOFError):
+    except OSError:
+        raise
+    except Exception:  # of a damaged header NumPy raises half a dozen
         bank = np.empty(0)
-    if bank.shape != (count, length):
+    if bank.shape != (count, length) or bank.dtype != np.float32:
         raise UserError(f"{path}: damaged; delete it to draw it again")
     return bank
 

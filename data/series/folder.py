@@ -6,6 +6,7 @@ test/NAME.FREQUENCY.csv    a line of names, then a column a series, oldest value
 """
 
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,10 @@ def folder_digest(path: str | None) -> str:
     if path is None:
         raise UserError("data.path: name the folder of series, data.path=...")
     found = hashlib.sha256()
+    file = folder = Path(path)
     try:
-        for file in (Path(path) / "train.npy", *sorted((Path(path) / "test").glob("*.csv"))):
-            found.update(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+        for file in (folder / "train.npy", *sorted((folder / "test").glob("*.csv"))):
+            found.update(os.fsencode(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n"))
     except OSError as error:
         raise UserError(f"data.path={path}: {file.name} cannot be read ({first_line(error)})") from error
     return found.hexdigest()[:16]
@@ -35,7 +37,7 @@ def load_train(path: str) -> np.ndarray:
     file = Path(path) / "train.npy"
     try:
         series = np.asarray(np.load(file))
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # of a damaged header NumPy raises half a dozen
         raise UserError(f"data.path={path}: train.npy cannot be read ({first_line(error)})") from error
     is_numeric = series.ndim == 2 and len(series) and np.issubdtype(series.dtype, np.number)
     if not is_numeric or not np.isfinite(series).all():
@@ -55,10 +57,12 @@ def load_test(path: str) -> list[SeriesSet]:
 def read_set(file: Path) -> SeriesSet:
     """A CSV's set, whose name has the frequency, as others may differ in that alone. Raises UserError."""
     name, _, frequency = file.stem.rpartition(".")
-    if not name or frequency not in SEASONS:
+    if not name or not name.isprintable() or frequency not in SEASONS:
         raise UserError(f"{file}: name it NAME.FREQUENCY.csv, with a frequency of {', '.join(SEASONS)}")
     try:
-        columns = pd.read_csv(file, skip_blank_lines=False).astype(np.float64).to_numpy().T
+        # Without a header, as lines with more cells than names would otherwise be taken for an index.
+        table = pd.read_csv(file, header=None, skip_blank_lines=False, dtype=str)
+        columns = table.iloc[1:].astype(np.float64).to_numpy().T
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: not a table of numbers ({first_line(error)})") from error
     horizon = HORIZONS[frequency]

@@ -85,6 +85,16 @@ def test_a_folder_of_text(tmp_path):
         "test": ["test"],
     }
     assert files_of(corpus["train"]["a"]) == [b"train/a/x.txt", b"train/a/y/z.txt"]
+    for name in ("train/.hidden", "train/a/.git/HEAD", "far/away.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("hidden")
+    assert digest(load_folder(str(tmp_path))) == digest(corpus)
+    (tmp_path / "val/linked").symlink_to(tmp_path / "far")
+    assert files_of(load_folder(str(tmp_path))["val"]["linked"]) == [b"hidden"]
+    (tmp_path / "val/linked").rename(tmp_path / "val/\udce9")
+    with pytest.raises(UserError, match=r"val: the name of its folder '.udce9' is not text; rename it"):
+        load_folder(str(tmp_path))
+    (tmp_path / "val/\udce9").unlink()
     (tmp_path / "val/v").write_text("other")
     assert digest(load_folder(str(tmp_path))) != digest(corpus)
     (tmp_path / "val/v").write_text("")

@@ -49,7 +49,6 @@ def test_streamed_batches_are_those_on_the_device(batch_size):
     assert_same(take(streamed(batch_size=batch_size), steps), take(device(batch_size=batch_size), steps))
 
 
-@pytest.mark.multiprocess
 def test_reading_processes_change_nothing():
     assert_same(take(streamed(workers=2), STEPS + 2, 1), take(device(), STEPS + 2, 1))
 

@@ -89,6 +89,7 @@ def test_labels_by_applying_permutations_one_by_one(name):
         (["sample", "a4"], "error: task a4: choose one of parity, z5, s3, a5, s5, majority, anbn, anbncn"),
         (["sample", "anbncn", "--length", "5"], "error: --length 5: must be from 6 to 2048"),
         (["answer", "s3", "6"], "error: token 6: the tokens of s3 are 0 to 5"),
+        (["answer", "s3", "1" * 5000], f"error: token {'1' * 5000}: the tokens of s3 are 0 to 5"),
         (["answer", "anbn", *"0000"], "error: tokens 0 0 0 0: anbn has no such row of length 4"),
         (["answer", "anbncn", *"012301"], "error: tokens 0 1 2 3 0 1: anbncn has no such row of length 6"),
     ],

@@ -42,7 +42,6 @@ def test_operators_lower_inside_a_program_over_eight_devices(name, program):
 
 
 @pytest.mark.slow
-@pytest.mark.multiprocess
 @pytest.mark.parametrize("name", CASES)
 def test_operators_give_their_numbers_inside_a_program_over_eight_devices(name):
     differences = json.loads(end(begin(PROGRAM, name, environment=simulated(8)))[0].splitlines()[-1])[name]

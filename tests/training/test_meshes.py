@@ -76,13 +76,11 @@ def report(tmp_path_factory) -> dict:
     return run_program("MLP", tmp_path_factory.mktemp("layouts") / "eight", LAYOUTS)
 
 
-@pytest.mark.multiprocess
 @pytest.mark.parametrize("layout", LAYOUTS[1:])
 def test_eight_devices_give_the_numbers_of_one(report, layout):
     assert_same_numbers(report[layout], report["1x1"])
 
 
-@pytest.mark.multiprocess
 def test_a_device_holds_its_share(report):
     whole = report["1x1"]["held"]
     kernel = 3 * 768 * 64  # with its two moments, all that is large enough to be split
@@ -90,7 +88,6 @@ def test_a_device_holds_its_share(report):
 
 
 @pytest.mark.slow
-@pytest.mark.multiprocess
 def test_two_processes_give_the_numbers_of_one_device(report, tmp_path):
     two = run_program("MLP", tmp_path / "two", ["2x1", "2x2"], processes=2, devices=1)
     for layout in ("2x1", "2x2"):
@@ -100,7 +97,6 @@ def test_two_processes_give_the_numbers_of_one_device(report, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.multiprocess
 def test_devices_exchange_nothing_but_gradients_and_metrics():
     environment = simulated(4, "--xla_backend_optimization_level=0")  # LLVM's work comes after the exchanges
     report = json.loads(end(begin(EXCHANGES, environment=environment))[0].splitlines()[-1])
@@ -108,7 +104,6 @@ def test_devices_exchange_nothing_but_gradients_and_metrics():
 
 
 @pytest.mark.slow
-@pytest.mark.multiprocess
 def test_pLSTM_in_every_layout(tmp_path):
     eight = run_program("pLSTM", tmp_path / "eight", LAYOUTS)
     two = run_program("pLSTM", tmp_path / "two", ["4x1", "4x4", "4x2"], processes=2, devices=2)

@@ -53,7 +53,6 @@ def test_slurm():
     assert _from_slurm({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}) is None  # a batch script, not a step of it
 
 
-@pytest.mark.multiprocess
 @pytest.mark.parametrize(("variables", "expected"), [({}, "all"), ({"SLURM_STEP_NUM_NODES": "1"}, "1")])
 def test_a_process_with_a_node_for_itself_takes_all_of_its_gpus(variables, expected):
     """What JAX would ask CUDA for, in two real processes; two nodes of one name, or two processes of one node."""
@@ -84,7 +83,6 @@ print(events.count("/jax/compilation_cache/cache_hits"))
 """
 
 
-@pytest.mark.multiprocess
 def test_a_restart_finds_its_programs_in_every_process(tmp_path):
     """On two hosts with home folders of their own, where JAX lets the first process alone write."""
     for _ in range(2):
@@ -97,7 +95,6 @@ def test_a_restart_finds_its_programs_in_every_process(tmp_path):
     assert not (tmp_path / "home0").exists()
 
 
-@pytest.mark.multiprocess
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_process_without_the_others_gives_up_with_one_line(number):
     address = f"127.0.0.1:{free_port()}"

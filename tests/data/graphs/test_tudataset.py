@@ -5,6 +5,8 @@ import json
 import shutil
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
+from urllib.error import HTTPError
 
 import numpy as np
 import pytest
@@ -135,13 +137,32 @@ def test_a_missing_set_is_fetched_once(server, tmp_path, capsys):
     assert {path.name for path in (root / "tudataset").iterdir()} == {"TOY", ".TOY.lock"}
 
 
-def test_what_cannot_be_fetched_is_named(server, tmp_path):
+def test_a_set_does_not_take_the_place_of_other_files(server, tmp_path):
+    write_zip(server / "TOY.zip")
+    kept = tmp_path / "data/tudataset/TOY/own/file"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("mine")
+    with pytest.raises(UserError, match="tudataset/TOY: has no TOY_A.txt but other files; move it away"):
+        load_tudataset("TOY", str(tmp_path / "data"))
+    assert kept.read_text() == "mine"
+    kept.parent.rename(kept.parents[1] / "raw")
+    for file in TOY.iterdir():
+        (kept.parents[1] / "raw" / file.name).write_bytes(file.read_bytes())
+    assert len(load_tudataset("TOY", str(tmp_path / "data"))) == 40  # as PyTorch Geometric keeps it
+
+
+def test_what_cannot_be_fetched_is_named(server, tmp_path, monkeypatch):
     root = tmp_path / "data"
     with pytest.raises(UserError, match="TOY_A.txt .*data.download=true"):
         load_tudataset("TOY", str(root), download=False)
     with pytest.raises(UserError, match="data.name=TOY: cannot fetch .*TOY.zip"):
         load_tudataset("TOY", str(root))
     assert not any(root.iterdir())
+    with monkeypatch.context() as patch:
+        missing = HTTPError("https://x/TOY.zip", 404, "Not Found", None, None)
+        patch.setattr(tudataset, "_open", Mock(side_effect=missing))
+        with pytest.raises(UserError, match=r"TOY\.zip \(HTTP Error 404: Not Found\)"):
+            load_tudataset("TOY", str(root))
     write_zip(server / "TOY.zip", names=["TOY_graph_labels.txt"])
     with pytest.raises(UserError, match="has no TOY_A.txt in it"):
         load_tudataset("TOY", str(root))

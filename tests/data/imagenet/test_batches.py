@@ -94,7 +94,6 @@ def test_hosts_read_the_rows_of_one_batch(count):
     assert_same(joined(parts), take(batches(), 3))
 
 
-@pytest.mark.multiprocess
 def test_reading_processes_change_nothing_and_report_corrupt_images():
     source = Source(corrupt=(3, 11))
     with pytest.warns(UserWarning) as local:
@@ -142,7 +141,6 @@ def test_the_first_batch_alone_is_the_first():
 
 
 @pytest.mark.slow
-@pytest.mark.multiprocess
 def test_reading_processes_evaluate_the_same():
     assert_whole(list(split(workers=2).batches(10)), 10)
     assert not [one for one in gc.get_objects() if isinstance(one, SharedMemoryArray)]  # all of it given back
@@ -219,7 +217,6 @@ def reader(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.multiprocess
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_reading_processes_outlive_signals_to_the_whole_job(reader, number):
     process, workers = reader
@@ -231,7 +228,6 @@ def test_reading_processes_outlive_signals_to_the_whole_job(reader, number):
 
 
 @pytest.mark.slow
-@pytest.mark.multiprocess
 @pytest.mark.parametrize("killed", ["worker", "parent"])
 def test_a_killed_process_ends_the_others(reader, killed):
     process, workers = reader

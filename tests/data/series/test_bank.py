@@ -70,7 +70,13 @@ def test_the_bank_is_kept_and_named_where_it_is_damaged(tmp_path, monkeypatch):
     code, out, _ = command("bank", "--count", "9", "--seed", "2")
     assert (code, out) == (0, f"{bank.digest(draw_bank(2, 9))}\n")
     (path,) = tmp_path.glob("*.npy")
-    path.write_bytes(b"nothing")
-    with pytest.raises(UserError, match=r"series-bank-2-9\.npy: damaged; delete it"):
-        load_bank(None, 2, 9)
+    whole = path.read_bytes()
+    foreign, header = (
+        whole.replace(b"<f4", b">f4"),
+        whole.replace(b"False,", b"(((((,"),
+    )  # tokenize cannot read the latter
+    for damaged in (b"nothing", foreign, header):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"series-bank-2-9\.npy: damaged; delete it"):
+            load_bank(None, 2, 9)
     assert command("bank", "--count", "0")[::2] == (2, "error: --count 0: must be from 1 to 1000000\n")

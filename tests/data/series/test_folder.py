@@ -59,6 +59,8 @@ def test_other_files_are_another_run(folder):
         ("train.npy", b"no array", "train.npy cannot be read"),
         ("test/sales.M.csv", b"", "sales.M.csv: not a table of numbers"),
         ("test/sales.M.csv", b"a\nx\n", "sales.M.csv: not a table of numbers"),
+        ("test/sales.M.csv", b"a\n1,5\n", "sales.M.csv: not a table of numbers"),
+        ("test/sales.M.csv", b"a,b\n" + b"1,2,\n" * 40, "sales.M.csv: not a table of numbers"),
         ("test/sales.M.csv", b"a\n1\n2\n", "must have more than 12 values, the horizon of M"),
         ("test/sales.M.csv", b"a,b\n" + b"1,\n" * 40, "must have more than 12 values"),
         ("test/sales.M.csv", b"a\n" + b"1\n" * 40, "no forecast of its last 12 values can be"),
