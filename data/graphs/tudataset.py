@@ -80,7 +80,7 @@ class Fold(NamedTuple):  # graph numbers, int64
 
 def load_tudataset(name: str, root: str | None = None, *, download: bool = True, verify: bool = True) -> GraphSet:
     """Reads a set, after fetching it into <root>/tudataset/<name>/ unless it is there, in <root>/<name>/ or in raw/ of
-    either. Raises UserError for files that are missing, damaged, or with `verify` not those of the known fingerprint."""
+    either. Raises UserError for files that are missing or damaged, or with `verify` not of the known fingerprint."""
     folder = data_root(root)
     places = [place / below for place in (folder / "tudataset" / name, folder / name) for below in ("", "raw")]
     places += [TOY] * (name == TOY.name)

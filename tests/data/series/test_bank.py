@@ -71,11 +71,7 @@ def test_the_bank_is_kept_and_named_where_it_is_damaged(tmp_path, monkeypatch):
     assert (code, out) == (0, f"{bank.digest(draw_bank(2, 9))}\n")
     (path,) = tmp_path.glob("*.npy")
     whole = path.read_bytes()
-    foreign, header = (
-        whole.replace(b"<f4", b">f4"),
-        whole.replace(b"False,", b"(((((,"),
-    )  # tokenize cannot read the latter
-    for damaged in (b"nothing", foreign, header):
+    for damaged in (b"nothing", whole.replace(b"<f4", b">f4"), whole.replace(b"False,", b"(((((,")):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"series-bank-2-9\.npy: damaged; delete it"):
             load_bank(None, 2, 9)
