@@ -25,7 +25,7 @@ def data_root(root: str | None) -> Path:
         raise UserError(f"{key}: this user has no home for data sets; name a folder for them")
     if glob.escape(str(folder)) != str(folder):
         raise UserError(f"{key}: {folder} has one of [ * ?, which TFDS takes for a pattern; name another folder")
-    if named and not folder.is_dir():
+    if named and not os.path.isdir(folder):  # Path's raises below a folder that this user may not enter
         raise UserError(f"{key}: no such folder; create it (mkdir -p {shlex.quote(str(folder))}) or name another")
     with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def write_errors(path: Path, remedy: str = "correct that, or set another data.ro
 
 def check_writable(folder: Path, key: str) -> None:
     """Raises UserError naming the `key` where `folder`, which need not exist, cannot be written."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise UserError(f"{key}: {there} cannot be written; choose another")
 

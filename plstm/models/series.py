@@ -102,8 +102,9 @@ class SeriesModel(Blocks):
         values, known, loc, scale = standardised_end(series, self.context)
         if not known.any():
             raise UserError(f"context: none of the last {self.context} values is known; give a series that has some")
-        found = _compiled(self, jnp.asarray(values), jnp.asarray(known), horizon)
-        return loc + scale * np.asarray(found, np.float64)
+        whole = -(-horizon // self.patch) * self.patch  # horizons of as many patches share a program
+        found = _compiled(self, jnp.asarray(values), jnp.asarray(known), whole)
+        return loc + scale * np.asarray(found, np.float64)[:, :horizon]
 
 
 def standardised_end(series: np.ndarray, points: int) -> tuple[np.ndarray, np.ndarray, float, float]:

@@ -61,14 +61,15 @@ def load(path: str | os.PathLike) -> Any:
         graphdef, weights = nnx.split(_empty_model(path, info), SAVED)
         expected = named_variables(weights)
         _check_names(path, set(file.keys()), expected)
-        tensors = {}
-        for name, leaf in expected.items():
-            tensor = file.get_slice(name)
-            _check_shape(path, name, (tensor.get_dtype(), tuple(tensor.get_shape())), leaf.shape)
-            tensors[name] = file.get_tensor(name)
-            _check_finite(path, name, tensors[name])
-            leaf.set_value(jnp.asarray(tensors[name]))
-    if _digest(tensors) != info.sha256:
+        digest = hashlib.sha256()  # as `_digest`, without all tensors at once
+        for name, leaf in sorted(expected.items()):
+            part = file.get_slice(name)
+            _check_shape(path, name, (part.get_dtype(), tuple(part.get_shape())), leaf.shape)
+            tensor = file.get_tensor(name)
+            _check_finite(path, name, tensor)
+            digest.update(np.ascontiguousarray(tensor, "<f4"))
+            leaf.set_value(jnp.asarray(tensor))
+    if digest.hexdigest() != info.sha256:
         raise UserError(f"{path}: its tensors have changed since they were written; write it again")
     model = nnx.merge(graphdef, weights)
     model.info = info
@@ -137,7 +138,7 @@ def _digest(tensors: Mapping[str, np.ndarray]) -> str:
     """SHA256 of the tensors' bytes, little-endian float32, in the order of their names."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        digest.update(tensors[name].astype("<f4").tobytes())
+        digest.update(np.ascontiguousarray(tensors[name], "<f4"))
     return digest.hexdigest()
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from plstm.nn.layers import head_norm, linear, uniform_within
-from plstm.ops.common import HIGHEST
+from plstm.ops.common import HIGHEST, check_choice
 from plstm.ops.dag import DagGates, PackedDags, normalise_transitions, plstm_dag
 
 GATE_BIAS = -5.0  # of source, mark and direct
@@ -32,6 +32,9 @@ class GraphMixer(nnx.Module):
         method: str = "auto",
         rngs: nnx.Rngs,
     ):
+        if mode not in ("P", "D") or dim % heads:
+            raise ValueError(f"mode={mode!r} must be P or D, and dim={dim} a multiple of heads={heads}")
+        check_choice("transition_node", transition_node, TRANSITION_NODES)
         self.heads = heads
         self.mode = mode
         self.p_norm = p_norm

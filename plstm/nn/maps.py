@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from plstm.ops.common import accumulation_dtype, add_up, vary_alike
 
-MOMENTUM = 0.99  # of EfficientNet's running statistics and batch norms
+MOMENTUM = 0.99  # of a batch norm's running statistics
 BATCH_EPSILON = 1e-3
 
 

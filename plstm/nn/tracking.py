@@ -11,7 +11,7 @@ from flax import nnx
 from plstm.nn.gates import DIRECT_BIAS, DIRECTIONS
 from plstm.nn.layers import divide_heads, head_norm, linear
 from plstm.nn.sequence import rotation
-from plstm.ops.common import HIGHEST, small_product
+from plstm.ops.common import HIGHEST, check_choice, small_product
 from plstm.ops.grid import GridGates, plstm2d_tracking
 
 KEY_SIZE = 4
@@ -83,6 +83,7 @@ class TrackingMixer(nnx.Module):
         if mode not in ("P", "D") or not 1 <= track <= LARGEST or dim % (heads * track):
             sizes = f"track={track} from 1 to {LARGEST}, and dim={dim} a multiple of heads x track"
             raise ValueError(f"mode={mode!r} must be P or D, {sizes}")
+        check_choice("transitions", transitions, tuple(TRANSITIONS))
         self.mode = mode
         self.heads = heads
         self.track = track

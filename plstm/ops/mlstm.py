@@ -10,7 +10,7 @@ from plstm.ops.common import accumulation_dtype, check_axes, check_choice, produ
 from plstm.ops.scans import FORGOTTEN, METHODS, cast, causal, even_chunk, join_axes, scan_chunks, scan_steps
 
 EPSILON = 1e-6  # of the normaliser
-MOST = 80.0  # exp of more is infinite in float32, and its gradient NaN
+MOST = 80.0  # of -m: from 88.7 on exp is infinite in float32, and its gradient NaN
 
 
 @public_operator

@@ -23,8 +23,9 @@ def segment_products(transition: Array) -> Array:
     out, so that zero and negative transitions are exact and every gradient is finite."""
     node = jnp.arange(transition.shape[-1])
     later = node[:, None] < node
-    through = jnp.cumprod(jnp.where(later, transition[..., None, :], 1), axis=-1)
-    before = jnp.concatenate([jnp.ones_like(through[..., :1]), through[..., :-1]], axis=-1)
+    factors = jnp.where(later, transition[..., None, :], 1)
+    # The last is not read: a product with it could overflow, and its gradient, 0 times infinity, be NaN.
+    before = jnp.concatenate([jnp.ones_like(factors[..., :1]), jnp.cumprod(factors[..., :-1], axis=-1)], axis=-1)
     return jnp.where(later, before, 0)
 
 

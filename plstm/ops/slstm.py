@@ -16,8 +16,9 @@ def slstm(i: Array, f: Array, z: Array, o: Array, recurrent: Array) -> Array:
         m_t = max(log sigmoid(f_t) + m_(t-1), i_t),  F = exp(log sigmoid(f_t) + m_(t-1) - m_t),  I = exp(i_t - m_t)
         c_t = F c_(t-1) + I tanh(z_t),  n_t = F n_(t-1) + I,  h_t = sigmoid(o_t) c_t / n_t
 
-    in float32 or more. i of the first token must be above minus infinity, where c / n is 0 / 0 and h NaN. Gates read
-    outputs, so it takes T steps. Raises ValueError where shapes disagree or an axis that is named is empty.
+    in float32 or more. i must be above minus infinity at the first token and wherever f is minus infinity, else h is
+    NaN from there on. Gates read outputs, so it takes T steps. Raises ValueError where shapes disagree or an axis that
+    is named is empty.
     """
     check_axes("z, i, f, o [..., T, heads, d_h]; recurrent [heads, d_h, 4, d_h]", z, i, f, o, recurrent)
     *lead, _, heads, dim = z.shape

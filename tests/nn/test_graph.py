@@ -79,6 +79,15 @@ def test_the_layer_is_the_recurrence_with_a_head_norm_and_a_projection():
     np.testing.assert_allclose(actual, expected, atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("mode", "options", "words"),
+    [("d", {}, "mode='d' must be P or D"), ("P", {"transition_node": "head"}, "transition_node must be one of shared")],
+)
+def test_what_does_not_fit_is_named(mode, options, words):
+    with pytest.raises(ValueError, match=words):
+        build(mode, **options)
+
+
 def test_starts():
     mixer = build("P")
     assert not mixer.node_weight[...].any() and not mixer.edge_weight[...].any()

@@ -64,6 +64,13 @@ def test_oracle_is_the_sum_over_paths(x64, name):
     np.testing.assert_allclose(jax.jit(oracle(dag))(**arguments), expected, rtol=1e-12, atol=1e-12)
 
 
+def test_the_oracle_takes_arrays_of_numpy_and_of_several_precisions():
+    arguments, _ = draw(DAGS["dense"], jnp.bfloat16)
+    gates = arguments["gates"]._replace(transition=np.asarray(arguments["gates"].transition, np.float32))
+    found = oracle(DAGS["dense"])(**jax.tree.map(np.asarray, arguments | {"gates": gates}))
+    assert found.dtype == jnp.float32
+
+
 @pytest.mark.parametrize(("name", "scale"), [("dense", None), ("sparse", 1.0), ("empty", None)])
 @pytest.mark.parametrize("method", METHODS)
 def test_values_and_gradients_in_float64(x64, method, name, scale):

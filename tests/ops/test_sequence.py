@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plstm.ops.sequence import SequenceGates, gating_matrix_1d, plstm1d
+from plstm.ops.sequence import SequenceGates, gating_matrix_1d, plstm1d, segment_products
 
 from .comparing import check, check_bfloat16, draw_transition
 
@@ -55,6 +55,11 @@ def test_values_and_gradients_also_at_constant_transitions(length, bits, transit
             constant = jnp.full_like(arguments["direct"], transition)
             arguments["gates"] = arguments["gates"]._replace(transition=constant)
         check(parallel, recurrent, arguments, cotangent, {64: 1e-12, 32: 1e-5}[bits])
+
+
+def test_a_transition_that_is_not_read_cannot_overflow():
+    grads = jax.grad(lambda transition: segment_products(transition).sum())(jnp.array([1.0, 1.0, 1e20, 1e20]))
+    np.testing.assert_allclose(grads, [0, 1e20, 2, 0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("operator", [parallel, recurrent])

@@ -200,7 +200,10 @@ def _schedule(levels: list[np.ndarray], width: int) -> np.ndarray:
 
 def _topological_rank(num_nodes: int, tail: np.ndarray, head: np.ndarray) -> np.ndarray:
     """Each node's place in the topological order that takes the lowest free number first."""
-    sorter = graphlib.TopologicalSorter({node: tail[head == node].tolist() for node in range(num_nodes)})
+    before: list[list[int]] = [[] for _ in range(num_nodes)]
+    for start, end in zip(tail.tolist(), head.tolist(), strict=True):
+        before[end].append(start)
+    sorter = graphlib.TopologicalSorter(dict(enumerate(before)))
     try:
         sorter.prepare()
     except graphlib.CycleError as error:

@@ -14,6 +14,7 @@ def plstm_dag_oracle(
 ) -> Array:
     """Equations 1 and 2, the nodes in topological order; arguments as for `plstm.ops.dag.plstm_dag`. Returns
     [..., N, d_v] in the widest dtype among the arguments."""
+    q, k, v = map(jnp.asarray, (q, k, v))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     nodes = np.argsort(dag.rank)
     into = dag.head == nodes[:, None]  # [N, E]
@@ -22,7 +23,7 @@ def plstm_dag_oracle(
     transition = transition.at[..., dag.line_from, dag.line_to].set(gates.transition)
     source, mark = (gate[..., None, None] for gate in (gates.source, gates.mark))
     outer = k[..., :, None] * v[..., None, :]
-    cells = jnp.zeros((*gates.source.shape, k.shape[-1], v.shape[-1]), jnp.result_type(outer, gates.source))
+    cells = jnp.zeros((*gates.source.shape, k.shape[-1], v.shape[-1]), jnp.result_type(outer, *gates))
 
     def visit(cells, step):
         n, into, out_of = step

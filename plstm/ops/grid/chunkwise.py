@@ -23,13 +23,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from plstm.ops.common import add_up, chunked_map, direct_term
+from plstm.ops.common import HIGHEST, add_up, chunked_map, direct_term
 from plstm.ops.grid.cpu import num_state_chunks
 from plstm.ops.grid.gates import GridGates, mirror, mirror_gates
 from plstm.ops.grid.recurrence import pass_node
 
 BLOCK = 4  # nodes a side: an edge costs as much as d_k nodes, so blocks are small
-multiply = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+multiply = functools.partial(jnp.matmul, precision=HIGHEST)
 
 
 def chunkwise(
