@@ -67,7 +67,7 @@ def load(path: str | os.PathLike) -> Any:
             _check_shape(path, name, (part.get_dtype(), tuple(part.get_shape())), leaf.shape)
             tensor = file.get_tensor(name)
             _check_finite(path, name, tensor)
-            digest.update(np.ascontiguousarray(tensor, "<f4"))
+            digest.update(np.ascontiguousarray(tensor, "<f4").data)
             leaf.set_value(jnp.asarray(tensor))
     if digest.hexdigest() != info.sha256:
         raise UserError(f"{path}: its tensors have changed since they were written; write it again")
@@ -138,7 +138,7 @@ def _digest(tensors: Mapping[str, np.ndarray]) -> str:
     """SHA256 of the tensors' bytes, little-endian float32, in the order of their names."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        digest.update(np.ascontiguousarray(tensors[name], "<f4"))
+        digest.update(np.ascontiguousarray(tensors[name], "<f4").data)
     return digest.hexdigest()
 
 
