@@ -15,7 +15,7 @@ config but for the model); of others these are "", 0 and null. Reading executes 
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,15 +61,8 @@ def load(path: str | os.PathLike) -> Any:
         graphdef, weights = nnx.split(_empty_model(path, info), SAVED)
         expected = named_variables(weights)
         _check_names(path, set(file.keys()), expected)
-        digest = hashlib.sha256()  # as `_digest`, without all tensors at once
-        for name, leaf in sorted(expected.items()):
-            part = file.get_slice(name)
-            _check_shape(path, name, (part.get_dtype(), tuple(part.get_shape())), leaf.shape)
-            tensor = file.get_tensor(name)
-            _check_finite(path, name, tensor)
-            digest.update(np.ascontiguousarray(tensor, "<f4").data)
-            leaf.set_value(jnp.asarray(tensor))
-    if digest.hexdigest() != info.sha256:
+        sha256 = _digest(_fill(path, file, expected))
+    if sha256 != info.sha256:
         raise UserError(f"{path}: its tensors have changed since they were written; write it again")
     model = nnx.merge(graphdef, weights)
     model.info = info
@@ -94,7 +87,7 @@ def save(
     if info is None:
         raise UserError(f"{path}: this model does not know its config; make it by plstm.models.build_model")
     tensors = _tensors(model)
-    if (sha256 := _digest(tensors)) != info.sha256:
+    if (sha256 := _digest(tensors.values())) != info.sha256:
         info = replace(info, run="", step=0, training=None, sha256=sha256)
     names = info.class_names if class_names is None else tuple(class_names)
     info = replace(info, class_names=names, preprocessing=preprocessing or info.preprocessing)
@@ -118,7 +111,7 @@ def read_info(path: str | os.PathLike) -> Info:
 
 def weights_digest(model: Any) -> str:
     """SHA256 of a model's weights, in hexadecimal digits."""
-    return _digest(_tensors(model))
+    return _digest(_tensors(model).values())
 
 
 def usable_here(config: Any) -> Any:
@@ -131,15 +124,26 @@ def usable_here(config: Any) -> Any:
 # ---------------------------------------------------------------------- tensors
 def _tensors(model: Any) -> dict[str, np.ndarray]:
     named = named_variables(nnx.state(model, SAVED))
-    return {name: np.ascontiguousarray(leaf[...], np.float32) for name, leaf in named.items()}
+    return {name: np.ascontiguousarray(leaf[...], np.float32) for name, leaf in sorted(named.items())}
 
 
-def _digest(tensors: Mapping[str, np.ndarray]) -> str:
-    """SHA256 of the tensors' bytes, little-endian float32, in the order of their names."""
+def _digest(tensors: Iterable[np.ndarray]) -> str:
+    """SHA256 of the bytes, little-endian float32, of tensors in the order of their names."""
     digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(np.ascontiguousarray(tensors[name], "<f4").data)
+    for tensor in tensors:
+        digest.update(np.ascontiguousarray(tensor, "<f4").data)
     return digest.hexdigest()
+
+
+def _fill(path: Path, file: Any, variables: Mapping[str, nnx.Variable]) -> Iterator[np.ndarray]:
+    """Gives the variables their tensors of a file, and yields these one by one, in the order of their names."""
+    for name, variable in sorted(variables.items()):
+        part = file.get_slice(name)
+        _check_shape(path, name, (part.get_dtype(), tuple(part.get_shape())), variable.shape)
+        tensor = file.get_tensor(name)
+        _check_finite(path, name, tensor)
+        variable.set_value(jnp.asarray(tensor))
+        yield tensor
 
 
 def _empty_model(path: Path, info: Info) -> Any:

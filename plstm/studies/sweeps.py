@@ -101,12 +101,12 @@ def _all_runs(table: TableDefinition) -> list[PlannedRun]:
                 start = fits[0].id
             settings = row.set | values | ({"init_from": start} if start else {})
             config = planned_config(row.experiment, row.variants, settings)
-            _check_splits(table, row, config["loop"])
+            _check_measures(table, row, config["loop"])
             runs[row.name, *swept] = PlannedRun(row, values, plain_id(config), start)
     return list(runs.values())
 
 
-def _check_splits(table: TableDefinition, row: Row, loop: Mapping[str, Any]) -> None:
+def _check_measures(table: TableDefinition, row: Row, loop: Mapping[str, Any]) -> None:
     """Raises UserError for a column, or what `select` goes by, that the runs of a row do not measure."""
     for measure in table.measures.values():
         where = f"table {table.name}: {'select' if measure is table.select else 'columns'}"
