@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
+from plstm.errors import UserError
 from plstm.limits import ID_DIGITS
 from plstm.models.efficientnet import EfficientNet, EfficientNetConfig
 from plstm.models.graph import GraphConfig, graph_model
@@ -29,11 +30,12 @@ class Family(NamedTuple):
     config: type  # a dataclass with a default for every field, among them `family`, and a `check` that raises UserError
     model: Callable[[Any, Mapping[str, int], nnx.Rngs], nnx.Module]  # of config, sizes that the data have, and rngs
     inputs: str  # what a batch holds, as in `Task.inputs`
+    sizes: tuple[str, ...] = ()  # the names of those that `model` takes
     resize: Callable[[jax.Array, tuple[int, ...]], jax.Array] = resize  # of its position embedding to another grid
 
 
 def _image_family(config: type, model: Callable[[Any, nnx.Rngs], nnx.Module], resize=resize) -> Family:
-    return Family(config, lambda config, _, rngs: model(config, rngs), "images", resize)
+    return Family(config, lambda config, _, rngs: model(config, rngs), "images", resize=resize)
 
 
 MODELS: dict[str, Family] = {
@@ -42,10 +44,10 @@ MODELS: dict[str, Family] = {
     "mamba2d": _image_family(Mamba2DConfig, Mamba2D),
     "ss2d": _image_family(SS2DConfig, SS2DModel),
     "vil": _image_family(ViLConfig, ViL, bicubic),
-    "graph": Family(GraphConfig, graph_model, "graphs"),
-    "sequence": Family(SequenceConfig, SequenceModel, "tokens"),
+    "graph": Family(GraphConfig, graph_model, "graphs", ("features", "classes")),
+    "sequence": Family(SequenceConfig, SequenceModel, "tokens", ("vocabulary", "classes")),
     "series": Family(SeriesConfig, SeriesModel, "series"),
-    "language": Family(LanguageConfig, LanguageModel, "languages"),
+    "language": Family(LanguageConfig, LanguageModel, "languages", ("vocabulary", "classes")),
 }
 
 
@@ -71,11 +73,20 @@ class Info:
 
 def build_model(config: Any, key: jax.Array | int, sizes: Mapping[str, int] = MappingProxyType({})) -> Any:
     """The model of a config, its parameters drawn from `key` (an integer or a jax.random key); its `info` is an `Info`.
-    Raises UserError naming the key where the config does not fit together."""
+    Models of graphs take the sizes features and classes, those of tokens and languages vocabulary and classes.
+    Raises UserError naming the key where the config does not fit together, or the size that is missing."""
     config.check()
+    check_sizes(config, sizes)
     model: Any = MODELS[config.family].model(config, sizes, nnx.Rngs(key))
     model.info = Info(config, dict(sizes))
     return model
+
+
+def check_sizes(config: Any, sizes: Mapping[str, int]) -> None:
+    """Raises UserError where one is missing that a model of the config takes."""
+    for name in MODELS[config.family].sizes:
+        if name not in sizes:
+            raise UserError(f"sizes: a model of family {config.family} needs {name!r}, and has {dict(sizes)}")
 
 
 def named_variables(state: nnx.State) -> dict[str, nnx.Variable]:

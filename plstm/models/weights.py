@@ -31,7 +31,7 @@ from safetensors.numpy import save as to_bytes
 from plstm.errors import UserError, first_line, first_problem
 from plstm.files import write_file
 from plstm.limits import Count, Natural
-from plstm.models.registry import MODELS, Info, build_model, named_variables
+from plstm.models.registry import MODELS, Info, build_model, check_sizes, named_variables
 from plstm.preprocessing import Preprocessing
 
 FORMAT = "plstm"
@@ -58,7 +58,7 @@ def load(path: str | os.PathLike) -> Any:
     path = Path(path)
     with _open(path) as file:
         info = _info(path, file.metadata())
-        graphdef, weights = nnx.split(_empty_model(path, info), SAVED)
+        graphdef, weights = nnx.split(_empty_model(info), SAVED)
         expected = named_variables(weights)
         _check_names(path, set(file.keys()), expected)
         sha256 = _digest(_fill(path, file, expected))
@@ -92,7 +92,7 @@ def save(
     names = info.class_names if class_names is None else tuple(class_names)
     info = replace(info, class_names=names, preprocessing=preprocessing or info.preprocessing)
     _info(path, _metadata(info))  # which `load` will read
-    expected = named_variables(nnx.state(_empty_model(path, info), SAVED))
+    expected = named_variables(nnx.state(_empty_model(info), SAVED))
     _check_names(path, tensors.keys(), expected)
     for name, tensor in tensors.items():
         _check_shape(path, name, ("F32", tensor.shape), expected[name].shape)
@@ -146,12 +146,9 @@ def _fill(path: Path, file: Any, variables: Mapping[str, nnx.Variable]) -> Itera
         yield tensor
 
 
-def _empty_model(path: Path, info: Info) -> Any:
+def _empty_model(info: Info) -> Any:
     """The model of a file without numbers: shapes alone."""
-    try:
-        return nnx.eval_shape(lambda: build_model(usable_here(info.config), 0, info.sizes))
-    except KeyError as error:
-        raise UserError(f"{path}: its metadata lack the size {error}; write it again") from error
+    return nnx.eval_shape(lambda: build_model(usable_here(info.config), 0, info.sizes))
 
 
 def _check_names(path: Path, found: Any, expected: Any) -> None:
@@ -216,7 +213,8 @@ def _info(path: Path, metadata: Mapping[str, str] | None) -> Info:
 
 
 def _check_use(info: Info) -> None:
-    """Raises UserError where class names or preprocessing are of another model."""
+    """Raises UserError where a size is missing, or class names or preprocessing are of another model."""
+    check_sizes(info.config, info.sizes)
     names = info.class_names
     how = info.preprocessing
     classes, patch = (getattr(info.config, key, 0) for key in ("classes", "patch_size"))

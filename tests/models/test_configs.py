@@ -11,6 +11,7 @@ from plstm.models import (
     SequenceConfig,
     SS2DConfig,
     ViLConfig,
+    build_model,
 )
 from tests.models.vision_models import VIT, tiny
 
@@ -58,3 +59,8 @@ def test_what_does_not_fit_together_is_named(config, changes, message):
 
 def test_attention_has_no_gates_that_must_divide_the_channels():
     tiny(heads=8, **VIT).check()
+
+
+def test_a_size_that_only_the_data_know_is_asked_for():
+    with pytest.raises(UserError, match="a model of family language needs 'classes', and has {'vocabulary': 3}"):
+        build_model(LanguageConfig(), 0, {"vocabulary": 3})

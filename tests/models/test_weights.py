@@ -164,7 +164,7 @@ DAMAGED = "its metadata do not fit this code"
         ("model", '{"family": "vision", "dim": "16"}', f"{DAMAGED} .*key dim: Input should be a valid integer"),
         ("model", '{"family": "vision", "dim": 18}', f"{DAMAGED} .*model.heads=3: pLSTM's gates need"),
         ("model", '{"family": "vision", "modes": ["Q"]}', f"{DAMAGED} .*choose one of P, D, attention"),
-        ("model", '{"family": "sequence"}', "lack the size 'vocabulary'"),
+        ("model", '{"family": "sequence"}', f"{DAMAGED} .*sizes: a model of family sequence needs 'vocabulary'"),
         *((key, None, f"{DAMAGED} .*key {key}: Field required") for key in ("class_names", "sizes", "sha256")),
         ("sizes", '{"classes": 0}', f"{DAMAGED} .*key sizes.classes: "),
         *(("step", text, f"{DAMAGED} .*key step: ") for text in ("many", "-1")),
