@@ -57,6 +57,8 @@ class VisionConfig:
     direct_weight: Annotated[bool, WITH_GATES] = False  # an input weight of the direct gate
     # normal: of std sqrt(0.4 / (4 heads)).
     gate_init: Annotated[str, OneOf("zeros", "normal"), WITH_GATES] = "zeros"
+    # bfloat16, as released: transitions that start at tanh(5) stay at 1, see plstm.nn.gates.squash_transition.
+    transition_dtype: Annotated[Dtype, WITH_GATES] = "float32"
     # Rows of pLSTM's transitions: matrices that track states, in gates of their own. null: the paper's scalar gates.
     track: Annotated[int, Interval(ge=1, le=LARGEST), WITH_GATES] | None = None
     transitions: Annotated[str, OneOf(*TRANSITIONS)] = "rotation"  # of `track`, see plstm.nn.tracking
@@ -97,7 +99,7 @@ class VisionConfig:
             yield "transitions", self.transitions == "rotation", "needs model.track"
             return
         yield "track", self.dim % (self.heads * self.track) == 0, f"times model.heads must divide model.dim={self.dim}"
-        for key in ("gates", "stm_bias_only", "direct_weight", "gate_init", "method"):
+        for key in ("gates", "stm_bias_only", "direct_weight", "gate_init", "transition_dtype", "method"):
             yield (
                 key,
                 getattr(self, key) == getattr(VisionConfig, key),
@@ -122,6 +124,7 @@ def make_mixer(config: VisionConfig, mode: str, rngs: nnx.Rngs) -> AttentionMixe
         bias_only=config.stm_bias_only,
         direct_weight=config.direct_weight,
         gate_init=normal if config.gate_init == "normal" else nnx.initializers.zeros,
+        transition_dtype=DTYPES[config.transition_dtype],
         dtype=dtype,
         method=config.method,
         rngs=rngs,

@@ -20,6 +20,31 @@ ORIENTATION_BIASES = (-2.0, 2.0)
 DIRECTIONS = 4
 
 
+def squash_transition(pre: jax.Array, dtype=jnp.float32) -> jax.Array:
+    """tanh(5 pre), float32, taken in `dtype`. In bfloat16, as the released code takes it, what is above 0.998 is 1 and
+    has no gradient: a transition that starts at tanh(5) stays at 1 until its input weights, if they do not start at
+    zero, take it elsewhere."""
+    if dtype == jnp.float32:
+        return jnp.tanh(TRANSITION_SCALE * pre)
+    return _rounded_tanh(_round(TRANSITION_SCALE * _round(pre)))
+
+
+@jax.custom_jvp
+def _rounded_tanh(x: jax.Array) -> jax.Array:
+    return _round(jnp.tanh(x))
+
+
+@_rounded_tanh.defjvp
+def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    squashed = _rounded_tanh(*primals)
+    return squashed, (1 - squashed) * (1 + squashed) * tangents[0]
+
+
+def _round(x: jax.Array) -> jax.Array:
+    """To a number of bfloat16. XLA leaves out a cast there and back, on GPUs at least, but not this."""
+    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+
+
 class GroupedGates(nnx.Module):
     """Several kinds of gates: weight [kinds, N, dim / N] (absent when `bias_only`), bias [kinds, N]."""
 
@@ -72,9 +97,11 @@ class PModeGates(nnx.Module):
         released: bool = True,
         bias_only: bool = False,
         weight_init: nnx.Initializer = nnx.initializers.zeros,
+        transition_dtype=jnp.float32,
         rngs: nnx.Rngs,
     ):
         self.released = released
+        self.transition_dtype = transition_dtype
         biases = [SOURCE_BIAS, TRANSITION_BIAS, MARK_BIAS]
         self.gates = GroupedGates(dim, heads, biases, bias_only=bias_only, weight_init=weight_init, rngs=rngs)
         self.orientation = Orientation(dim, heads, weight_init=weight_init, rngs=rngs)
@@ -85,7 +112,7 @@ class PModeGates(nnx.Module):
         source, transition, mark = self.gates(channels)
         source = jax.nn.sigmoid(source)
         mark = jax.nn.sigmoid(mark)
-        gamma = jnp.tanh(TRANSITION_SCALE * transition)
+        gamma = squash_transition(transition, self.transition_dtype)
         alpha = self.orientation(channels)
         s_r = alpha * source
         right = gamma * alpha
@@ -111,8 +138,10 @@ class DModeGates(nnx.Module):
         *,
         bias_only: bool = False,
         weight_init: nnx.Initializer = nnx.initializers.zeros,
+        transition_dtype=jnp.float32,
         rngs: nnx.Rngs,
     ):
+        self.transition_dtype = transition_dtype
         biases = [SOURCE_BIAS] * 2 + [TRANSITION_BIAS] * 3 + [MARK_BIAS] * 2
         self.gates = GroupedGates(dim, heads, biases, bias_only=bias_only, weight_init=weight_init, rngs=rngs)
 
@@ -120,7 +149,7 @@ class DModeGates(nnx.Module):
         """x [..., Y, X, dim] -> gates, each float32 [..., heads, 4, Y, X]."""
         s_r, s_d, t_rl, t_dl, t_du, m_l, m_u = self.gates(_channels_first(x))
         s_r, s_d, m_l, m_u = (jax.nn.sigmoid(pre) for pre in (s_r, s_d, m_l, m_u))
-        t_rl, t_dl, t_du = (jnp.tanh(TRANSITION_SCALE * pre) for pre in (t_rl, t_dl, t_du))
+        t_rl, t_dl, t_du = (squash_transition(pre, self.transition_dtype) for pre in (t_rl, t_dl, t_du))
         return _batch_first(GridGates(s_r, s_d, t_rl, jnp.zeros_like(t_rl), t_dl, t_du, m_l, m_u))
 
 

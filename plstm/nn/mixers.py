@@ -31,8 +31,8 @@ class PLSTMMixer(nnx.Module):
 
     dim: channels, a multiple of 4 x heads. released: the P-mode's gates as in the released code, else as printed.
     bias_only: source, transition and mark do not read the input. direct_weight: the direct gate does, all channels of
-    it. gate_init: of the gates' weights. dtype: of the matrix products; parameters, gates and norm are float32. method:
-    of `plstm.ops.grid.plstm2d`.
+    it. gate_init: of the gates' weights. transition_dtype: see `plstm.nn.gates.squash_transition`. dtype: of the matrix
+    products; parameters, gates and norm are float32. method: of `plstm.ops.grid.plstm2d`.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class PLSTMMixer(nnx.Module):
         bias_only: bool = False,
         direct_weight: bool = False,
         gate_init: nnx.Initializer = nnx.initializers.zeros,
+        transition_dtype=jnp.float32,
         dtype=jnp.float32,
         method: str = "auto",
         rngs: nnx.Rngs,
@@ -55,7 +56,9 @@ class PLSTMMixer(nnx.Module):
         self.method = method
         self.qkv = QueryKeyValue(dim, heads, dtype=dtype, rngs=rngs)
         make = partial(PModeGates, released=released) if mode == "P" else DModeGates
-        self.gates = make(dim, heads, bias_only=bias_only, weight_init=gate_init, rngs=rngs)
+        self.gates = make(
+            dim, heads, bias_only=bias_only, weight_init=gate_init, transition_dtype=transition_dtype, rngs=rngs
+        )
         self.direct_bias = nnx.Param(jnp.full((heads,), DIRECT_BIAS, jnp.float32))
         self.direct_weight = nnx.Param(gate_init(rngs.params(), (heads, dim), jnp.float32)) if direct_weight else None
         self.norm_scale = nnx.Param(jnp.ones((dim,), jnp.float32))

@@ -31,6 +31,7 @@ MAY_DIFFER = (
     "drop_path",
     "dropout",
     "dtype",
+    "transition_dtype",
     "method",
     "gate_init",
     "remat",

@@ -49,6 +49,7 @@ WORDS = {
     "model.pooling": "corners class_token",
     "model.norm": "rmsnorm layernorm",
     "model.dtype": "float32 bfloat16",
+    "model.transition_dtype": "float32 bfloat16",
     "model.method": "auto parallel hierarchical chunkwise recurrent fused",
     "data.name": "arrow_pointing imagenet2012 mosaics",
     "data.placement": "device stream",

@@ -48,7 +48,7 @@ OPTIM |= {"weight_decay": 0.5, "b1": 0.5, "b2": 0.9, "eps": 1e-3, "clip_norm": 0
 VISION = {"image_size": 96, "channels": 1, "classes": 7, "patch_size": 8, "dim": 32, "depth": 4, "heads": 1}
 VISION |= {"mlp_ratio": 2, "remat": True, "dtype": "bfloat16", "method": "recurrent", "position_embedding": False}
 VISION |= {"modes": ["D", "P"], "gates": "printed", "stm_bias_only": True, "gate_init": "normal", "norm": "layernorm"}
-VISION |= {"layer_scale": 0.1, "drop_path": 0.5, "direct_weight": True, "track": 2}
+VISION |= {"layer_scale": 0.1, "drop_path": 0.5, "direct_weight": True, "transition_dtype": "bfloat16", "track": 2}
 GRAPH = {"kind": "gin", "dim": 32, "depth": 2, "heads": 2, "mlp_ratio": 2, "p_norm": "linf", "reverse_p": "pruned"}
 GRAPH |= {"transition_node": "tail", "method": "recurrent"}
 

@@ -8,7 +8,7 @@ from flax import nnx
 from scipy.special import expit
 
 from plstm.nn import PLSTMMixer
-from plstm.nn.gates import DModeGates, GroupedGates, Orientation, PModeGates
+from plstm.nn.gates import DModeGates, GroupedGates, Orientation, PModeGates, squash_transition
 from tests.drawing import fill, normal
 
 DIM, HEADS = 32, 2
@@ -92,6 +92,33 @@ def test_biases_start_as_in_table_2():
         np.testing.assert_allclose(gate, start, rtol=1e-6, err_msg=name)
     right = np.asarray(jax.jit(p_mode)(x).t_rl)[0, :, :, 0].reshape(12, 2)
     np.testing.assert_allclose(right, np.tanh(5) * expit([-2, 0, 2] * 4)[:, None] * np.ones(2), rtol=1e-6)
+
+
+def test_transitions_in_bfloat16_are_what_that_type_gives():
+    pre = jnp.linspace(-1, 1.2, 300)
+    actual = jax.jit(lambda pre: jax.vjp(lambda x: squash_transition(x, jnp.bfloat16), pre)[1](jnp.ones(300))[0])(pre)
+    values = squash_transition(pre, jnp.bfloat16)
+    half, backward = jax.vjp(lambda x: jnp.tanh(5 * x), pre.astype(jnp.bfloat16))
+    np.testing.assert_array_equal(values, half.astype(jnp.float32))
+    np.testing.assert_allclose(
+        actual, backward(jnp.ones_like(half))[0].astype(jnp.float32), rtol=0.05
+    )  # several roundings
+    assert values.dtype == jnp.float32 and 0 < (actual == 0).sum() < 150  # where the value is 1 or -1
+
+
+@pytest.mark.parametrize("mode", ["P", "D"])
+def test_transitions_in_bfloat16_stay_where_they_start(mode):
+    """Of the released configurations of arrow pointing and the ablation, whose gates start with weights of zero."""
+
+    def gradient(dtype):
+        mixer = PLSTMMixer(DIM, HEADS, mode, transition_dtype=dtype, rngs=nnx.Rngs(0))
+        return jax.jit(nnx.grad(lambda mixer: (mixer(normal(1, 3, 4, DIM)) ** 2).sum()))(mixer).gates.gates
+
+    moves, stays = gradient(jnp.float32), gradient(jnp.bfloat16)
+    rows = slice(1, 2) if mode == "P" else slice(2, 5)  # of source, transition and mark
+    for name in ("weight", "bias"):
+        of_float, of_half = (np.asarray(getattr(gates, name)[...]) for gates in (moves, stays))
+        assert of_float[rows].any() and not of_half[rows].any() and of_half[0].any() and of_half[-1].any()
 
 
 def test_the_direct_gate_reads_the_input_where_asked_to():
