@@ -20,7 +20,7 @@ from scripts import run_table
 
 from .conftest import HARDWARE, ROOT, TABLES, example_curve, example_record, fold_records, folds_of, run_script
 
-PLANNED = 7 * 15 + 5 * (4 + 3 + 1 + 2 + 1)  # runs of the arrow table
+PLANNED = 8 * 15 + 5 * (4 + 3 + 1 + 2 + 1)  # runs of the arrow table
 
 
 @pytest.mark.parametrize(
