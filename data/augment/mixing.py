@@ -8,7 +8,7 @@ import jax.numpy as jnp
 ERASED_AREA = (0.02, 0.33)  # of the image
 ERASED_ASPECT = (0.3, 3.3)  # height over width
 TRIES = 10
-PARTNERS = 64  # images that mix with each other, where it divides the batch
+GROUP = 64  # images that mix with each other, by one draw, where it divides the batch
 
 
 def random_erasing(images: jax.Array, key: jax.Array, probability: float) -> jax.Array:
@@ -44,26 +44,27 @@ def mix(
     """Mixes each image and target with those of a partner: mixup (Zhang et al. 2018) or cutmix (Yun et al. 2019).
 
     images: float [batch, height, width, channels]. targets: float [batch, classes], already smoothed. The alphas are
-    Python numbers; 0 turns one off, and with both on each gets half of the batches. One draw serves the whole batch;
-    partners are a random permutation of each `PARTNERS` images, so that devices with as many exchange no images. A
+    Python numbers; 0 turns one off, and with both on each gets half of the draws. Each `GROUP` images have a draw of
+    their own, and their partners are a random permutation of them, so that devices with as many exchange no images. A
     target's weight is the share of its image's pixels that is kept.
     """
     if not (mixup_alpha or cutmix_alpha):
         return images, targets
-    weights_key, partner_key = jax.random.split(key)
+    batch, height, width, _ = images.shape
+    group = GROUP if batch % GROUP == 0 else batch
     cutmix_probability = 0.5 if mixup_alpha and cutmix_alpha else float(cutmix_alpha > 0)
-    kept = kept_weights(weights_key, *images.shape[1:3], cutmix_probability, mixup_alpha, cutmix_alpha)
-    share = kept.mean()
-    kept = kept[..., None]
-    batch = images.shape[0]
-    group = PARTNERS if batch % PARTNERS == 0 else batch
-    keys = jax.random.split(partner_key, batch // group)
 
-    def partners(x):
-        return jax.vmap(jax.random.permutation)(keys, x.reshape(-1, group, *x.shape[1:])).reshape(x.shape)
+    def mix_group(images, targets, key):
+        weights_key, partner_key = jax.random.split(key)
+        kept = kept_weights(weights_key, height, width, cutmix_probability, mixup_alpha, cutmix_alpha)
+        share, kept = kept.mean(), kept[..., None]
+        partner = jax.random.permutation(partner_key, group)
+        mixed = kept * images + (1 - kept) * images[partner]
+        return mixed.astype(images.dtype), share * targets + (1 - share) * targets[partner]
 
-    mixed = kept * images + (1 - kept) * partners(images)
-    return mixed.astype(images.dtype), share * targets + (1 - share) * partners(targets)
+    grouped = (x.reshape(-1, group, *x.shape[1:]) for x in (images, targets))
+    mixed = jax.vmap(mix_group)(*grouped, jax.random.split(key, batch // group))
+    return mixed[0].reshape(images.shape), mixed[1].reshape(targets.shape)
 
 
 def kept_weights(

@@ -50,10 +50,11 @@ def test_without_the_compiler_one_line_says_what_to_install():
 @pytest.mark.parametrize(("method", "fsdp"), [("fused", 1), ("parallel", 1), ("chunkwise", 1), ("fused", 8)])
 def test_eight_devices_exchange_nothing_but_gradients_and_split_parameters(method, fsdp):
     """With both modes of pLSTM, and mixup on. Each number of a parameter is exchanged once in each direction."""
-    shrunk = ["optim.batch_size=1024", "model.depth=2", "data.size=64", "model.image_size=64", f"model.method={method}"]
-    config = compose_experiment("imagenet/plstm", *shrunk, f"mesh.fsdp={fsdp}")
-    found = collectives(compile_step(config, 8).as_text())
+    shrunk = ["optim.batch_size=1024", "model.depth=2", "data.size=64", "model.image_size=64", f"mesh.fsdp={fsdp}"]
+    config = compose_experiment("imagenet/plstm", *shrunk)
     model = nnx.eval_shape(lambda: TASKS["imagenet"](config).build_model(0))
+    config = compose_experiment("imagenet/plstm", *shrunk, f"model.method={method}")
+    found = collectives(compile_step(config, 8).as_text())
     sizes = [leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
     split = sum(size for size in sizes if size >= MIN_SPLIT) if fsdp > 1 else 0
     exchanged = {kind: found.get(kind, {}).get("elements", 0) for kind in ("all-gather", "reduce-scatter")}

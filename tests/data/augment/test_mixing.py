@@ -74,7 +74,7 @@ def test_which_kinds_the_alphas_mean(monkeypatch, mixup, cutmix, probability):
     assert drawn == [(4, 6, probability, mixup, cutmix)]
 
 
-def test_one_draw_a_batch_partners_a_permutation_and_targets_the_share_of_the_pixels():
+def test_one_draw_a_group_partners_a_permutation_and_targets_the_share_of_the_pixels():
     """Image n is 1 in channel n, so that channels are the weights of the images."""
     batch, partners = 6, []
     start = jnp.broadcast_to(jnp.eye(batch)[:, None, None], (batch, 16, 20, batch))
@@ -97,13 +97,15 @@ def test_one_draw_a_batch_partners_a_permutation_and_targets_the_share_of_the_pi
     assert stats.chisquare(counts.ravel()).pvalue > 1e-3  # every image is as often the partner of every other
 
 
-def test_partners_are_of_the_same_rows_of_a_large_batch(monkeypatch):
-    monkeypatch.setattr(mixing, "PARTNERS", 4)
+def test_each_group_of_a_large_batch_has_its_own_draw_and_partners(monkeypatch):
+    monkeypatch.setattr(mixing, "GROUP", 4)
     start = jnp.broadcast_to(jnp.eye(12)[:, None, None], (12, 8, 8, 12))
-    targets = np.stack([mix(start, jnp.eye(12), jax.random.key(n), 0.8, 0.0)[1] for n in range(20)])
-    blocks = targets.reshape(20, 3, 4, 3, 4).sum(axis=(2, 4))
+    targets = np.stack([mix(start, jnp.eye(12), jax.random.key(n), 0.8, 0.0)[1] for n in range(40)])
+    blocks = targets.reshape(40, 3, 4, 3, 4).sum(axis=(2, 4))
     np.testing.assert_allclose(blocks, np.broadcast_to(4 * np.eye(3), blocks.shape), atol=1e-5)
     assert (targets.max(axis=0)[np.kron(np.eye(3), np.ones((4, 4))) > 0] > 0).all()  # of these, everybody's
+    own = targets[:, np.arange(12), np.arange(12)].reshape(40, 3, 4).min(axis=2)  # 1 where all kept their places
+    assert len(np.unique(own.round(5))) > 100
 
 
 def test_neither_changes_nothing_and_the_type_stays():
