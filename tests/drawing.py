@@ -1,9 +1,12 @@
-"""Arrays and parameters drawn from a normal, and files of images."""
+"""Arrays and parameters drawn from a normal or by formula, and files of images."""
 
 import io
+import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from PIL import Image
@@ -19,6 +22,15 @@ def fill(build, scale: float = 0.5, seed: int = 0) -> nnx.Module:
     graphdef, params = nnx.split(nnx.eval_shape(build))
     drawn = jax.tree.map(lambda leaf: (scale * rng.normal(size=leaf.shape)).astype(leaf.dtype), params)
     return nnx.merge(graphdef, drawn)
+
+
+def sines(*shapes: tuple[int, ...]) -> Iterator[jax.Array]:
+    """Arrays of these shapes, of which golden values are: number i, counted through, is sin(1.7 i + 1) / 2."""
+    start = 0
+    for shape in shapes:
+        count = math.prod(shape)
+        yield jnp.asarray(0.5 * np.sin(1.7 * np.arange(start, start + count) + 1).reshape(shape))
+        start += count
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:

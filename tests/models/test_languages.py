@@ -10,7 +10,7 @@ from flax import nnx
 
 from plstm.models import LanguageConfig, build_model
 from plstm.nn.recurrent import Rows, TapeRNN
-from tests.drawing import fill
+from tests.drawing import fill, sines
 
 SIZES = {"vocabulary": 2, "classes": 2}
 ENCODER = ["attention.query", "attention.key", "attention.value", "attention.out", "attention_norm", "up", "down"]
@@ -58,18 +58,17 @@ def layers_of(module):
 
 
 def by_formula(kind: str, **options):
-    """A model whose i-th number is 0.5 sin(1.7 i + 1), and one more in the scales of norms."""
+    """A model of `sines`, and one more in the scales of norms."""
     config = LanguageConfig(kind=kind, **{"dim": 4, **options})
     model = nnx.eval_shape(lambda: build_model(config, 0, SIZES))
     modules = [found for name in ORDER[kind] for found in layers_of(getattr(model.layer, name))] + [model.head]
-    variables = [getattr(m, name) for m in modules for name in ("kernel", "scale", "bias") if hasattr(m, name)]
-    count = 0
-    for variable in (variable for variable in variables if variable is not None and variable.get_value() is not None):
-        numbers = count + np.arange(variable.size)
-        is_scale = any(variable is getattr(module, "scale", None) for module in modules)
-        variable.set_value(jnp.asarray(is_scale + 0.5 * np.sin(1.7 * numbers + 1)).reshape(variable.shape))
-        count += variable.size
-    assert count == sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    named = [(name, getattr(m, name, None)) for m in modules for name in ("kernel", "scale", "bias")]
+    named = [(name, leaf) for name, leaf in named if leaf is not None and leaf.get_value() is not None]
+    for (name, leaf), values in zip(named, sines(*(leaf.shape for _, leaf in named)), strict=True):
+        leaf.set_value(values + (name == "scale"))
+    assert sum(leaf.size for _, leaf in named) == sum(
+        leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))
+    )
     return model
 
 

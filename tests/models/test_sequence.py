@@ -7,10 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from scipy.special import expit
 
 from plstm.models import build_model, named_variables
 from plstm.models.sequence import SequenceConfig
-from plstm.nn.sequence import MLSTM, SLSTM, CausalAttention, GatedDeltaNet, Mamba2, MLSTMLarge, TrackingPLSTM, rotation
+from plstm.nn.sequence import (
+    MLSTM,
+    SLSTM,
+    CausalAttention,
+    GatedDeltaNet,
+    GatedMLP,
+    Mamba2,
+    MLSTMLarge,
+    TrackingPLSTM,
+    rotation,
+)
+from tests.drawing import normal, sines
 
 # The parameters of each layer in the order in which the golden values number them; those with a plus are 1 + p.
 PARAMETERS = {
@@ -29,14 +41,12 @@ PARAMETERS["gdn_negative"] = PARAMETERS["gdn"]
 
 
 def fill(module: nnx.Module, names: list[str]) -> nnx.Module:
-    """Sets parameter number i, counted over all tensors, to sin(1.7 i + 1) / 2."""
-    variables, start = named_variables(nnx.state(module, nnx.Param)), 0
+    """`sines` in order, and one more in the names with a plus."""
+    variables = named_variables(nnx.state(module, nnx.Param))
     assert {name.rstrip("+") for name in names} == set(variables)
-    for name in names:
-        variable = variables[name.rstrip("+")]
-        values = 0.5 * jnp.sin(1.7 * jnp.arange(start, start + variable.size) + 1) + name.endswith("+")
-        variable.set_value(values.reshape(variable.shape))
-        start += variable.size
+    filled = [variables[name.rstrip("+")] for name in names]
+    for name, variable, values in zip(names, filled, sines(*(leaf.shape for leaf in filled)), strict=True):
+        variable.set_value(values + name.endswith("+"))
     nnx.update(module, nnx.from_flat_state({tuple(map(_key, name.split("."))): v for name, v in variables.items()}))
     return module
 
@@ -142,23 +152,33 @@ def test_attention_without_positions_reads_a_set():
 
 
 def test_the_layer_of_language_models_by_its_recurrence():
-    """Against the equations of the large xLSTM, one head, with gates from the input itself."""
-    layer = MLSTMLarge(4, 1, nnx.Rngs(0))
-    layer.input_gate.kernel[...] = jnp.full((4, 1), 20.0)  # beyond the limit of the gates
-    layer.input_gate.bias[...] = jnp.zeros(1)
-    x = np.asarray(jax.random.normal(jax.random.key(0), (5, 4)), np.float64)
+    """Against the equations of the large xLSTM, two heads, with gates from the input itself."""
+    layer = MLSTMLarge(8, 2, nnx.Rngs(0))
+    layer.input_gate.kernel[...] = jnp.full((8, 2), 20.0)  # beyond the limit of the gates
+    layer.input_gate.bias[...] = jnp.zeros(2)
+    x = np.asarray(jax.random.normal(jax.random.key(0), (5, 8)), np.float64)
     q, k, v, o = (x @ np.asarray(part.kernel[...], np.float64) for part in (layer.q, layer.k, layer.v, layer.gate))
     i = 15 * np.tanh(20 * x.sum(1) / 15)
-    decay = 1 / (1 + np.exp(-15 * np.tanh(3 / 15)))
-    state = np.zeros((2, 5))
-    out = []
-    for t in range(5):
-        state = decay * state + np.exp(i[t]) / np.sqrt(2) * np.outer(k[t], [*v[t], 1])
-        *hidden, size = q[t] @ state
-        hidden = np.array(hidden) / max(abs(size), 1)
-        hidden = (hidden - hidden.mean()) / np.sqrt(hidden.var() + 1e-5)
-        out.append(hidden / (1 + np.exp(-o[t])) @ np.asarray(layer.out.kernel[...], np.float64))
-    np.testing.assert_allclose(layer(jnp.asarray(x, jnp.float32)), out, atol=1e-4)
+    out = np.zeros((5, 8))
+    for head, forget in enumerate((3, 6)):
+        keys, values = slice(2 * head, 2 * head + 2), slice(4 * head, 4 * head + 4)
+        state = np.zeros((2, 5))
+        for t in range(5):
+            state = expit(15 * np.tanh(forget / 15)) * state
+            state += np.exp(i[t]) / np.sqrt(2) * np.outer(k[t, keys], [*v[t, values], 1])
+            *hidden, size = q[t, keys] @ state
+            hidden = np.array(hidden) / max(abs(size), 1)
+            out[t, values] = (hidden - hidden.mean()) / np.sqrt(hidden.var() + 1e-5)
+    expected = out * expit(o) @ np.asarray(layer.out.kernel[...], np.float64)
+    np.testing.assert_allclose(jax.jit(layer)(jnp.asarray(x, jnp.float32)), expected, atol=1e-4)
+
+
+def test_the_gated_mlp_is_swiglu():
+    layer, x = GatedMLP(4, 6, nnx.Rngs(0)), normal(5, 4)
+    gate, up = np.split(x @ np.asarray(layer.up.kernel[...]), 2, axis=-1)
+    np.testing.assert_allclose(
+        jax.jit(layer)(x), gate * expit(gate) * up @ np.asarray(layer.down.kernel[...]), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

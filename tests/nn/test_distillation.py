@@ -13,28 +13,20 @@ from flax import nnx
 
 from plstm.models import SequenceConfig, build_model, named_variables
 from plstm.nn.distillation import BRANCHES, Student, alignment_loss, student_inputs, window_attention
+from tests.drawing import sines
 
 GOLDEN = json.loads(Path(__file__).with_suffix(".json").with_stem("distillation").read_text())
 SIZES = {"vocabulary": 5, "classes": 5}
 GATES = ("write", "forget", None, "mix")  # after the features, in the order in which parameters are numbered
 
 
-def formula(*sizes):
-    """Tensors of these shapes, numbered through."""
-    start = 0
-    for size in sizes:
-        count = int(np.prod(size))
-        yield jnp.asarray(0.5 * np.sin(1.7 * np.arange(start, start + count) + 1).reshape(size))
-        start += count
-
-
 def published(block):
     """The student with the published parameters."""
     student = Student(block, 8, 2, 3, 1, nnx.Rngs(0))
-    *maps, q, k = formula(*[(8, 8)] * 4, *[(2, 4, 4)] * 2)
+    *maps, q, k = sines(*[(8, 8)] * 4, *[(2, 4, 4)] * 2)
     student.qkv.kernel.set_value(jnp.concatenate(maps[:3], axis=1))
     student.out.kernel.set_value(maps[3])
-    gates = [*formula(*[(8, 8)] * 4, *[(2, 4, 4)] * 2, *[(24, 2), (2,)] * 4)][6:]
+    gates = [*sines(*[(8, 8)] * 4, *[(2, 4, 4)] * 2, *[(24, 2), (2,)] * 4)][6:]
     for number, name in enumerate(GATES):
         if layer := name and getattr(student.linear, name, None):
             layer.kernel.set_value(gates[2 * number])
