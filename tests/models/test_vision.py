@@ -110,9 +110,10 @@ def test_bfloat16_gives_float32_logits_and_finite_gradients(name):
     np.testing.assert_allclose(logits, exact, atol=0.1 * float(np.abs(exact).max()))
 
 
-def test_recomputed_blocks_give_the_same_gradients_in_less_memory():
+@pytest.mark.parametrize("name", ["ViT", pytest.param("pLSTM", marks=pytest.mark.slow)])
+def test_recomputed_blocks_give_the_same_gradients_in_less_memory(name):
     def gradients(remat):
-        model = filled(tiny(depth=6, drop_path=0.2, remat=remat, **MODELS["ViT"]))
+        model = filled(tiny(depth=6, drop_path=0.2, remat=remat, **MODELS[name]))
         graphdef, params = nnx.split(model)
 
         def loss(params, images):

@@ -19,8 +19,8 @@ from data.arrow_pointing.geometry import (
 )
 from plstm.errors import UserError
 
-CANVASES = [Canvas(), Canvas(96, 0.5), Canvas(48, 0.25)]
-WITH_EXTENDED = [*CANVASES, *(Canvas(2 * canvas.size, canvas.scale) for canvas in CANVASES)]
+CANVASES = [Canvas(), Canvas(96, 0.5), Canvas(48, 0.25), Canvas(96, 0.5, 4)]
+WITH_EXTENDED = [*CANVASES, *(Canvas(2 * canvas.size, canvas.scale, canvas.thinnest) for canvas in CANVASES)]
 PAPERS = {  # of the first images, at the paper's sizes; train of seed 43
     ("train", 1000): (1000, 470, "4a0392e4b4a57134fe91c282"),
     ("val_ext", 500): (500, 248, "f66284c1492637fdfefeb74c"),
@@ -99,6 +99,14 @@ def test_reduced_images_are_the_papers_scaled():
         for name in ("ax", "ay", "radius", "cx", "cy"):
             assert 4 * getattr(reduced, name) == pytest.approx(getattr(paper, name))
         assert reduced.length == 12 and reduced.width == 2
+
+
+def test_no_arrow_is_thinner_or_shorter_than_asked_for():
+    variant = ArrowVariant(size=96, object_scale=0.5, thinnest=4)
+    arrows = [*variant.arrows("test", 100)]
+    assert {(arrow.length, arrow.width) for arrow in arrows} == {(24, 4)}
+    images = ((render(arrow, variant.canvas("test")), arrow.label) for arrow in arrows)
+    assert digest(images) == (100, 48, "9411be2d1cb6346e244d5d3c")
 
 
 def test_the_smallest_canvas_works_and_less_is_refused():
