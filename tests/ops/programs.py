@@ -29,7 +29,6 @@ from tests.ops import (
     test_dag,
     test_grid,
     test_mlstm,
-    test_one_recurrence,
     test_recurrences,
     test_scans,
     test_sequence,
@@ -63,6 +62,7 @@ GRID = draw_grid()
 TRACKING = test_recurrences.draw_tracking(5, f32)[0]
 MLSTM = test_mlstm.draw(5)[0]
 DELTA = test_recurrences.draw_delta_rule(5, f32)[0]
+LINEAR = test_recurrences.draw_linear_attention(5, f32)[0]
 SSD = test_recurrences.draw_ssd(5, f32)[0]
 SEQUENCE = test_sequence.draw(5)[0]
 SS2D = test_scans.draw("ss2d", 3, 2)[0]
@@ -76,7 +76,7 @@ BY_METHOD = [
     ("mlstm", mlstm, MLSTM, ("chunkwise", "recurrent")),
     ("delta", gated_delta_rule, DELTA, ("chunkwise", "recurrent")),
     ("ssd", ssd, SSD, ("chunkwise", "recurrent")),
-    ("linear", linear_attention, test_one_recurrence.draw(5)[0], ("chunkwise", "recurrent")),
+    ("linear", linear_attention, LINEAR, ("chunkwise", "recurrent")),
     ("ss2d", ss2d, SS2D, ("scans", "recurrent")),
     ("mamba2d", mamba2d, MAMBA2D, ("rows", "diagonals", "recurrent")),
     ("dag", on_dag, test_dag.draw(DAG, f32)[0], ("levels", "doubling", "recurrent")),

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from plstm.ops.dag import DagGates, plstm_dag
+from plstm.ops.dag import DagGates
 from plstm.ops.delta_rule import gated_delta_rule
 from plstm.ops.grid import plstm2d
 from plstm.ops.linear_attention import linear_attention
@@ -17,51 +17,31 @@ from plstm.ops.slstm import slstm
 from plstm.ops.ss2d import ss2d
 from plstm.ops.ssd import ssd
 
-from . import test_dag, test_grid, test_mlstm, test_one_recurrence, test_recurrences, test_scans, test_sequence
+from .programs import BY_METHOD, CASES, on_dag
 
-on_dag = functools.partial(plstm_dag, dag=test_dag.DAGS["sparse"])
-
-
-def draw_grid():
-    arguments = test_grid.draw((2, 5, 4), dtype=jnp.float32)[0]
-    return arguments | {"gates": test_grid.assemble(arguments.pop("free"))}
-
-
-DRAWS = {
-    mlstm: lambda: test_mlstm.draw(7)[0],
-    plstm1d: lambda: test_sequence.draw(7)[0],
-    ssd: lambda: test_recurrences.draw_ssd(7, jnp.float32)[0],
-    gated_delta_rule: lambda: test_recurrences.draw_delta_rule(7, jnp.float32)[0],
-    linear_attention: lambda: test_one_recurrence.draw(7)[0],
-    plstm1d_tracking: lambda: test_recurrences.draw_tracking(7, jnp.float32)[0],
-    slstm: lambda: test_recurrences.draw_slstm(5, jnp.float32)[0],
-    ss2d: lambda: test_scans.draw("ss2d", 2, 4)[0],
-    mamba2d: lambda: test_scans.draw("mamba2d", 2, 3)[0],
-    on_dag: lambda: test_dag.draw(test_dag.DAGS["sparse"], jnp.float32)[0],
-    plstm2d: draw_grid,
-}
+ARGUMENTS = {operator: arguments for _, operator, arguments, _ in BY_METHOD} | {slstm: CASES["slstm"][1]}
 # A shape stands for zeros of that shape.
 WRONG = [
-    (mlstm, {"k": (2, 7, 5)}, r"k must .*\(2, 7, 4\).*\(2, 7, 5\)"),
-    (mlstm, {"v": (2, 6, 3)}, r"v must .*\(2, 7, 3\).*\(2, 6, 3\)"),
-    (mlstm, {"f": (2, 1)}, r"f must .*\(2, 7\).*\(2, 1\)"),
+    (mlstm, {"k": (2, 5, 5)}, r"k must .*\(2, 5, 4\).*\(2, 5, 5\)"),
+    (mlstm, {"v": (2, 4, 3)}, r"v must .*\(2, 5, 3\).*\(2, 4, 3\)"),
+    (mlstm, {"f": (2, 1)}, r"f must .*\(2, 5\).*\(2, 1\)"),
     (mlstm, {"method": "parallel"}, r"method .*chunkwise.*'parallel'"),
     (mlstm, {"chunk": 0}, "chunk must be at least 1; got 0"),
-    (plstm1d, {"k": (2, 7, 4)}, r"k must .*\(2, 7, 3\).*\(2, 7, 4\)"),
-    (plstm1d, {"v": (2, 6, 4)}, r"v must .*\(2, 7, 4\).*\(2, 6, 4\)"),
-    (plstm1d, {"transition": (7,)}, r"transition .*\(7,\)"),
+    (plstm1d, {"k": (2, 5, 4)}, r"k must .*\(2, 5, 3\).*\(2, 5, 4\)"),
+    (plstm1d, {"v": (2, 4, 4)}, r"v must .*\(2, 5, 4\).*\(2, 4, 4\)"),
+    (plstm1d, {"transition": (5,)}, r"transition .*\(5,\)"),
     (plstm1d, {"direct": (2, 1)}, r"direct .*\(2, 1\)"),
     (plstm1d, {"method": "fast"}, r"method .*parallel.*'fast'"),
-    (ssd, {"b": (2, 6, 4)}, r"b must be \[..., T, N\] = \(2, 7, 4\); got \(2, 6, 4\)"),
+    (ssd, {"b": (2, 4, 4)}, r"b must be \[..., T, N\] = \(2, 5, 4\); got \(2, 4, 4\)"),
     (ssd, {"a": (2,)}, r"a must be \[H\] = \(3,\)"),
-    (gated_delta_rule, {"beta": (3, 1)}, r"beta must .*\(3, 7\).*\(3, 1\)"),
+    (gated_delta_rule, {"beta": (3, 1)}, r"beta must .*\(3, 5\).*\(3, 1\)"),
     (gated_delta_rule, {"chunk": 0}, "chunk must be at least 1; got 0"),
     (gated_delta_rule, {"method": "fast"}, "method must be one of auto, chunkwise, recurrent; got 'fast'"),
-    (linear_attention, {"write": (2, 1)}, r"write must .*\(2, 7\).*\(2, 1\)"),
+    (linear_attention, {"write": (2, 1)}, r"write must .*\(2, 5\).*\(2, 1\)"),
     (linear_attention, {"chunk": 0}, "chunk must be at least 1; got 0"),
-    (plstm1d_tracking, {"source": (2, 7, 3, 2, 1)}, r"source must .*J_T, J_K, J_V\] = \(2, 7, 3, 2, 5\)"),
-    (plstm1d_tracking, {"mark": (2, 7, 2, 4, 2)}, r"mark must .*J_O, J_Q, J_T\] = \(2, 7, 2, 4, 3\)"),
-    (plstm1d_tracking, {"direct": (2, 7, 1, 1, 2, 2)}, r"direct must .*= \(2, 7, 2, 4, 2, 5\)"),
+    (plstm1d_tracking, {"source": (2, 5, 3, 2, 1)}, r"source must .*J_T, J_K, J_V\] = \(2, 5, 3, 2, 5\)"),
+    (plstm1d_tracking, {"mark": (2, 5, 2, 4, 2)}, r"mark must .*J_O, J_Q, J_T\] = \(2, 5, 2, 4, 3\)"),
+    (plstm1d_tracking, {"direct": (2, 5, 1, 1, 2, 2)}, r"direct must .*= \(2, 5, 2, 4, 2, 5\)"),
     (slstm, {"recurrent": (2, 4, 3, 3)}, r"recurrent must .*\(2, 3, 4, 3\)"),
     (ss2d, {"a": (2, 3)}, r"a must be \[e, N\] = \(3, 2\)"),
     (ss2d, {"method": "fast"}, "method must be one of scans, recurrent; got 'fast'"),
@@ -74,11 +54,11 @@ WRONG = [
     (on_dag, {"direct": (2, 1)}, r"direct must be .*\(2, 12\).*\(2, 1\)"),
     (on_dag, {"method": "fast"}, r"method .*levels.*'fast'"),
     *((on_dag, {gate: (2, 99)}, rf"{gate} must be .*\(2, 99\)") for gate in DagGates._fields),
-    (plstm2d, {"k": (2, 5, 4, 2)}, r"\bk\b.*\(2, 5, 4, 2\)"),
-    (plstm2d, {"v": (2, 4, 5, 2)}, r"\bv\b.*\(2, 4, 5, 2\)"),
-    (plstm2d, {"direct": (2, 5, 5)}, r"direct.*\(2, 5, 5\)"),
-    (plstm2d, {"t_du": (2, 5, 4)}, r"t_du.*\(2, 5, 4\)"),
-    (plstm2d, {"s_r": (2, 4, 4, 5)}, r"s_r.*\(2, 4, 4, 5\)"),
+    (plstm2d, {"k": (1, 3, 2, 2)}, r"\bk\b.*\(1, 3, 2, 2\)"),
+    (plstm2d, {"v": (1, 2, 3, 2)}, r"\bv\b.*\(1, 2, 3, 2\)"),
+    (plstm2d, {"direct": (1, 3, 3)}, r"direct.*\(1, 3, 3\)"),
+    (plstm2d, {"t_du": (1, 3, 2)}, r"t_du.*\(1, 3, 2\)"),
+    (plstm2d, {"s_r": (1, 4, 2, 3)}, r"s_r.*\(1, 4, 2, 3\)"),
     (plstm2d, {"method": "quick"}, "method.*'quick'"),
     (plstm2d, {"structure": "quick"}, "structure.*'quick'"),
 ]
@@ -86,7 +66,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("operator", "change", "message"), WRONG)
 def test_wrong_arguments_are_named(operator, change, message):
-    arguments = DRAWS[operator]()
+    arguments = dict(ARGUMENTS[operator])
     changed = {name: jnp.zeros(value) if isinstance(value, tuple) else value for name, value in change.items()}
     if "gates" in arguments:
         gates = arguments["gates"]
@@ -96,9 +76,9 @@ def test_wrong_arguments_are_named(operator, change, message):
         operator(**arguments | changed)
 
 
-@pytest.mark.parametrize("operator", [operator for operator in DRAWS if operator is not on_dag])
+@pytest.mark.parametrize("operator", [operator for operator in ARGUMENTS if operator is not on_dag])
 def test_no_token_and_a_side_of_none_are_refused(operator):
-    arguments = DRAWS[operator]()
+    arguments = dict(ARGUMENTS[operator])
     for name in arguments.keys() - {"a", "a_t", "a_l", "recurrent"}:
         axis = 2 if operator is plstm2d and name == "gates" else 1
         arguments[name] = jax.tree.map(functools.partial(jnp.take, indices=jnp.arange(0), axis=axis), arguments[name])

@@ -3,9 +3,6 @@
 S_t = decay_t (I - erase_t k_t k_t^T) S_(t-1) + write_t k_t v_t^T,  y_t = S_t^T q_t
 """
 
-import functools
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,8 +12,6 @@ from plstm.ops.linear_attention import linear_attention
 from plstm.ops.mlstm import mlstm
 from plstm.ops.sequence import SequenceGates, plstm1d
 from plstm.ops.ssd import ssd
-
-from .comparing import check, check_bfloat16
 
 T, KEY, VALUE = 23, 4, 3
 
@@ -120,27 +115,3 @@ def test_plstm_in_one_dimension_is_linear_attention_with_gates_at_both_ends(draw
         KEY**0.5 * plstm1d(q, k, v, gates, write, method="recurrent"),
         linear_attention(q, k, v, np.log(decay), write),
     )
-
-
-# ---------------------------------------------------------------------- the operator's forms
-chunkwise = functools.partial(linear_attention, method="chunkwise", chunk=8)
-recurrent = functools.partial(linear_attention, method="recurrent")
-
-
-def draw(length, dtype="float32"):
-    """The second entry forgets all at some tokens."""
-    rng = np.random.default_rng(0)
-    arguments = {name: rng.normal(size=(2, length, size)) for name, size in {"q": 4, "k": 4, "v": 3}.items()}
-    arguments |= {"log_decay": -rng.uniform(0, 0.3, (2, length)), "write": rng.normal(size=(2, length))}
-    arguments["log_decay"][1, ::5] = -1e3
-    return jax.tree.map(lambda array: jnp.asarray(array, dtype), (arguments, rng.normal(size=(2, length, 3))))
-
-
-@pytest.mark.parametrize(("length", "bits"), [(1, 64), (21, 64), (21, 32)])
-def test_chunks_are_the_steps_in_values_and_gradients(length, bits):
-    with jax.enable_x64(bits == 64):
-        check(chunkwise, recurrent, *draw(length, f"float{bits}"), {64: 1e-10, 32: 1e-4}[bits])
-
-
-def test_bfloat16_inputs():
-    check_bfloat16(chunkwise, recurrent, *draw(7), 2e-2)

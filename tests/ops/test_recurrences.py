@@ -1,4 +1,5 @@
-"""sLSTM, Mamba-2's state space, the gated delta rule, pLSTM with state tracking: forms, published cells, messages."""
+"""sLSTM, Mamba-2's state space, the gated delta rule, linear attention, pLSTM with state tracking: forms and published
+cells."""
 
 import functools
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from plstm.ops.delta_rule import gated_delta_rule
+from plstm.ops.linear_attention import linear_attention
 from plstm.ops.sequence import SequenceGates, plstm1d, plstm1d_tracking
 from plstm.ops.slstm import slstm
 from plstm.ops.ssd import ssd
@@ -41,6 +43,15 @@ def draw_delta_rule(length, dtype):
     return as_arrays(dtype, dict(q=q, k=k, v=v, log_alpha=log_alpha, beta=beta), cotangent)
 
 
+def draw_linear_attention(length, dtype):
+    """The second entry forgets all at some tokens."""
+    rng = np.random.default_rng(0)
+    arguments = {name: rng.normal(size=(2, length, size)) for name, size in {"q": 4, "k": 4, "v": 3}.items()}
+    arguments |= {"log_decay": -rng.uniform(0, 0.3, (2, length)), "write": rng.normal(size=(2, length))}
+    arguments["log_decay"][1, ::5] = -1e3
+    return as_arrays(dtype, arguments, rng.normal(size=(2, length, 3)))
+
+
 def draw_tracking(length, dtype, sizes=(2, 4, 2, 5, 3)):
     """Eigenvalues of the transitions are -1, 0 and 1 in the second entry."""
     rng, (j_o, j_q, j_k, j_v, j_t) = np.random.default_rng(0), sizes
@@ -54,6 +65,7 @@ def draw_tracking(length, dtype, sizes=(2, 4, 2, 5, 3)):
 
 
 DRAWS = {ssd: draw_ssd, gated_delta_rule: draw_delta_rule, plstm1d_tracking: draw_tracking}
+DRAWS |= {linear_attention: draw_linear_attention}
 CHUNKS = {operator: functools.partial(operator, method="chunkwise", chunk=8) for operator in DRAWS}
 STEPS = {operator: functools.partial(operator, method="recurrent") for operator in DRAWS}
 SLOW = [*((length, 64) for length in (1, 7, 64, 65, 200)), (65, 32)]
@@ -81,7 +93,9 @@ def test_what_follows_a_token_that_forgets_all_is_as_exact_as_steps(decay):
     check(CHUNKS[ssd], STEPS[ssd], arguments, cotangent, 1e-4)
 
 
-@pytest.mark.parametrize("operator", [gated_delta_rule, pytest.param(plstm1d_tracking, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "operator", [gated_delta_rule, linear_attention, pytest.param(plstm1d_tracking, marks=pytest.mark.slow)]
+)
 def test_bfloat16_inputs(operator):
     check_bfloat16(CHUNKS[operator], STEPS[operator], *DRAWS[operator](8, jnp.float32), 3e-2)
 
