@@ -19,7 +19,7 @@ from plstm.runs.compose import check, compose_config, to_config
 from plstm.runs.folders import load_config, write_config
 from plstm.runs.identity import plain_config, run_id
 from plstm.runs.overrides import as_override
-from plstm.tasks import TASKS
+from plstm.tasks import TASKS, programs
 from plstm.tasks.arrow import ArrowData
 from tests.commands import ROOT
 
@@ -127,6 +127,16 @@ def test_runs_that_compile_the_same_share_it(config_of, experiment, same, other)
         assert shared(word) != shared(), word
 
 
+def test_plans_that_differ_share_no_programs(arrow, monkeypatch):
+    monkeypatch.setattr(programs.Programs, "of", lambda task, plan: plan)
+    monkeypatch.setattr(programs, "_latest", {})
+    task = TASKS["arrow"](arrow)
+    plan = task.plan()
+    for name in ("steps", "steps_per_epoch", "warmup_steps"):
+        for each in (plan, plan._replace(**{name: 7})):
+            assert programs.compile_programs(task, each) == each, name
+
+
 def test_values_that_follow_others(config_of):
     config = config_of("experiment=arrow/plstm", "seed=47", "data.size=384")
     assert (config.data.train_seed, config.model.image_size, config.model.classes) == (47, 384, 2)
@@ -223,6 +233,7 @@ BAD_VALUES = {
     "imagenet/plstm": [
         ("augment", None, "augment=deit3"),
         ("optim.label_smoothing", 0.1, "takes classes with any label as present"),
+        ("augment.repeats", 4096, "more than optim.batch_size=2048"),
     ],
     "languages/rnn": [
         ("data.name", "parity", "choose one of even_pairs"),
@@ -243,6 +254,7 @@ BAD_VALUES = {
         ),
         ("data.points", 656, "must be a multiple of model.patch=16"),
         ("data.bank", 0, "data.bank=0"),
+        ("data.eval_seed", 0, "must differ from data.bank_seed"),
         ("optim.loss", "cross_entropy", "choose one of pinball"),
     ],
     "graphs/gin": [

@@ -25,6 +25,7 @@ WRONG = [
     (tiny, {"patch_size": 5}, "patch_size=5.*model.image_size=16"),
     (tiny, {"heads": 3}, "heads=3.*model.dim=16"),
     (tiny, {"heads": 8}, "heads=8.*model.dim=16"),
+    (tiny, {"method": "fused", "image_size": 65 * 4}, "method=fused: takes 64 patches a side; use auto"),
     (tiny, {"track": 3}, "track=3: times model.heads must divide model.dim=16"),
     (tiny, {"track": 2, "gates": "printed"}, "gates=printed: model.track has gates of its own"),
     (tiny, {"transitions": "delta"}, "transitions=delta: needs model.track"),

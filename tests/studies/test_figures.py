@@ -12,8 +12,9 @@ from plstm.studies.definitions import load_table
 from plstm.studies.figures import draw_table
 from plstm.studies.probes import points_by_size, read_probes
 from plstm.studies.records import read_records, record_path
+from plstm.studies.sweeps import t_interval
 
-from .conftest import ROOT, TABLES, rendered, run_script, texts_of
+from .conftest import ROOT, TABLES, example_curve, rendered, run_script, texts_of
 
 
 @pytest.fixture
@@ -52,6 +53,11 @@ def test_curves_have_a_panel_a_group_and_split_with_band_and_baseline(arrow, add
     assert lines["pLSTM (n=3)"].get_color() == figures.COLOURS["pLSTM"]
     assert lines["arrow direction only"].get_ydata()[0] == 0.775
     before = lines["pLSTM (n=3)"].get_ydata().tolist()
+    (band,) = figure.axes[0].collections
+    of_seeds = [[point[4] for point in example_curve(0.97, shift) if point[2] == "val"] for shift in (-800, -400, 0)]
+    mean, half_width, _ = t_interval([curve[10] for curve in of_seeds])
+    corners = band.get_paths()[0].vertices
+    assert sorted({*corners[corners[:, 0] == 27.5, 1]}) == pytest.approx([mean - half_width, mean + half_width])
     add(lr=1e-3, val=0.9)  # a learning rate that is not chosen changes nothing
     assert lines_of(drawn(arrow)["curves"].axes[0])["pLSTM (n=3)"].get_ydata().tolist() == before
 

@@ -57,7 +57,8 @@ def test_ratios_are_of_the_same_seeds_and_sets(table, add_scores, tmp_path):
         for name, ratio in (("monthly", 0.8), ("daily", 0.5), ("hourly", 1.6))
     ]
     assert mase.low == pytest.approx(mase.value) == mase.high  # both seeds have the same ratio
-    assert 0.5 <= mase.sets_low < mase.value < mase.sets_high <= 1.6
+    # One draw of three sets in 27 has one set three times, more than the 2.5% that an end leaves out.
+    assert [mase.sets_low, mase.sets_high] == pytest.approx([0.5, 1.6])
     cells, *_ = map(dict, lines_of(files["differences.md"], "GDN, 5,000 steps"))
     assert cells["Score"] == "MASE" and cells["Difference"] == "× 0.862" and cells["Better on"] == "2 of 3"
     assert cells["Sets"] == f"[{mase.sets_low:.3f}, {mase.sets_high:.3f}]"

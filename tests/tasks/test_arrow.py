@@ -2,6 +2,7 @@
 
 import pytest
 
+from plstm.errors import UserError
 from plstm.models import EfficientNetConfig
 from plstm.runs.compose import compose_experiment
 from plstm.tasks.arrow import ArrowTask
@@ -30,3 +31,9 @@ def test_models_with_batch_norms_take_their_batch_whole():
     config = compose_experiment("arrow_48/plstm")
     config.model = EfficientNetConfig()
     assert ArrowTask(config).microbatches() == 1
+
+
+def test_a_model_that_does_not_take_the_larger_images_is_refused():
+    """48 patches a side are fine, and twice as many are not."""
+    with pytest.raises(UserError, match=r"^model.method=fused: takes 64 patches a side"):
+        compose_experiment("arrow_48/plstm", "model.patch_size=1", "model.method=fused")

@@ -139,6 +139,12 @@ def test_a_split_is_cut_into_batches_no_larger_than_those_of_the_training(task):
         assert split.first(size) is next(split.batches(size))  # only what is asked for is made
 
 
+def test_several_devices_are_refused(task, monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    with pytest.raises(UserError, match="^task graphs: trains on one device, not 2"):
+        _ = task.source
+
+
 def test_splits_and_epochs_have_the_graphs_of_their_part_of_the_fold(task):
     graphs = task.source.graphs
 

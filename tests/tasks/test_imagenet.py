@@ -20,6 +20,7 @@ from plstm.tasks.imagenet import ImageNetData, ImageNetTask
 from plstm.tasks.photographs import LOSSES
 from plstm.tasks.vision import normalise
 from plstm.training.meshes import Layout, make_mesh
+from tests.data.batching import assert_same, joined, take
 
 MIXED = dict(mixup=0.8, cutmix=1.0)
 LAYOUT = Layout(make_mesh(1))
@@ -121,6 +122,21 @@ def test_it_trains_and_evaluates_on_pictures_drawn_in_memory():
     batches = list(task.split("val").batches(5))
     assert [batch["mask"].sum() for batch in batches] == [5, 2] and len(task.split("test")) == 7
     assert batches[0]["label"].tolist() == [0, 100, 200, 300, 400]
+
+
+def test_the_parts_of_processes_make_up_each_batch(monkeypatch):
+    layout = SimpleNamespace(place_rows=lambda batch: batch)
+
+    def batches() -> list[dict]:
+        task = ImageNetTask(config_of(AugmentConfig()))
+        return take(task.batches(layout), 1) + list(task.split("val").batches(6))
+
+    whole, parts = batches(), []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    for number in range(2):
+        monkeypatch.setattr(jax, "process_index", lambda number=number: number)
+        parts.append(batches())
+    assert_same(joined(parts), whole)
 
 
 def test_another_number_of_images_than_the_config_s_is_refused(monkeypatch):

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 
 from plstm.tasks.streams import LengthSplit, StreamBatches
+from tests.data.batching import assert_same, joined, take
 
 
 def draw_at(length: int) -> dict[str, np.ndarray]:
@@ -23,3 +24,16 @@ def test_a_batch_is_padded_for_the_devices(monkeypatch):
     batches = list(LengthSplit(draw_at, lengths=(3,), rows=5, batch_rows=4).batches(64))
     assert [len(batch["mask"]) for batch in batches] == [6, 6]
     assert [batch["mask"].sum() for batch in batches] == [4, 1]
+
+
+def test_the_parts_of_processes_make_up_each_batch(monkeypatch):
+    def batches() -> list[dict]:
+        training = StreamBatches(lambda step: {"row": np.arange(6) + step}, place=lambda batch: batch)
+        return take(training, 2) + list(LengthSplit(draw_at, lengths=(3,), rows=5, batch_rows=4).batches(64))
+
+    whole, parts = batches(), []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    for number in range(2):
+        monkeypatch.setattr(jax, "process_index", lambda number=number: number)
+        parts.append(batches())
+    assert_same(joined(parts), whole)

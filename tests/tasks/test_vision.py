@@ -1,11 +1,13 @@
 """What the image tasks share: pixels as the model takes them, and the loss."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from data.loading import pack
 from plstm.config import Config, OptimConfig
+from plstm.tasks.base import classification_metrics
 from plstm.tasks.vision import VisionTask, normalise
 
 IMAGES = np.random.default_rng(0).choice(np.array([0, 255], np.uint8), (8, 16, 16, 1))
@@ -28,3 +30,8 @@ def test_label_smoothing():
     task = VisionTask(Config(optim=OptimConfig(label_smoothing=0.2)))
     loss, _ = task.loss(model, {"image": IMAGES, "label": labels}, jax.random.key(0))
     assert float(loss) == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_undecodable_image_counts_as_an_error_with_the_loss_of_a_uniform_guess():
+    metrics = classification_metrics(jnp.array([[9.0, 0.0, 0.0]]), jnp.array([-1]))
+    assert metrics["loss"] == (pytest.approx(np.log(3)), 1) and metrics["accuracy"] == (0, 1)
