@@ -116,9 +116,10 @@ def test_the_table_for_a_terminal_fits_in_80_columns(add, tmp_path):
         {"values": {"optim.epochs": 5.0}},
         {"seed": 99},  # not in the sweep
         {"experiment": "arrow_48/plstm"},  # of no row
+        {"seed": 44, "test_ext": None},  # which was not finite
     ],
 )
-def test_a_run_of_another_config_is_not_of_the_table(arrow, add, tmp_path, fields):
+def test_a_run_of_another_config_or_without_a_metric_is_not_of_the_table(arrow, add, tmp_path, fields):
     add(values={"loop.log_every": 7, "model.method": "recurrent"})  # which change nothing
     add(**{"test": 0.1} | fields)
     assert dict(cells_of(rendered(arrow, tmp_path)["table.md"], "pLSTM"))["Test acc."] == "0.970"
