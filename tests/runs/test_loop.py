@@ -23,11 +23,12 @@ from plstm.runs.identity import run_id
 from plstm.runs.session import Stopped
 from plstm.studies.records import commits_of, read_curve, read_records, record_path
 from plstm.tasks import TASKS
+from plstm.training import progress
 from plstm.training.checkpoints import Checkpoints, _write_checksums
 from plstm.training.processes import Interrupt
 from plstm.training.progress import MetricAverager
 from plstm.training.state import RunState
-from tests.commands import paths
+from tests.commands import paths, read_metrics
 
 
 @pytest.fixture
@@ -143,6 +144,28 @@ def test_a_run_ends_early_at_the_step_whose_evaluation_reaches_its_goal(config, 
     record = start()
     assert (record.steps, record.epochs) == (8, 1)
     assert record.metrics["last"]["val"]["accuracy"] == 0.6 and record.metrics["best"]["step"] == 8
+
+
+def test_speeds_leave_out_evaluations_and_saves(config, start, tmp_path, monkeypatch):
+    """A step takes a second here, and all else a hundred."""
+    config.loop.eval_every, config.loop.save_every = 4, 8
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def slower(function, seconds):
+        def call(*arguments):
+            clock.now += seconds
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(MetricAverager, "add", slower(MetricAverager.add, 1))
+    monkeypatch.setattr(Checkpoints, "save", slower(Checkpoints.save, 100))
+    monkeypatch.setattr(session, "evaluate", slower(lambda *_: {"loss": 0.0, "accuracy": 0.0, "count": 1}, 100))
+    start()
+    lines = read_metrics(tmp_path / "runs" / run_id(config) / "metrics.jsonl")
+    speeds = [line.get("examples_per_second") for line in lines if line["split"] == "train"]
+    assert len(speeds) > 10 and {*speeds} == {config.optim.batch_size}
 
 
 @pytest.mark.parametrize("number", [None, signal.SIGTERM])
