@@ -142,10 +142,10 @@ def test_models_of_images_take_both_sizes(study):
 
 # ---------------------------------------------------------------------- records
 def test_finished_runs_have_the_ids_of_their_configs_and_commands(composed):
-    """The latest of each experiment; all of them are a slow test."""
-    latest = {run.experiment: run for run in read_records(ROOT / "results")}
-    assert len(latest) >= 20
-    for record in latest.values():
+    """One of each task and family of models; all of them are a slow test."""
+    chosen = {(run.task, run.config["model"]["family"]): run for run in read_records(ROOT / "results")}
+    assert len(chosen) >= 10
+    for record in chosen.values():
         config = to_config(composed(*record.overrides))
         assert run_id(from_file(record.config)) == record.id == run_id(config)
         assert parameters(config) == record.parameters
