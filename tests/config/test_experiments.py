@@ -14,6 +14,7 @@ from plstm.runs.compose import compose_experiment, from_file, to_config
 from plstm.runs.identity import run_id
 from plstm.runs.overrides import CONFIGS
 from plstm.studies.definitions import load_table
+from plstm.studies.plans import planned_config
 from plstm.studies.records import read_records
 from plstm.tasks import TASKS
 
@@ -130,6 +131,35 @@ def test_steps_and_those_of_warm_up_are_the_papers(study, row, steps):
     assert steps_of(config_of(ROWS[study, row])) == steps
 
 
+OPTIM = ("name", "batch_size", "epochs", "warmup_epochs", "peak_lr", "weight_decay", "clip_norm", "loss")
+AUGMENT = ("auto_augment", "color_jitter", "random_erasing", "repeats", "mixup", "cutmix")
+CROSS, BINARY = "cross_entropy", "binary_cross_entropy"
+THREE, RAND = ("three_augment", 0.3, 0.0, 3, 0.8, 1.0), ("rand-m9-mstd0.5-inc1", 0.0, 0.0, 1, 0.8, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "variants", "optim", "augment"),
+    [  # Appendix G.2, Tables 6 and 7; docs/deviations.md says where the published runs differ, and ours with them
+        ("arrow/plstm", [], ("adamw", 128, 50, 1, 1e-4, 0.05, 1, CROSS), None),
+        ("imagenet/plstm", [], ("lamb", 2048, 800, 5, 4e-3, 0.02, 1, BINARY), THREE),
+        ("imagenet/plstm", ["size_s"], ("lamb", 2048, 400, 5, 4e-3, 0.02, 1, BINARY), THREE),
+        ("imagenet/vit", ["size_b"], ("lamb", 2048, 400, 5, 3e-3, 0.02, 1, BINARY), THREE),
+        ("imagenet/plstm", ["finetune"], ("adamw", 512, 20, 5, 1e-5, 0.1, 1, CROSS), RAND),
+        ("imagenet/vit", ["size_b", "finetune"], ("adamw", 512, 20, 5, 1e-5, 0.1, 1, CROSS), RAND),
+        (
+            "ablation/plstm",
+            ["d_mode"],
+            ("adamw", 2048, 400, 5, 1e-3, 0.05, 1, CROSS),
+            (RAND[0], 0.0, 0.25, 3, 0.8, 1.0),
+        ),
+    ],
+)
+def test_recipes_are_the_papers(experiment, variants, optim, augment):
+    plain = planned_config(experiment, variants)
+    assert tuple(plain["optim"][key] for key in OPTIM) == optim
+    assert (plain["augment"] and tuple(plain["augment"][key] for key in AUGMENT)) == augment
+
+
 @pytest.mark.parametrize("study", [pytest.param("arrow", marks=pytest.mark.slow), "arrow-48"])
 def test_models_of_images_take_both_sizes(study):
     for row in STUDIES[study].rows:
@@ -143,9 +173,9 @@ def test_models_of_images_take_both_sizes(study):
 # ---------------------------------------------------------------------- records
 def test_finished_runs_have_the_ids_of_their_configs_and_commands(composed):
     """One of each task and family of models; all of them are a slow test."""
-    chosen = {(run.task, run.config["model"]["family"]): run for run in read_records(ROOT / "results")}
-    assert len(chosen) >= 10
-    for record in chosen.values():
+    some = {(run.task, run.config["model"]["family"]): run for run in read_records(ROOT / "results")}
+    assert len(some) >= 13
+    for record in some.values():
         config = to_config(composed(*record.overrides))
         assert run_id(from_file(record.config)) == record.id == run_id(config)
         assert parameters(config) == record.parameters
