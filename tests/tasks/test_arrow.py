@@ -1,11 +1,16 @@
 """Arrow pointing as a task."""
 
+import numpy as np
 import pytest
 
+from data.loading import PackedSplit, epoch_order
 from plstm.errors import UserError
 from plstm.models import EfficientNetConfig
 from plstm.runs.compose import compose_experiment
+from plstm.tasks import arrow
 from plstm.tasks.arrow import ArrowTask
+from plstm.training.meshes import Layout, make_mesh
+from tests.data.batching import take
 
 
 @pytest.mark.parametrize(
@@ -37,3 +42,15 @@ def test_a_model_that_does_not_take_the_larger_images_is_refused():
     """48 patches a side are fine, and twice as many are not."""
     with pytest.raises(UserError, match=r"^model.method=fused: takes 64 patches a side"):
         compose_experiment("arrow_48/plstm", "model.patch_size=1", "model.method=fused")
+
+
+@pytest.mark.parametrize("placement", ["device", "stream"])
+def test_the_order_of_training_follows_the_run_s_seed_and_not_that_of_its_images(placement, monkeypatch):
+    words = ("seed=44", "data.train_seed=7", "optim.batch_size=9", f"data.placement={placement}")
+    task = ArrowTask(compose_experiment("arrow_48/plstm", *words))
+    numbers = np.arange(9, dtype=np.uint8)
+    images = [{"image": np.zeros((2, 2, 1), np.uint8), "label": number} for number in numbers]
+    monkeypatch.setattr(ArrowTask, "split", lambda *_: PackedSplit(np.zeros((9, 1), np.uint8), numbers, 2))
+    monkeypatch.setattr(arrow, "data_source", lambda variant, *_: images if variant.train_seed == 7 else None)
+    (batch,) = take(task.batches(Layout(make_mesh(9))), 1)
+    assert batch["label"].tolist() == epoch_order(44, 0, 9).tolist()
