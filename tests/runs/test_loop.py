@@ -139,9 +139,12 @@ def test_a_run_ends_early_at_the_step_whose_evaluation_reaches_its_goal(config, 
     config.loop.eval_every, config.loop.stop_at, config.loop.eval_splits = 4, 0.9, ["val", "test"]
     found = iter([0.899, 0.95, 0.9, 0.1, 0.6])  # val and test at steps 4 and 8, then val
     monkeypatch.setattr(session, "evaluate", lambda *_: {"loss": 0.0, "accuracy": next(found), "count": 1})
-    with pytest.raises(Stopped):
+    first = session.describe_environment(train.ROOT) | {"commit": "a" * 40}
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(session, "describe_environment", lambda root: first)
         start(signal.SIGTERM)
     record = start()
+    assert record.earlier == [{"until": 1, **first}] and record.commit != first["commit"]
     assert (record.steps, record.epochs) == (8, 1)
     assert record.metrics["last"]["val"]["accuracy"] == 0.6 and record.metrics["best"]["step"] == 8
 

@@ -5,7 +5,8 @@ import os
 import pytest
 
 from plstm.errors import UserError
-from plstm.training.processes import _from_slurm, _from_variables
+from plstm.training import processes
+from plstm.training.processes import _from_slurm, _from_variables, check_agreement
 from tests.commands import begin, end, free_port, one_error
 
 TWO = {"COORDINATOR_ADDRESS": "10.0.0.1:1234", "NUM_PROCESSES": "2", "PROCESS_ID": "1"}
@@ -103,3 +104,12 @@ def test_a_process_without_the_others_gives_up_with_one_line(number):
     line = one_error(end(begin("-c", program, environment=os.environ | variables), 2, seconds=300)[1])
     assert f"process {number} of 2: the others did not come to {address} in 0.5 seconds" in line
     assert "mesh.timeout" in line
+
+
+def test_a_process_with_another_command_is_refused(monkeypatch):
+    sent = {}
+    monkeypatch.setattr(processes, "from_main", lambda value: sent.setdefault("by process 0", value))
+    for text in ("a run", "a run"):
+        check_agreement(text)
+    with pytest.raises(UserError, match="was started with another command or code than process 0"):
+        check_agreement("another run")
