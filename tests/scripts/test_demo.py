@@ -1,4 +1,4 @@
-"""What the demo says and draws, from made-up runs and answers; a whole demo is in nobody's quick tests."""
+"""What the demo says and draws, from made-up runs and answers."""
 
 from types import SimpleNamespace
 

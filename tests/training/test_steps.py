@@ -15,7 +15,7 @@ from tests.ops.comparing import assert_close
 from tests.training import classifying
 
 LR = 1e-2
-CLIP = 0.1  # the gradients of all models here are larger
+CLIP = 0.1  # under the norms of the gradients of both trained models
 LAYOUT = Layout(make_mesh(8))
 
 
