@@ -38,6 +38,7 @@ from data.augment.recipes import RECIPES
 from data.augment.views import augment, view_rng
 from plstm.config import Config
 from plstm.errors import UserError, first_line, run_script
+from plstm.nn.sequence import causal_attention
 from plstm.ops.delta_rule import gated_delta_rule
 from plstm.ops.grid import FORMS, STRUCTURES, GridGates, plstm2d
 from plstm.ops.grid.chunkwise import chunkwise
@@ -167,7 +168,7 @@ SEQUENCES = (*CHUNKED, "slstm")
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    return jax.nn.dot_product_attention(*(part.swapaxes(1, 2) for part in (q, k, v)), is_causal=True)
+    return causal_attention(*(part.swapaxes(1, 2) for part in (q, k, v)))
 
 
 def draw_sequence_inputs(name: str, batch: int, heads: int, length: int, dim: int) -> tuple:
@@ -198,7 +199,7 @@ def draw_sequence_inputs(name: str, batch: int, heads: int, length: int, dim: in
 
 
 def measure_sequences(options: argparse.Namespace) -> Iterator[Row]:
-    """The sequence operators in chunks, step by step, and beside attention, each up to its longest length."""
+    """The sequence operators in chunks, step by step, and beside our attention, each up to its longest length."""
     for name, length in itertools.product(options.operators, options.lengths):
         inputs = draw_sequence_inputs(name, options.batch, 2, length, DIM)
         forms = {}
