@@ -119,8 +119,6 @@ def check_typed(typed: set[str], config: Config, options: EvalConfig) -> None:
         has_use = hasattr(config.data, key) and key not in TASKS[config.task].unused_keys
         if f"data.{key}" in typed and not (is_of_folders or has_use):
             raise UserError(f"data.{key}: the data of this run have no such key; leave it out")
-    if "data.workers" in typed and not options.data.folder and hasattr(config.data, "placement"):
-        raise UserError("data.workers: no effect on the splits of this run, which are read whole; leave it out")
 
 
 def choose_task(config: Config, options: EvalConfig) -> Task:

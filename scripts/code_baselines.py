@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data.code import DIGEST, SEPARATOR, load_corpus
 from plstm.errors import run_script
 from plstm.tasks.code import CodeData, CodeSplit
-from scripts.common import Parser, machine_folder, write_results
+from scripts.common import Parser, machine_data_root, machine_folder, write_results
 
 BASE = SEPARATOR + 1
 ORDER = 5
@@ -65,7 +65,7 @@ def witten_bell(text: np.ndarray, windows: np.ndarray, order: int) -> Iterator[n
 
 def main() -> None:
     Parser(__doc__).parse_args()
-    corpus = load_corpus("packages")
+    corpus = load_corpus("packages", machine_data_root())
     text = np.concatenate([*corpus["train"].values()]).astype(np.int64)
     lines: dict[str, dict] = {name: {"name": name} for name in ("unigram", "5-gram", "gzip", "xz")}
     for split in ("val", "test"):

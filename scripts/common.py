@@ -29,7 +29,11 @@ from plstm.training.meshes import Layout, make_mesh
 ROOT = Path(__file__).resolve().parents[1]
 IMAGE_TASKS = ("arrow", "imagenet")
 # Variables of a process that is to have one core.
-ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "NPROC": "1", "OMP_NUM_THREADS": "1"}
+ONE_THREAD = {
+    "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip(),
+    "NPROC": "1",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -120,6 +124,11 @@ def planned_bytes(program: jax.stages.Compiled) -> int:
 def machine_folder(name: str, root: Path = ROOT) -> Path:
     """The folder `runs` or `results`: where configs/local/default.yaml has it, else in the repository `root`."""
     return root / (OmegaConf.select(local_settings(), f"paths.{name}") or name)
+
+
+def machine_data_root() -> str | None:
+    """The folder of all data sets that configs/local/default.yaml has, for configs of files, which have none."""
+    return OmegaConf.select(local_settings(), "data.root")
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:

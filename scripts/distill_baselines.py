@@ -24,7 +24,7 @@ from plstm.studies.definitions import Column, load_table
 from plstm.tasks import TASKS, Task
 from plstm.tasks.code import CodeTask
 from plstm.training.steps import evaluate, make_ready
-from scripts.common import ROOT, Parser, machine_folder, write_results
+from scripts.common import ROOT, Parser, machine_data_root, machine_folder, write_results
 
 WINDOWS = (16, 32, 64)  # students have 32
 SINKS = 4
@@ -59,6 +59,7 @@ def main() -> None:
     arguments = parser.parse_args()
     teacher = plstm.load(arguments.weights)
     config = config_of(arguments.weights)
+    config.data.root = machine_data_root()
     task = TASKS[config.task](config)
     if not isinstance(task, CodeTask):
         raise UserError(f"{arguments.weights}: is of task {config.task}, not of code")

@@ -5,8 +5,8 @@ what is wrong.
 are damaged or of no record; figures are not looked at, as another Matplotlib draws them otherwise. With names of
 studies, as in `python scripts/make_tables.py --check arrow-48`, only these. Pages quote the repository's own results,
 and are left alone with others. --wandb also logs table.csv of each study to W&B as a wandb.Table, offline (in
-outputs/wandb) when nobody is logged in. Exit status: 0, 1 if --check finds something, 2 if a record, a definition or a
-page is wrong.
+outputs/wandb) when nobody is logged in. Exit status: 0, 1 if it names something that is wrong, 2 if a record, a
+definition or a page cannot be read.
 """
 
 import io

@@ -29,7 +29,7 @@ from plstm.runs.weights import config_of, from_checkpoint
 from plstm.studies.probes import probe_file
 from plstm.tasks import TASKS
 from plstm.tasks.code import CodeTask
-from scripts.common import Parser, add_source, machine_folder, positive, write_results
+from scripts.common import Parser, add_source, machine_data_root, machine_folder, positive, write_results
 
 LONGEST = 160  # bytes of a prompt
 DEDENT = re.compile(r"\n(?=[^\s])")
@@ -85,9 +85,10 @@ def main() -> None:
     results = machine_folder("results")
     check_writable(results / "probes", "paths.results")
     config = config_of(arguments.weights, arguments.runs)
+    config.data.root = machine_data_root()
     task = TASKS[config.task](config)
-    if not isinstance(task, CodeTask):
-        raise UserError(f"{arguments.weights}: is of task {config.task}, not of code")
+    if not isinstance(task, CodeTask) or config.data.name == "folder":
+        raise UserError(f"{arguments.weights}: is not of task code, trained on its packages")
     model = from_checkpoint(arguments.weights, runs=arguments.runs)
     heads = [*dict.fromkeys(prompts(task.corpus))]
     if not heads:

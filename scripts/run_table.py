@@ -121,17 +121,17 @@ def place(jobs: int, processes: int | None, hardware: Hardware) -> list[dict[str
     return [{"CUDA_VISIBLE_DEVICES": each} | PLAIN_LINES for each in own]
 
 
-def check_cost(runs: Sequence[sweeps.PlannedRun]) -> None:
-    """Raises UserError for runs of over MANY_HOURS each on this machine's CPU, by their FLOPs."""
+def check_cost(runs: Sequence[sweeps.PlannedRun], cores: int, side_by_side: int) -> None:
+    """Raises UserError for runs of over MANY_HOURS each on their share of this machine's cores, by their FLOPs."""
     rows = {run.row.name: run for run in runs}
     hours = {}
     for name, run in rows.items():
         settings = run.row.set | run.values
         config = from_file(planned_config(run.row.experiment, run.row.variants, settings))
         hours[name] = TASKS[config.task](config).cpu_hours()
-    most = max(hours.values(), default=0)
+    most = max(hours.values(), default=0) * side_by_side / cores
     if most > MANY_HOURS:
-        total = sum(hours[run.row.name] for run in runs)
+        total = sum(hours[run.row.name] for run in runs) / cores
         raise UserError(
             f"about {total:,.0f} hours on this machine's CPU, up to {most:,.0f} a run, by their FLOPs; "
             "--yes starts them"
@@ -264,8 +264,11 @@ def main() -> int:
     unfinished = list_jobs(table, arguments)
     if arguments.dry_run:
         return 0
-    if query_hardware()["platform"] == "cpu" and not arguments.yes:
-        check_cost([run for job in unfinished[: arguments.max_runs] for run in job.runs])
+    hardware = query_hardware()
+    places = place(len(planned_jobs(table, arguments.sections, arguments.seeds)), arguments.processes, hardware)
+    if hardware["platform"] == "cpu" and not arguments.yes:
+        runs = [run for job in unfinished[: arguments.max_runs] for run in job.runs]
+        check_cost(runs, hardware["cpu_cores"], len(places))
 
     def report() -> None:
         records = read_records(results)
@@ -294,8 +297,6 @@ def main() -> int:
         return [*arguments.overrides, *paths]
 
     paths = [as_override(f"paths.{key}", str(getattr(arguments, key).resolve())) for key in ("results", "runs")]
-    jobs = planned_jobs(table, arguments.sections, arguments.seeds)
-    places = place(len(jobs), arguments.processes, query_hardware())
     report()
     failures = execute(unfinished[: arguments.max_runs], overrides, ROOT, after_job, places)
     print(

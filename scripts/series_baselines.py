@@ -20,14 +20,13 @@ from data.series.scoring import (
     LEVELS,
     Scores,
     SeriesSet,
-    constant_quantiles,
     fill_gaps,
     mean_ratios,
     score,
     seasonal_naive,
 )
 from plstm.errors import UserError, run_script
-from scripts.common import Parser, machine_folder, write_results
+from scripts.common import Parser, machine_data_root, machine_folder, write_results
 
 CONTEXT = 512
 CLASSICAL_CONTEXT = 240
@@ -41,8 +40,8 @@ def naive(context: np.ndarray, season: int, horizon: int) -> np.ndarray:
 
 
 def constant(context: np.ndarray, season: int, horizon: int) -> np.ndarray:
-    """The quantiles of the last values, as `naive`."""
-    return constant_quantiles(context[-CONTEXT:], horizon)
+    """The quantiles of the last known values, as `naive`."""
+    return np.repeat(np.nanquantile(context[-CONTEXT:], LEVELS)[:, None], horizon, axis=1)
 
 
 def classical(name: str) -> Forecast:
@@ -86,7 +85,7 @@ def entry(name: str, sets: Sequence[SeriesSet], scores: dict[str, Scores], unit:
 
 def main() -> None:
     Parser(__doc__).parse_args()
-    sets = load_sets(None)
+    sets = load_sets(machine_data_root())
     monthly = [each for each in sets if each.group == "monthly"]
     unit = scores_of(sets, seasonal_naive)
     baselines = {

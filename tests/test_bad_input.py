@@ -250,7 +250,7 @@ def test_a_second_start_of_a_run_is_refused(entry, tmp_path):
     assert not any((tmp_path / "runs").iterdir())  # refused, it leaves nothing
     folder = tmp_path / "runs" / run_id(compose_experiment("arrow/plstm", *(TINY[:1] + TINY[2:])))
     with lock_folder(folder):
-        told = f"error: {folder}: this run is being trained by another process; wait for it or stop it\n"
+        told = f"error: {folder}: another process trains or evaluates this run; wait for it or stop it\n"
         assert entry("train", *TINY, *paths(tmp_path)) == (2, told)
 
 

@@ -67,7 +67,7 @@ def alone(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(
     ("variables", "overrides"),
-    [(by_variables, []), (by_variables, ["mesh.fsdp=2", "data.placement=stream"]), (as_slurm_step, ["mesh.fsdp=2"])],
+    [(by_variables, []), (as_slurm_step, ["mesh.fsdp=2"])],
 )
 def test_two_processes_train_to_the_numbers_of_one(alone, tmp_path, variables, overrides):
     first, second = (end(each)[0] for each in start_two(tmp_path, *overrides, variables=variables))

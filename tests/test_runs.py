@@ -47,7 +47,7 @@ def test_eval_prints_the_digits_of_the_end_of_training_and_of_the_best_step(fini
     logged = summary(run)
     with lock_folder(run):
         output, errors = end(begin("eval.py", f"run={run.name[:6]}", *paths(finished)))
-    assert errors.startswith(f"W&B: nothing is logged ({run}: this run is being trained by another process")
+    assert errors.startswith(f"W&B: nothing is logged ({run}: another process trains or evaluates this run")
     assert summary(run) == logged, "a training would log into the same W&B run"
     _, *lines = output.splitlines()
     assert len(lines) == 4
@@ -89,7 +89,7 @@ def test_what_the_layers_carry_is_drawn_for_both_sizes(finished):
 def test_the_same_command_again_says_that_the_run_has_finished_and_changes_nothing(finished, train):
     written = [path for part in ("runs", "results") for path in (finished / part).rglob("*")]
     before = [path.stat().st_mtime_ns for path in written]
-    assert "has finished; its record is" in train(finished, *PLSTM, "data.placement=stream", "data.root=/nowhere")
+    assert "has finished; its record is" in train(finished, *PLSTM, "data.generate=false", "data.root=/nowhere")
     assert [path.stat().st_mtime_ns for path in written] == before
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from data.augment.operations import GEOMETRIC
 from plstm.errors import UserError
-from plstm.limits import Count, NotNegative, Share, check_limits
+from plstm.limits import Count, NotNegative, Share
 
 Step = tuple[str, Any]  # a name in `operations.OPERATIONS` and an argument
 
@@ -30,8 +30,7 @@ class AugmentConfig:
     cutmix: NotNegative = 0.0  # the same; with both, half the batches each
 
     def check(self) -> None:
-        """Raises UserError naming the key of a value out of range."""
-        check_limits(self, "augment.")
+        """Raises UserError where `auto_augment` is none; `check_limits` checks the ranges."""
         if self.auto_augment not in (None, THREE_AUGMENT):
             parse_rand_augment(self.auto_augment)
 

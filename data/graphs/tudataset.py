@@ -151,7 +151,7 @@ def _features(attributes: Path, labels: Path, nodes: int) -> np.ndarray:
 
 
 def _damaged(path: Path, why: str) -> UserError:
-    remedy = f"delete {path.parent} to fetch it again, or name another data.root"
+    remedy = f"correct it, or delete {path.parent} to fetch a set of TUDataset again, or name another data.root"
     return UserError(f"{path}: missing or damaged ({why}); {remedy}")
 
 

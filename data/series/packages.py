@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from data.packages import load_arrays, read_wheels
+from data.packages import Archives, fetch_again, fetch_arrays, load_arrays
 from data.series.scoring import HORIZONS, SEASONS, SeriesSet
 from plstm.errors import UserError
-from plstm.files import data_root, locked, write_errors, write_file
+from plstm.files import data_root
 
 FILE = "series.npz"
 PACKAGES = {
@@ -192,24 +192,22 @@ SOURCES = {
 
 
 def fetch(root: str | None, wheels: Path | None = None) -> Path:
-    """Writes the series of the five wheels, of the folder `wheels` or else of the package index, into one file in the
-    data root. Raises UserError for a wheel that is missing, of another version, or changed."""
-    path = data_root(root) / FILE
-    remedy = "name a folder that has the wheels: python -m data.series fetch --wheels FOLDER"
-    with write_errors(path), locked(path.with_name(f".{FILE}.lock")):
-        archives = read_wheels(PACKAGES, wheels, remedy)
+    """Writes the series of the five packages into one file in the data root; see `fetch_arrays`."""
+
+    def arrays_of(archives: Archives) -> dict[str, np.ndarray]:
         arrays = {}
         for name, source in SOURCES.items():
             content = archives[source.file.partition("/")[0]].read(source.file)
             arrays |= {f"{name}.{number}": trim(values) for number, values in enumerate(source.read(content))}
-        write_file(path, lambda file: np.savez_compressed(file, **arrays))
-    return path
+        return arrays
+
+    return fetch_arrays(data_root(root) / FILE, PACKAGES, wheels, "data.series", arrays_of)
 
 
 def load_sets(root: str | None) -> list[SeriesSet]:
     """The sets that `fetch` wrote. Raises UserError where they are missing, damaged or others."""
     path = data_root(root) / FILE
-    again = "fetch it: python -m data.series fetch, and see data.root"
+    again = fetch_again("data.series", root)
     arrays = load_arrays(path, again)
     if (own := digest(arrays)) != DIGEST:
         raise UserError(f"{path}: its digest is {own}, not {DIGEST}; {again}")

@@ -126,8 +126,3 @@ def naive_scores(series: SeriesSet) -> Scores:
     pairs = list(series.pairs())
     forecasts = [seasonal_naive(context, series.season, series.horizon) for context, _ in pairs]
     return score(pairs, forecasts, series.season)
-
-
-def constant_quantiles(context: np.ndarray, horizon: int) -> np.ndarray:
-    """The quantiles of the known values, at each step: [9, horizon]."""
-    return np.repeat(np.nanquantile(context, LEVELS)[:, None], horizon, axis=1)

@@ -25,7 +25,7 @@ from plstm.runs.identity import named
 from plstm.runs.overrides import CONFIGS
 from plstm.tasks import TASKS
 
-MOST_BYTES = 100_000  # of a run's config; they have 3,000
+MOST_BYTES = 5_000_000  # of a run's config, of which a folder's class names can take most; others have 3,000
 MOST_DEPTH = 20
 
 
@@ -211,7 +211,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def from_file(plain: Any) -> Config:
-    """The checked config of a run that was read from a file, which may be anybody's: where data lie this machine says.
+    """The checked config of a run that was read from a file, which may be anybody's, without where its data lie.
     Raises UserError where it has an interpolation or a missing value, which could read this machine; a run's own file
     has none."""
     if found := re.search(r"\$\{[^}]*}?|'\?\?\?'", str(plain)):

@@ -40,7 +40,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             check_links(folder)
             if not stack.enter_context(locked(folder / ".lock", wait=False)):
-                raise UserError(f"{folder}: this run is being trained by another process; wait for it or stop it")
+                raise UserError(f"{folder}: another process trains or evaluates this run; wait for it or stop it")
         try:
             yield
         except UserError:

@@ -27,7 +27,6 @@ OF_MACHINE = (
     "data.path",
     "data.teacher_file",
     "data.generate",
-    "data.placement",
     "data.workers",
     "data.max_corrupt",
     "data.download",

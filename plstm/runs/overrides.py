@@ -161,5 +161,3 @@ def check_machine_keys(overrides: Sequence[str], config: Config) -> None:
     for key in TASKS[config.task].unused_keys:
         if f"data.{key}" in typed:
             raise UserError(f"data.{key}: task {config.task} has no use for it; leave it out")
-    if "data.workers" in typed and getattr(config.data, "placement", None) == "device":
-        raise UserError("data.workers: no effect while the images lie on the device; add data.placement=stream")

@@ -1,5 +1,6 @@
 """A process's work on a run: what train.py's loop reads and changes, and what it does at some of its steps."""
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from plstm.config import Config
 from plstm.errors import UserError
+from plstm.files import core_count
 from plstm.runs.finetuning import initial_weights
 from plstm.runs.folders import write_config
 from plstm.runs.identity import plain_config, run_id, run_name, variant_names
@@ -173,7 +175,8 @@ class Session:
 
 
 def _warn_of_cost(task: Task) -> None:
-    if jax.default_backend() == "cpu" and (hours := task.cpu_hours()) > MANY_HOURS:
+    cores = int(os.environ.get("NPROC", core_count()))  # NPROC: the threads of XLA
+    if jax.default_backend() == "cpu" and (hours := task.cpu_hours() / cores) > MANY_HOURS:
         log_main(f"warning: about {hours:,.0f} hours on this machine's CPU, by its FLOPs; debug=smoke takes a minute")
 
 

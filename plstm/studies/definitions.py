@@ -206,6 +206,11 @@ class TableDefinition(Strict):
     def overview_column(self) -> Column:
         return next((column for column in self.columns if column.name == self.overview), self.columns[0])
 
+    @property
+    def figure_groups(self) -> dict[str, list[str]]:
+        """Title of a panel -> the rows, by name, whose lines it has."""
+        return self.figure.groups or {"": [row.name for row in self.rows if row.own]}
+
     def section_title(self, section: Any) -> str:
         return self.section_titles.get(str(section), str(section)) if self.sections else ""
 
@@ -266,7 +271,7 @@ class TableDefinition(Strict):
 
     def _problems_of_rows(self) -> Iterator[str]:
         names = [row.name for row in self.rows]
-        groups = self.figure.groups or {"": [row.name for row in self.rows if row.own]}
+        groups = self.figure_groups
         lists = [(f"stages[{number}].rows", stage.rows) for number, stage in enumerate(self.stages)]
         has_others = self.baselines is not None or self.chance is not None  # whose names the definition does not have
         lists += [("gap", [self.gap.one, *([] if has_others else [self.gap.zero])])] if self.gap else []

@@ -49,7 +49,7 @@ FARTHEST = 1.3  # times our largest number: what is beyond would push all of our
 
 def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: Path) -> list[Path]:
     """Draws what `figure` asks for of cells with a whole seed; returns the PNG files. UserError for a missing curve."""
-    grouped = [name for names in table.figure.groups.values() for name in names] or [row.name for row in table.rows]
+    grouped = [name for names in table.figure_groups.values() for name in names]
     drawn = {row.name for row in table.rows if row.own and row.name in grouped}
     groups = [group for group in find_groups(table, records) if group.chosen.row.name in drawn]
     cells = [group.chosen for group in groups if group.chosen.runs]
@@ -124,7 +124,7 @@ def draw_sizes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path)
 def draw_lengths(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
     """Accuracy at each length of the split `figure.lengths`: a panel a section and group, a line a row's mean."""
     chance = next((entry for entry in read_baselines(table, results_dir) if entry["name"] == "chance"), {})
-    names = [name for group in table.figure.groups.values() for name in group] or [row.name for row in table.rows]
+    names = [name for group in table.figure_groups.values() for name in group]
     panels = []
     for section in table.section_values:
         own = {cell.row.name: cell for cell in cells if cell.section == section}
@@ -209,7 +209,7 @@ def draw_choices(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
 def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
     """The table's columns, a line a row: a filled dot is ours, the bar its 90% interval, a diamond the paper's number;
     near baselines are dashed. A panel a section, where a hollow dot is ours in another column than the first, or
-    without sections a panel a column.
+    without sections a panel for each of the first columns.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -256,8 +256,8 @@ def _draw_cell(axis: Any, table: TableDefinition, cell: Cell, line: int, columns
 # ---------------------------------------------------------------------- parts of figures
 def _groups(table: TableDefinition, cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
     """Title of a panel -> its rows that have cells, with their colours; a row keeps its colour in all panels."""
+    wanted = table.figure_groups
     known = {cell.row.name for cell in cells}
-    wanted = table.figure.groups or {"": [row.name for row in table.rows]}
     found = ((name, COLOURS.get(name.partition(", after ")[0])) for names in wanted.values() for name in names)
     colours = {name: colour for name, colour in found if colour}
     for names in wanted.values():

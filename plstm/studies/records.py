@@ -62,7 +62,7 @@ class Record(Strict):
     """A finished run; the fields from `commit` to `jax_settings` are those of its last session."""
 
     format: Literal[3] = 3
-    id: RunId  # a hash of `config`, without its names
+    id: RunId  # of `config`; see `plstm.runs.identity`
     name: str
     experiment: str
     variant: str | None = None

@@ -6,12 +6,13 @@ from typing import Annotated
 import jax
 from omegaconf import MISSING
 
-from data.arrow_pointing.builder import data_source, load_packed
+from data.arrow_pointing.builder import load_packed
 from data.arrow_pointing.geometry import DISTRIBUTIONS, LABELS, ArrowVariant
-from data.loading import DeviceBatches, PackedSplit, StreamedBatches
+from data.loading import DeviceBatches, PackedSplit
 from plstm.config import Config
-from plstm.limits import Count, Natural, OneOf, Positive, Root, Workers
+from plstm.limits import Count, Natural, OneOf, Positive
 from plstm.models import Mamba2DConfig, SS2DConfig, ViLConfig, VisionConfig
+from plstm.tasks.base import MachineData
 from plstm.tasks.vision import VisionTask
 from plstm.training.meshes import Layout
 
@@ -21,7 +22,7 @@ PIXELS = 16 * 48**2  # of ViL, 2DMamba and Mamba2D: half as many are up to 1.2 t
 
 
 @dataclass
-class ArrowData:
+class ArrowData(MachineData):
     name: Annotated[str, OneOf("arrow_pointing")] = "arrow_pointing"  # the only one
     classes: int = 2  # always
     size: Count = 192  # pixels a side; the extrapolation splits have twice that
@@ -32,17 +33,14 @@ class ArrowData:
     train_images: Count = 100_000  # of one epoch
     eval_images: Count | None = None  # of each evaluation split; null: the paper's counts
     train_seed: Natural = MISSING  # of the training images; the run's seed unless set
-    root: Root | None = None  # folder of all data sets; null: $PLSTM_DATA or ~/.cache/plstm/data
     generate: bool = True  # make missing images; otherwise missing data is an error
-    # device: the whole split stays there, packed; stream: grain reads it during training.
-    placement: Annotated[str, OneOf("device", "stream")] = "device"
-    workers: Workers = 0  # reading processes when streaming; 0: read in this process
 
 
 class ArrowTask(VisionTask):
     """Two classes, black-and-white images; `val_ext` and `test_ext` have twice the training size."""
 
     data_schema = ArrowData
+    unused_keys = ("workers",)
     splits = ("train", "val", "val_ext", "test", "test_ext")
     class_names = LABELS
 
@@ -65,16 +63,11 @@ class ArrowTask(VisionTask):
         split = load_packed(self.variant, name, self.config.data.root, self.config.data.generate)
         return replace(split, process_index=jax.process_index(), process_count=jax.process_count())
 
-    def batches(self, layout: Layout) -> DeviceBatches | StreamedBatches:
-        """From the device or streamed, as `data.placement` says; the same batches."""
-        data = self.config.data
-        batch_size = self.config.optim.batch_size
-        seed = self.config.seed
-        if data.placement == "device":
-            return DeviceBatches(self.split("train"), batch_size, seed, layout.place_copies, layout.rows)
-        source = data_source(self.variant, "train", data.root, data.generate)
-        process = jax.process_index(), jax.process_count()
-        return StreamedBatches(source, batch_size, seed, data.workers, layout.place_rows, *process)
+    def batches(self, layout: Layout) -> DeviceBatches:
+        config = self.config
+        return DeviceBatches(
+            self.split("train"), config.optim.batch_size, config.seed, layout.place_copies, layout.rows
+        )
 
     def microbatches(self) -> int:
         """As few as have at most AT_ONCE patches or PIXELS each, or one image; 1 for other families, which may have

@@ -13,7 +13,6 @@ from omegaconf import DictConfig
 
 from plstm.config import Config, LoopConfig
 from plstm.errors import UserError
-from plstm.files import core_count
 from plstm.limits import Root, Workers
 from plstm.models import build_model
 from plstm.training.flops import CPU_RATE, forward_flops
@@ -128,12 +127,12 @@ class Task:
         return forward_flops(self.config.model)
 
     def cpu_hours(self) -> float:
-        """What the training takes on this machine's CPU cores, by its operations; 0 where nobody counted them."""
+        """What the training takes on one CPU core, by its operations; 0 where nobody counted them."""
         flops = self.flops()
         if flops is None:
             return 0.0
         plan = self.plan()
-        return 3 * flops * plan.steps * plan.examples_per_step / (CPU_RATE * core_count()) / 3600
+        return 3 * flops * plan.steps * plan.examples_per_step / CPU_RATE / 3600
 
     def logits(self, model: nnx.Module, batch: Batch) -> jax.Array:
         """A deterministic pass: float32 [batch, ...]. Traced."""
@@ -159,6 +158,11 @@ class Task:
     def keeps_curve(self, split: str, metric: str) -> bool:
         """Whether the curve of a metric enters the run's record."""
         return metric in ("loss", self.primary_metric)
+
+
+def mean_loss(metrics: Metrics) -> jax.Array:
+    total, count = metrics["loss"]
+    return total / count
 
 
 def classification_metrics(

@@ -30,7 +30,7 @@ from plstm.errors import UserError
 from plstm.limits import Folder, OneOf, OnlyWith
 from plstm.models.text import MOST_CONTEXT
 from plstm.tasks.base import MachineData
-from plstm.tasks.streams import StreamBatches, StreamTask, by_group, layer_kinds, row_batches
+from plstm.tasks.streams import StreamBatches, StreamTask, by_group, layer_kinds, row_batches, sums
 from plstm.training.meshes import Layout
 from plstm.training.steps import Batch, Metrics, Split
 
@@ -140,11 +140,7 @@ class CodeTask(StreamTask):
         pairs |= {f"bits_name{n}": (bits, batch["occurrence"] == n) for n in range(1, MOST + 1)}
         pairs |= {f"bracket{n}": (bracket == targets, batch["depth"] == n) for n in range(1, DEEPEST + 1)}
         pairs["indent"] = wrong == before, batch["indent"] > 0
-        counted = {name: (values, asked & batch["mask"][:, None]) for name, (values, asked) in pairs.items()}
-        found = {
-            name: ((values * asked).sum(dtype=jnp.float32), asked.sum(dtype=jnp.float32))
-            for name, (values, asked) in counted.items()
-        }
+        found = sums({name: (values, asked & batch["mask"][:, None]) for name, (values, asked) in pairs.items()})
         groups = max(len(self.corpus[split]) for split in self.splits)
         by_row = bits.sum(1), scored.sum(1, dtype=jnp.float32)
         return found | {"bits@": by_group(*by_row, batch, groups)}

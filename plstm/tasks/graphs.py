@@ -11,10 +11,9 @@ Each undirected edge points from the lower to the higher node number.
 """
 
 import functools
-import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -31,7 +30,8 @@ from plstm.errors import UserError, require
 from plstm.limits import MAX_SIZE, Matches, Natural
 from plstm.models.graph import ReadoutModel
 from plstm.ops.dag import Dag, PackedDags, pack
-from plstm.tasks.base import MachineData, Task, classification_metrics
+from plstm.tasks.base import MachineData, Task, classification_metrics, mean_loss
+from plstm.tasks.streams import StreamBatches
 from plstm.training.meshes import Layout
 from plstm.training.steps import Batch, Metrics, Split
 
@@ -179,23 +179,6 @@ class GraphSplit(Split):
             yield self._made[size, start]
 
 
-@dataclass(eq=False, repr=False)
-class GraphTrainBatches:
-    """All training graphs once an epoch in the order of `data.loading.epoch_order`; the last batch may not be full."""
-
-    source: GraphBatches
-    indices: np.ndarray
-    seed: int
-    place: Callable[[Batch], Batch]
-
-    def from_step(self, step: int) -> Iterator[Batch]:
-        size = self.source.batch_size
-        for number in itertools.count(step):
-            epoch, position = divmod(number, math.ceil(len(self.indices) / size))
-            order = epoch_order(self.seed, epoch, len(self.indices))[position * size : (position + 1) * size]
-            yield self.place(self.source.batch(self.indices[order]))
-
-
 class GraphTask(Task):
     """Batches are those of `GraphBatches`, padding included."""
 
@@ -272,8 +255,15 @@ class GraphTask(Task):
     def split(self, name: str) -> GraphSplit:
         return GraphSplit(self.source, getattr(self.fold, name))
 
-    def batches(self, layout: Layout) -> GraphTrainBatches:
-        return GraphTrainBatches(self.source, self.fold.train, self.config.seed, layout.place_rows)
+    def batches(self, layout: Layout) -> StreamBatches:
+        return StreamBatches(self.draw_batch, layout.place_rows)
+
+    def draw_batch(self, step: int) -> Batch:
+        """The training graphs of a step: all once an epoch, in the order of `data.loading.epoch_order`."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        size = self.source.batch_size
+        order = epoch_order(self.config.seed, epoch, self.train_examples)[position * size : (position + 1) * size]
+        return self.source.batch(self.fold.train[order])
 
     def keeps_curve(self, split: str, metric: str) -> bool:
         """Three curves of each of many small runs."""
@@ -294,5 +284,4 @@ class GraphTask(Task):
 
     def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
         metrics = classification_metrics(model(batch, key=key), batch["label"], batch["mask"])
-        total, count = metrics["loss"]
-        return total / count, metrics
+        return mean_loss(metrics), metrics

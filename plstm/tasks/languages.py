@@ -27,8 +27,8 @@ from plstm.config import Config
 from plstm.errors import require
 from plstm.limits import Count, Natural, OneOf
 from plstm.nn.recurrent import Rows
-from plstm.tasks.base import MachineData
-from plstm.tasks.streams import StreamTask, by_length
+from plstm.tasks.base import MachineData, mean_loss
+from plstm.tasks.streams import StreamTask, by_length, sums
 from plstm.training.steps import Batch, Metrics
 
 WIDTHS = 4  # evaluation pads rows to a quarter, a half, ... of the longest: so many compiled programs
@@ -136,8 +136,7 @@ class LanguageTask(StreamTask):
     def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
         """The loss counts all L places of the answer, also those that accuracy leaves out."""
         metrics = answer_metrics(self.logits(model, batch, key), batch)
-        total, count = metrics["loss"]
-        return total / count, metrics
+        return mean_loss(metrics), metrics
 
     def metrics(self, model: nnx.Module, batch: Batch) -> Metrics:
         """Means over the batch, which count once each, so that no length weighs more than another."""
@@ -153,6 +152,5 @@ def answer_metrics(logits: jax.Array, batch: Batch) -> Metrics:
     counted = due & batch["counted"]
     labels = batch["label"].astype(jnp.int32)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    hits = counted & (logits.argmax(-1) == labels)
-    pairs = {"loss": (losses * due, due), "accuracy": (hits, counted)}
-    return {name: tuple(part.sum(dtype=jnp.float32) for part in pair) for name, pair in pairs.items()}
+    hits = logits.argmax(-1) == labels
+    return sums({"loss": (losses, due), "accuracy": (hits, counted)})

@@ -9,7 +9,7 @@ The schedule is in steps: an "epoch" is STEPS_PER_EPOCH of them, so `optim.epoch
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ import numpy as np
 from plstm.config import Config
 from plstm.tasks.base import Task
 from plstm.training.meshes import Layout
-from plstm.training.steps import Batch, Split
+from plstm.training.steps import Batch, Metrics, Split
 
 STEPS_PER_EPOCH = 1000
 
@@ -79,6 +79,14 @@ def own_rows(batch: Batch) -> Batch:
     """This process's rows of a batch that all processes draw alike."""
     processes = jax.process_count()
     return jax.tree.map(lambda x: np.split(x, processes)[jax.process_index()], batch) if processes > 1 else batch
+
+
+def sums(pairs: Mapping[str, tuple[jax.Array, jax.Array]]) -> Metrics:
+    """Of (values, whether they count) the metrics (sum, count)."""
+    return {
+        name: ((values * counts).sum(dtype=jnp.float32), counts.sum(dtype=jnp.float32))
+        for name, (values, counts) in pairs.items()
+    }
 
 
 def by_length(metric: tuple[jax.Array, jax.Array], batch: Batch, groups: int) -> tuple[jax.Array, jax.Array]:

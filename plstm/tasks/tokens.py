@@ -19,8 +19,8 @@ from data.tokens import TASKS as TOKEN_TASKS
 from plstm.config import Config
 from plstm.errors import require
 from plstm.limits import Natural, OneOf
-from plstm.tasks.base import MachineData
-from plstm.tasks.streams import StreamTask, by_length
+from plstm.tasks.base import MachineData, mean_loss
+from plstm.tasks.streams import StreamTask, by_length, sums
 from plstm.training.steps import Batch, Metrics
 
 FACTORS = (1, 4, 16)  # lengths of `test`, over that of training
@@ -88,8 +88,7 @@ class TokenTask(StreamTask):
 
     def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
         metrics = token_metrics(self.logits(model, batch, key), batch, self.config.data.supervision)
-        total, count = metrics["loss"]
-        return total / count, metrics
+        return mean_loss(metrics), metrics
 
     def metrics(self, model: nnx.Module, batch: Batch) -> Metrics:
         found = token_metrics(self.logits(model, batch), batch, self.config.data.supervision)
@@ -108,5 +107,4 @@ def token_metrics(logits: jax.Array, batch: Batch, supervision: str) -> Metrics:
     taken = known if supervision == "all" else last
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
     hits = logits.argmax(-1) == labels
-    pairs = {"loss": (losses * taken, taken), "accuracy": (hits & last, last), "accuracy_all": (hits & known, known)}
-    return {name: tuple(part.sum(dtype=jnp.float32) for part in pair) for name, pair in pairs.items()}
+    return sums({"loss": (losses, taken), "accuracy": (hits, last), "accuracy_all": (hits, known)})

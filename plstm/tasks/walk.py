@@ -21,7 +21,7 @@ from plstm.config import Config
 from plstm.errors import UserError, require
 from plstm.limits import Natural, OneOf
 from plstm.models import VisionConfig
-from plstm.tasks.base import MachineData, classification_metrics
+from plstm.tasks.base import MachineData, classification_metrics, mean_loss
 from plstm.tasks.streams import StreamTask, by_length
 from plstm.training.steps import Batch, Metrics
 
@@ -100,8 +100,7 @@ class WalkTask(StreamTask):
 
     def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
         metrics = classification_metrics(self.logits(model, batch, key), batch["label"])
-        total, count = metrics["loss"]
-        return total / count, metrics
+        return mean_loss(metrics), metrics
 
     def metrics(self, model: nnx.Module, batch: Batch) -> Metrics:
         found = classification_metrics(self.logits(model, batch), batch["label"], batch["mask"])

@@ -24,7 +24,7 @@ from plstm.tasks.arrow import ArrowData
 from tests.commands import ROOT
 
 # Where a run lives, what reads its images and where it is shown: not what its numbers are.
-OUTSIDE = r"(logger|mesh|paths)\.|data\.(root|generate|download|placement|workers|max_corrupt)$|model\.(remat|method)$"
+OUTSIDE = r"(logger|mesh|paths)\.|data\.(root|generate|download|workers|max_corrupt)$|model\.(remat|method)$"
 OUTSIDE += r"|experiment$|variant$|loop\.(log_every|save_every)$"
 
 

@@ -52,7 +52,6 @@ WORDS = {
     "model.transition_dtype": "float32 bfloat16",
     "model.method": "auto parallel hierarchical chunkwise recurrent fused",
     "data.name": "arrow_pointing imagenet2012 mosaics",
-    "data.placement": "device stream",
     "data.distribution": "paper balanced",
     "augment.auto_augment": "null three_augment rand-m9-mstd0.5-inc1 rand-m9 rand-m99 rand-x ''",
     "optim.name": "adamw lamb",

@@ -1,4 +1,4 @@
-"""Images at one bit a pixel, and the order of training: the same on the device and streamed, and after a resume."""
+"""Images at one bit a pixel, and the order of training, also after a resume."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from data.loading import DeviceBatches, PackedSplit, StreamedBatches, epoch_order, pack, unpack
+from data.loading import DeviceBatches, PackedSplit, epoch_order, pack, unpack
 from tests.data.batching import assert_same, joined, take
 
 COUNT, BATCH, SIZE, SEED = 10, 3, 8, 5
@@ -15,67 +15,35 @@ STEPS = COUNT // BATCH  # an epoch; one image is left out of each
 IMAGES = np.random.default_rng(0).choice(np.array([0, 255], np.uint8), (COUNT, SIZE, SIZE))
 
 
-class Source:
-    """Random access as TFDS gives it; picklable, for reading processes. The label is the image's number."""
-
-    def __len__(self):
-        return COUNT
-
-    def __getitem__(self, index):
-        return {"image": IMAGES[index][..., None], "label": np.int64(index), "radius": np.float32(1)}
-
-
-def device(seed=SEED, batch_size=BATCH, **options):
+def batches(seed=SEED, batch_size=BATCH, **options):
+    """The label is the image's number."""
     return DeviceBatches(PackedSplit(pack(IMAGES), np.arange(COUNT, dtype=np.uint8), SIZE), batch_size, seed, **options)
 
 
-def streamed(seed=SEED, batch_size=BATCH, **options):
-    return StreamedBatches(Source(), batch_size, seed, **options)
-
-
-def labels(batches):
-    return [batch["label"].tolist() for batch in batches]
+def labels(found):
+    return [batch["label"].tolist() for batch in found]
 
 
 def test_the_order_of_an_epoch_never_changes():
     assert epoch_order(5, 0, 10).tolist() == [5, 1, 7, 3, 4, 6, 8, 9, 2, 0]
-    for batch in take(device(), 2 * STEPS):
+    for batch in take(batches(), 2 * STEPS):
         np.testing.assert_array_equal(batch["image"], pack(IMAGES)[batch["label"]])
 
 
-@pytest.mark.parametrize("batch_size", [1, BATCH, COUNT])
-def test_streamed_batches_are_those_on_the_device(batch_size):
-    steps = 20 * (COUNT // batch_size) + 1  # many threads read ahead, across the ends of epochs
-    assert_same(take(streamed(batch_size=batch_size), steps), take(device(batch_size=batch_size), steps))
-
-
-def test_reading_processes_change_nothing():
-    assert_same(take(streamed(workers=2), STEPS + 2, 1), take(device(), STEPS + 2, 1))
-
-
-@pytest.mark.parametrize("make", [device, streamed])
 @pytest.mark.parametrize("start", [1, STEPS, STEPS + 2, 49 * STEPS + 1])
-def test_a_resumed_run_sees_what_it_would_have_seen(make, start):
+def test_a_resumed_run_sees_what_it_would_have_seen(start):
     orders = [epoch_order(SEED, epoch, COUNT)[: STEPS * BATCH].reshape(STEPS, BATCH) for epoch in range(51)]
-    assert labels(take(make(), STEPS, start)) == np.concatenate(orders)[start:][:STEPS].tolist()
+    assert labels(take(batches(), STEPS, start)) == np.concatenate(orders)[start:][:STEPS].tolist()
 
 
 def test_the_seed_decides_the_order():
-    assert labels(take(streamed(seed=6), STEPS)) == labels(take(device(seed=6), STEPS)) != labels(take(device(), STEPS))
+    assert labels(take(batches(seed=6), STEPS)) != labels(take(batches(), STEPS))
 
 
-@pytest.mark.parametrize("make", [device, streamed])
-def test_arrays_are_put_on_the_given_device(make):
+def test_arrays_are_put_on_the_given_device():
     where = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
-    batches = make(put=lambda array: jax.device_put(array, where))
-    assert all(array.sharding == where for array in next(batches.from_step(0)).values())
-
-
-@pytest.mark.parametrize("start", [0, STEPS + 1])
-def test_the_parts_of_processes_make_up_each_batch(start):
-    steps = 3 * STEPS
-    parts = [take(streamed(process_index=process, process_count=3), steps, start) for process in range(3)]
-    assert_same(joined(parts), take(device(), steps, start))
+    found = batches(put=lambda array: jax.device_put(array, where))
+    assert all(array.sharding == where for array in next(found.from_step(0)).values())
 
 
 @pytest.mark.parametrize("count", [1, 5, 8, 13])

@@ -69,13 +69,10 @@ def test_bad_input_is_named(composed, arguments, line):
 def test_reading_processes_that_nothing_uses_are_refused_where_they_were_typed(composed):
     """And not where a machine has them for all its runs."""
     typed, config = ["data.workers=4"], to_config(composed("data.workers=4"))
-    with pytest.raises(UserError, match=r"data\.workers: no effect .*; add data\.placement=stream"):
+    with pytest.raises(UserError, match=r"data\.workers: task arrow has no use for it; leave it out"):
         check_machine_keys(typed, config)
     check_machine_keys([], config)
-    check_machine_keys(typed, to_config(composed("data.workers=4", "data.placement=stream")))
-    graphs = to_config(composed("experiment=graphs/gin", "data.workers=4"))
-    with pytest.raises(UserError, match=r"data\.workers: task graphs has no use for it; leave it out"):
-        check_machine_keys(typed, graphs)
-    with pytest.raises(UserError, match=r"data\.workers: no effect .*; leave it out"):
+    check_machine_keys(typed, to_config(composed("experiment=imagenet/plstm", "data.workers=4")))
+    with pytest.raises(UserError, match=r"data\.workers: the data of this run have no such key; leave it out"):
         check_typed({"data.workers"}, config, to_eval_config(compose("eval", [])))
     check_typed({"data.workers"}, config, to_eval_config(compose("eval", ["data.folder=x"])))

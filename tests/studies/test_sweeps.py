@@ -212,15 +212,19 @@ def test_dry_run_lists_every_run(add, tmp_path):
 
 
 def test_runs_of_days_on_a_cpu_take_a_yes(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_table, "query_hardware", lambda: describe_environment(ROOT)["hardware"])
+    monkeypatch.setattr(run_table, "query_hardware", lambda: CPU)
     started = Mock(return_value=[])
     monkeypatch.setattr(run_table, "execute", started)
     options = ["--results", tmp_path / "results", "--runs", tmp_path / "runs"]
-    done = run_script("run_table", "arrow", "--seeds", "43", *options)
-    assert done.returncode == 2 and not started.called
-    assert re.fullmatch(
-        r"error: about [\d,]+ hours on this machine's CPU, up to \d+ a run, .*--yes starts them\n", done.stderr
-    )
+
+    def told(*words: str) -> tuple[float, ...]:
+        done = run_script("run_table", "arrow", "--seeds", "43", *options, *words)
+        assert done.returncode == 2 and not started.called
+        line = r"error: about ([\d,]+) hours on this machine's CPU, up to ([\d,]+) a run, .*--yes starts them\n"
+        return tuple(float(hours.replace(",", "")) for hours in re.fullmatch(line, done.stderr).groups())
+
+    (total, longest), (same, shortest) = told(), told("--processes", "1")
+    assert total == same and longest == pytest.approx(8 * shortest, rel=0.02)  # of eight cores, one each
     for command in (["arrow", "--yes", "logger.mode=disabled"], ["arrow-demo"], ["graphs", "--seeds", "43"]):
         assert run_script("run_table", *command, *options).returncode == 0
     assert started.call_count == 3

@@ -44,13 +44,10 @@ def test_a_model_that_does_not_take_the_larger_images_is_refused():
         compose_experiment("arrow_48/plstm", "model.patch_size=1", "model.method=fused")
 
 
-@pytest.mark.parametrize("placement", ["device", "stream"])
-def test_the_order_of_training_follows_the_run_s_seed_and_not_that_of_its_images(placement, monkeypatch):
-    words = ("seed=44", "data.train_seed=7", "optim.batch_size=9", f"data.placement={placement}")
-    task = ArrowTask(compose_experiment("arrow_48/plstm", *words))
-    numbers = np.arange(9, dtype=np.uint8)
-    images = [{"image": np.zeros((2, 2, 1), np.uint8), "label": number} for number in numbers]
-    monkeypatch.setattr(ArrowTask, "split", lambda *_: PackedSplit(np.zeros((9, 1), np.uint8), numbers, 2))
-    monkeypatch.setattr(arrow, "data_source", lambda variant, *_: images if variant.train_seed == 7 else None)
+def test_the_order_of_training_follows_the_run_s_seed_and_not_that_of_its_images(monkeypatch):
+    task = ArrowTask(compose_experiment("arrow_48/plstm", "seed=44", "data.train_seed=7", "optim.batch_size=9"))
+    bits, numbers = np.zeros((9, 1), np.uint8), np.arange(9, dtype=np.uint8)
+    load = lambda variant, *_: PackedSplit(bits, numbers, 2) if variant.train_seed == 7 else None  # noqa: E731
+    monkeypatch.setattr(arrow, "load_packed", load)
     (batch,) = take(task.batches(Layout(make_mesh(9))), 1)
     assert batch["label"].tolist() == epoch_order(44, 0, 9).tolist()

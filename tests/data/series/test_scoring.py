@@ -8,7 +8,6 @@ import pytest
 
 from data.series.scoring import (
     SeriesSet,
-    constant_quantiles,
     count_windows,
     fill_gaps,
     geometric_mean,
@@ -19,6 +18,7 @@ from data.series.scoring import (
     seasonal_naive,
 )
 from plstm.preprocessing import standardise
+from scripts.series_baselines import constant
 
 GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())
 NAN = np.nan
@@ -92,7 +92,7 @@ def test_gaps_are_filled_with_the_last_value():
 
 
 def test_constant_quantiles():
-    forecast = constant_quantiles(np.append(np.arange(11.0), NAN), 3)
+    forecast = constant(np.append(np.arange(11.0), NAN), 1, 3)
     np.testing.assert_allclose(forecast, np.tile(np.arange(1, 10)[:, None], (1, 3)))
 
 
