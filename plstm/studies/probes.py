@@ -1,7 +1,7 @@
 """What `scripts/probe_arrow.py` found of a table's runs, and the shortcut baselines on the same canvases."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,8 @@ from plstm.studies.records import Record
 from plstm.studies.sweeps import Cell, t_interval
 
 Rows = list[dict[str, Any]]  # a canvas size and an alteration (of baselines: a name) each, with its scores
+# (canvas, alteration): (images whose arrow points at the circle, others)
+Counts = dict[tuple[int, str], tuple[int, int]]
 GIVEN = "as given"
 RETRAINED = "-retrained"  # in the name of a second training's file: the same config, as the run's weights were gone
 AREA = "area_under_roc"
@@ -89,16 +91,28 @@ def render_probes(table: TableDefinition, cells: dict[str, Cell], results_dir: P
         words = f"runs of table {table.name} were probed on different images; probe them again with the same --count"
         raise UserError(f"{results_dir / 'probes'}: {words}")
     models = probed | {name: [rows] for name, rows in read_sizes(table, results_dir).items()}
-    scores: dict[tuple, list[float]] = {}  # model, canvas, alteration and metric -> of the runs that have one
+    scores = _scores(models, counts)
+    caption = [CAPTION]
+    if retrained := [f"{name} ({probes.count})" for name, probes in found.items() if probes.retrained]:
+        caption += ["", f"{AGAIN} {', '.join(retrained)}."]
+    text = [f"# {table.title}: altered images", "", *caption, *_tables(models, counts, scores)]
+    return {"probes.md": "\n".join(text) + "\n", "probes.csv": _long_csv(scores, probed)}
+
+
+def _scores(models: dict[str, list[Rows]], counts: Counts) -> dict[tuple, list[float]]:
+    """(model, canvas, alteration, metric) -> the values of the runs that have one."""
+    scores: dict[tuple, list[float]] = {}
     for model, row in ((model, row) for model, runs in models.items() for rows in runs for row in rows):
         place = row["canvas_pixels"], row.get("probe", GIVEN)
         for key in METRICS:
             values = scores.setdefault((model, *place, key), [])
             if min(counts.get(place, [FEWEST])) >= FEWEST and row.get(key) is not None:
                 values.append(row[key])
-    text = [f"# {table.title}: altered images", "", CAPTION]
-    if retrained := [f"{name} ({probes.count})" for name, probes in found.items() if probes.retrained]:
-        text += ["", f"{AGAIN} {', '.join(retrained)}."]
+    return scores
+
+
+def _tables(models: dict[str, list[Rows]], counts: Counts, scores: dict[tuple, list[float]]) -> Iterator[str]:
+    """The lines of a table for each of TITLES: a row a model and canvas, a column an alteration."""
     sizes = sorted({size for size, _ in counts})
     names = list(dict.fromkeys(name for (_, name), count in counts.items() if min(count) >= FEWEST))
     header = [["Model", "n", "Canvas", *names]]
@@ -110,7 +124,10 @@ def render_probes(table: TableDefinition, cells: dict[str, Cell], results_dir: P
         for (model, runs), size in product(models.items(), sizes):
             means = (_mean(scores.get((model, size, name, key), []), len(runs)) for name in names)
             lines.append([model, str(len(runs)), str(size), *means])
-        text += ["", f"## {title}", "", *pipes(header + lines)]
+        yield from ("", f"## {title}", "", *pipes(header + lines))
+
+
+def _long_csv(scores: dict[tuple, list[float]], probed: Container[str]) -> str:
     lines = [
         (*place, seed, metric, value)
         for (*place, metric), values in scores.items()
@@ -119,8 +136,7 @@ def render_probes(table: TableDefinition, cells: dict[str, Cell], results_dir: P
         if values and value is not None
     ]
     frame = pd.DataFrame(lines, columns=["row", "canvas", "probe", "seed", "metric", "value"])
-    csv = frame.to_csv(index=False, lineterminator="\n", float_format="%.9g")
-    return {"probes.md": "\n".join(text) + "\n", "probes.csv": csv}
+    return frame.to_csv(index=False, lineterminator="\n", float_format="%.9g")
 
 
 TITLES = {"Balanced accuracy": "balanced_accuracy", "Area under the ROC curve": AREA}
@@ -133,8 +149,8 @@ The last rows are classifiers that see only the named part of the exact geometry
 AGAIN = "Trained again for these scores, as the weights were gone; they may differ from the recorded run's:"
 
 
-def _counts(rows: Rows) -> dict[tuple[int, str], tuple[int, int]]:
-    """{(canvas, alteration): (images whose arrow points at the circle, others)}, of canvases with altered images."""
+def _counts(rows: Rows) -> Counts:
+    """Of canvases with altered images."""
     sizes = {row["canvas_pixels"] for row in rows if row["probe"] != GIVEN}
     at = [(row, round(row["images"] * (row["labelled_at"] or 0))) for row in rows if row["canvas_pixels"] in sizes]
     return {(row["canvas_pixels"], row["probe"]): (count, row["images"] - count) for row, count in at}
