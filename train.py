@@ -64,14 +64,15 @@ def start(config: Config, overrides: list[str], interrupt: Interrupt) -> Record 
         config.init_from = initial_id(init_from, Path(config.paths.runs))
     run = run_id(config)
     check_agreement(f"{run} {config.mesh}")
+    folder = Path(config.paths.runs, run)
     record = find_record(run, config.paths.results)
     if from_main(int(record is not None)):
         path = record_path((record or config).experiment, config.paths.results)
         log_main(f"{run_name(config)} ({run}) has finished; its record is in {path}")
-        log_main("to train it again: the same command with paths.results=outputs/again paths.runs=outputs/again/runs")
+        again = "to train it again: the same command with paths.results=outputs/again"
+        log_main(f"its weights are in {folder}" if folder.is_dir() else again)
         return record
     check_places(config)
-    folder = Path(config.paths.runs, run)
     if init_from is not None and from_main(int(not any((folder / "checkpoints").glob("*")))):
         check_start(init_from, config)  # now, and not once the data are there
     overrides = portable_overrides(overrides, config.init_from)

@@ -8,6 +8,7 @@ The CSV file has a header and a line a step, oldest first; an empty cell is a ga
 """
 
 import csv
+import re
 import sys
 from pathlib import Path
 
@@ -38,6 +39,8 @@ def read_column(path: Path, column: str | None) -> np.ndarray:
         lines.pop()
     if not lines:
         raise UserError(f"{path}: has no series; it needs a header and a line a step")
+    if all(re.fullmatch(r"\s*[-+]?[\d.]+(e[-+]?\d+)?\s*", cell, re.IGNORECASE) for cell in header):
+        raise UserError(f"{path}: its first line has numbers alone; it needs a header above them")
     if column is not None and column not in header:
         raise UserError(f"--column {column}: {path} has {', '.join(header)}")
     place = header.index(column) if column is not None else len(header) - 1

@@ -33,7 +33,7 @@ def entry(tmp_path, monkeypatch, capsys):
         for name in ("core.utils", "_internal.hydra", "_internal.core_plugins.basic_launcher"):
             hydra_module = importlib.import_module(f"hydra.{name}")
             monkeypatch.setattr(hydra_module, "configure_log", lambda *_: None)  # it closes what pytest captures
-        monkeypatch.setattr(folders, "DEMO_RUNS", tmp_path / "demo")  # this clone's demo may have been run
+        monkeypatch.setattr(folders, "OTHER_RUNS", ())  # this clone's demo may have been run
         monkeypatch.setattr(sys, "argv", [str(ROOT / f"{script}.py"), *arguments])
         GlobalHydra.instance().clear()
         monkeypatch.chdir(tmp_path)
@@ -65,6 +65,18 @@ def entry(tmp_path, monkeypatch, capsys):
             "experiment=arrow/vit variant=[balanced,d_mod]",
             "variant=d_mod: there is no such choice; did you mean d_mode?",
         ),
+        (
+            "variant=d_mode variant=no_posemb",
+            "variant=no_posemb: variant is chosen twice; leave one out; both: variant",
+        ),
+        ("experiment=arrow/vit experiment=arrow/plstm", "experiment=arrow/plstm: experiment is chosen twice; leave"),
+        (
+            "variant=d_mode,p_mode",
+            "variant=d_mode,p_mode: several values take -m, first; both at once: variant=[",
+        ),
+        ("augment=null", "augment=null: there is no such choice"),
+        ("-m seed=43,44 --cfg job", "-m and --cfg do not go together; give one of them"),
+        ("seed=43 --resolve", "--resolve: goes with --cfg job alone"),
         ("model=${oc.env:HOME}", "model=${oc.env:HOME}: there is no such choice"),
         ("arrow/plstm", "arrow/plstm: write key=value; did you mean experiment=arrow/plstm?"),
         ("--experiment=arrow/vit", "unrecognized arguments: --experiment=arrow/vit; write flags"),

@@ -21,8 +21,16 @@ def norm(kind: str, dim: int, rngs: nnx.Rngs) -> nnx.Module:
     return NORMS[kind](dim, epsilon=NORM_EPSILON, dtype=DTYPES["float32"], rngs=rngs)
 
 
+def check_grid(x: jax.Array, dim: int) -> None:
+    """Raises ValueError unless x is [batch, Y, X, dim]; with fewer axes some shapes would be mixed wrongly."""
+    if x.ndim != 4 or x.shape[-1] != dim:
+        raise ValueError(f"x must be [batch, Y, X, {dim}]; got {x.shape}")
+
+
 def divide_heads(x: jax.Array, heads: int) -> jax.Array:
-    """[..., heads x d] -> [..., heads, d]."""
+    """[..., heads x d] -> [..., heads, d]. Raises ValueError where the heads do not divide the channels."""
+    if heads < 1 or x.shape[-1] % heads:
+        raise ValueError(f"{heads} heads do not divide {x.shape[-1]} channels")
     return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from plstm.nn.gates import DIRECT_BIAS, DModeGates, PModeGates
-from plstm.nn.layers import divide_heads, head_norm, linear
+from plstm.nn.layers import check_grid, divide_heads, head_norm, linear
 from plstm.ops.common import HIGHEST
 from plstm.ops.grid import plstm2d
 
@@ -50,7 +50,7 @@ class PLSTMMixer(nnx.Module):
         method: str = "auto",
         rngs: nnx.Rngs,
     ):
-        if mode not in ("P", "D") or dim % (4 * heads):
+        if mode not in ("P", "D") or heads < 1 or dim % (4 * heads):
             raise ValueError(f"mode={mode!r} must be P or D, and dim={dim} a multiple of 4 x heads, {4 * heads}")
         self.mode = mode
         self.method = method
@@ -66,6 +66,7 @@ class PLSTMMixer(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[batch, Y, X, dim] -> [batch, Y, X, dim]."""
+        check_grid(x, self.norm_scale.size)
         q, k, v = (jnp.moveaxis(tensor, -2, 1) for tensor in self.qkv(x))
         direct = jnp.broadcast_to(self.direct(x), q.shape[:-1])
         hidden = plstm2d(q, k, v, self.gates(x), direct, method=self.method, structure=self.gates.structure)

@@ -189,6 +189,8 @@ class Mamba2(nnx.Module):
     channels in heads of `head_dim`, `state_dim` numbers of B and C."""
 
     def __init__(self, dim: int, inner: int, head_dim: int, state_dim: int, rngs: nnx.Rngs):
+        if inner % head_dim:
+            raise ValueError(f"inner={inner} must be a multiple of head_dim={head_dim}")
         heads = inner // head_dim
         convolved = inner + 2 * state_dim
         self.parts = inner, inner + convolved  # where z ends, and where x, B and C do

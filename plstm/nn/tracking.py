@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from plstm.nn.gates import DIRECT_BIAS, DIRECTIONS
-from plstm.nn.layers import divide_heads, head_norm, linear
+from plstm.nn.layers import check_grid, divide_heads, head_norm, linear
 from plstm.nn.sequence import rotation
 from plstm.ops.common import HIGHEST, check_choice, small_product
 from plstm.ops.grid import GridGates, plstm2d_tracking
@@ -103,6 +103,7 @@ class TrackingMixer(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[batch, Y, X, dim] -> [batch, Y, X, dim]."""
+        check_grid(x, self.norm_scale.size)
         q, k = (jnp.moveaxis(divide_heads(part(x), self.heads), -2, 1)[..., None] for part in (self.query, self.key))
         v = jnp.moveaxis(divide_heads(self.value(x), self.heads), -2, 1)
         v = v.reshape(*v.shape[:-1], v.shape[-1] // self.track, self.track)

@@ -189,7 +189,8 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def check_axes(description: str, *arrays: Array, **sizes: int) -> None:
-    """Raises ValueError unless arrays, in order, have the axes described, as in "q, k [..., T, d]; decay [..., T]".
+    """Raises ValueError unless arrays are real floating-point numbers and, in order, have the axes described, as in
+    "q, k [..., T, d]; decay [..., T]".
 
     An axis has one size wherever it is named, that of `sizes` where given, else at least 1; "..." stands for the same
     axes everywhere, which may be empty.
@@ -198,6 +199,8 @@ def check_axes(description: str, *arrays: Array, **sizes: int) -> None:
     groups = [group.removesuffix("]").split(" [") for group in description.split("; ")]
     described = [(name, axes.split(", ")) for names, axes in groups for name in names.split(", ")]
     for (name, axes), array in zip(described, arrays, strict=True):
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ValueError(f"{name} must be of floating-point numbers; got {array.dtype}")
         lead = array.ndim - len(axes) + 1 if axes[0] == "..." else 0
         parts: list[tuple[int, ...]] = [(size,) for size in array.shape]
         if axes[0] == "..." and lead >= 0:

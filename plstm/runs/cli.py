@@ -55,6 +55,11 @@ def check_command(words: Sequence[str], schema: type) -> list[str]:
     flags = parser.parse_args(words)
     if flags.experimental_rerun:
         raise UserError("--experimental-rerun: reads a pickle, which can run anything; experiments: experiment=<name>")
+    one_of = {"--run": flags.run, "-m": flags.multirun, "--cfg": flags.cfg, "--info": flags.info}
+    if len(given := [flag for flag, value in one_of.items() if value]) > 1:
+        raise UserError(f"{given[0]} and {given[1]} do not go together; give one of them")
+    if flags.resolve and not flags.cfg:
+        raise UserError("--resolve: goes with --cfg job alone")
     if flags.help or flags.hydra_help or flags.shell_completion or flags.info:
         return []
     if flags.config_dir or flags.config_name or flags.config_path:  # what lies elsewhere Hydra checks alone
@@ -86,7 +91,9 @@ def check_jobs(overrides: Sequence[Override], schema: type, multirun: bool) -> l
         swept = [f"{key}={values}" for key, values in (hydra.sweeper.params or {}).items() if key not in typed]
         words += [each_word(override) for override in parse_overrides(swept, schema)]
     elif many := [override.input_line for override in overrides if override.is_sweep_override()]:
-        raise UserError(f"{many[0]}: several values take -m, first; quote text with commas twice, 'key=\"a,b\"'")
+        key, _, values = many[0].partition("=")
+        both = f"both at once: {key}=[{values}]" if key == "variant" else "quote text with commas twice, 'key=\"a,b\"'"
+        raise UserError(f"{many[0]}: several values take -m, first; {both}")
     jobs = list(itertools.product(*words))
     for job in jobs:
         try:

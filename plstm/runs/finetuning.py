@@ -20,6 +20,7 @@ from plstm.nn.layers import resize
 from plstm.runs.folders import find_run, load_config, open_checkpoint, restore_state
 from plstm.runs.identity import run_id
 from plstm.runs.weights import is_weights_file
+from plstm.tasks import TASKS
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.state import RunState
 from plstm.training.steps import has_part, named_leaves
@@ -67,15 +68,20 @@ def initial_weights(init_from: str, config: Config, params: Any, sharding: Shard
     whole, and a line on them; else UserError as `check_start`."""
     if is_weights_file(init_from):
         _check_file(init_from, config)
-        _, found, statistics = nnx.split(load(init_from), nnx.Param, nnx.BatchStat)
+        model = load(init_from)
+        _, found, statistics = nnx.split(model, nnx.Param, nnx.BatchStat)
         trained, statistics = jax.device_put((found, statistics or None), sharding)
+        names = model.info.class_names
         source = init_from
     else:
         config_there, checkpoints, step = _open_run(init_from, config)
-        _, state, _ = restore_state(checkpoints, step, config_there, sharding)
+        _, state, run = restore_state(checkpoints, step, config_there, sharding)
         trained, statistics = state.params, state.statistics
+        names = run.class_names
         source = f"{checkpoints.folder.parent}, step {step:,}"
-    params, changes = adapt(trained, params, MODELS[config.model.family].resize, config.init_new)
+    ours = TASKS[config.task](config).class_names
+    is_other = bool(names and ours) and [*names] != [*ours]
+    params, changes = adapt(trained, params, MODELS[config.model.family].resize, config.init_new, is_other)
     return {"params": params, "statistics": statistics}, "; ".join([f"the weights of {source}", *changes])
 
 
@@ -114,13 +120,18 @@ def _fits(key: str, theirs: Any, ours: Any) -> bool:
 
 
 def adapt(
-    trained_params: Any, fresh_params: Any, resize: Callable = resize, new: Sequence[str] = ()
+    trained_params: Any,
+    fresh_params: Any,
+    resize: Callable = resize,
+    new: Sequence[str] = (),
+    has_other_classes: bool = False,
 ) -> tuple[Any, list[str]]:
     """The trained parameters as a tree like the fresh ones, and a description of each change.
 
-    The position embedding [Y, X, dim] is resized by `resize`, a model's own. If any parameter of the head has another
-    number of classes (its last axis), the whole head stays fresh, and so do parameters that the trained model lacks and
-    that have one of `new` in their dotted names. Any other difference raises UserError naming the parameter.
+    The position embedding [Y, X, dim] is resized by `resize`, a model's own. If the classes are others, or any
+    parameter of the head has another number of them (its last axis), the whole head stays fresh, and so do parameters
+    that the trained model lacks and that have one of `new` in their dotted names. Any other difference raises UserError
+    naming the parameter, and so does a part of `new` that no such parameter has.
     """
     trained = named_leaves(trained_params)
     fresh = named_leaves(fresh_params)
@@ -133,16 +144,20 @@ def adapt(
     if others := sorted(fresh.keys() ^ trained.keys()):
         whose = "the new model" if others[0] in fresh else "the trained one"
         raise UserError(f"init_from: parameter {others[0]} is in {whose} only; fine-tune with the same model")
+    if unused := [part for part in new if not any(has_part(name, [part]) for name in drawn)]:
+        raise UserError(f"init_new: the trained model lacks no parameter with {unused[0]} in its name; leave it out")
     classes = [(trained[name].shape[-1], fresh[name].shape[-1]) for name in fresh if name.startswith(HEAD)]
-    new_head = next((pair for pair in classes if pair[0] != pair[1]), None)
-    if new_head:
-        changes.append("a new head, {:,} -> {:,} classes".format(*new_head))
+    resized_head = next((pair for pair in classes if pair[0] != pair[1]), None)
+    if resized_head:
+        changes.append("a new head, {:,} -> {:,} classes".format(*resized_head))
+    elif has_other_classes:
+        changes.append("a new head, for other classes")
     for name, leaf in fresh.items():
         weights = trained[name]
         if name == POSITION and weights.shape != leaf.shape and weights.shape[2:] == leaf.shape[2:]:
             changes.append("position embedding {} x {} -> {} x {}".format(*weights.shape[:2], *leaf.shape[:2]))
             weights = resize(weights, leaf.shape[:2])
-        elif new_head and name.startswith(HEAD) and weights.shape[:-1] == leaf.shape[:-1]:
+        elif (resized_head or has_other_classes) and name.startswith(HEAD) and weights.shape[:-1] == leaf.shape[:-1]:
             weights = leaf
         if weights.shape != leaf.shape:
             raise UserError(f"init_from: parameter {name} is {weights.shape} there and {leaf.shape} here")

@@ -28,7 +28,8 @@ from plstm.training.steps import TrainState, init_state
 from plstm.training.tracking import choose_mode
 
 MAX_NAME = 255  # letters of a file name that every file system takes
-DEMO_RUNS = CONFIGS.parent / "outputs/demo/checkpoints"  # where `make demo` puts its runs
+OUTPUTS = CONFIGS.parent / "outputs"
+OTHER_RUNS = (OUTPUTS / "demo/checkpoints", OUTPUTS / "runs")  # where `make demo` and `debug=smoke` put theirs
 
 
 @contextlib.contextmanager
@@ -79,7 +80,7 @@ def find_run(run: str, runs: Path, key: str = "run") -> Path:
         raise UserError(f"{key}={run[:40]!r}...: no such run in {runs}; name its folder or id")
     if (Path(run) / ".hydra").is_dir():
         return Path(run)
-    places = [runs] if runs.resolve() == DEMO_RUNS else [runs, DEMO_RUNS]
+    places = [runs, *(place for place in OTHER_RUNS if place != runs.resolve())]
     known = sorted((path for place in places for path in place.glob("*") if (path / ".hydra").is_dir()), key=str)
     found = [path for path in known if run and path.name.startswith(run)]
     if len(found) == 1:

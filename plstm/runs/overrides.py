@@ -37,7 +37,7 @@ def parse_overrides(words: Sequence[str], schema: type = Config) -> list[Overrid
             (override,) = OverridesParser.create().parse_overrides([word])
         except HydraException as error:
             why = " ".join(str(error).split())[:120]
-            hint = "quote a value with special characters twice, 'key=\"value\"'"
+            hint = "quote a value with special characters twice, 'key=\"value\"'; write $HOME for ~"
             raise UserError(f"{shown}: cannot be read ({why}); {hint}") from error
         key = override.key_or_group
         if re.match(r"hydra\b", key):
@@ -48,6 +48,9 @@ def parse_overrides(words: Sequence[str], schema: type = Config) -> list[Overrid
             if override.is_delete():
                 raise UserError(f"{shown}: keys cannot be removed; set {key} to the value that it should have")
             _check_key(override, schema)
+        if key in groups() and any(key == other.key_or_group for other in overrides):
+            both = "; both: variant=[<one>,<other>]" if key == "variant" else ""
+            raise UserError(f"{shown}: {key} is chosen twice; leave one out{both}")
         overrides.append(override)
     return overrides
 
@@ -71,15 +74,15 @@ def _quoted(value: Any) -> str:
 def _check_key(override: Override, schema: type) -> None:
     key = override.key_or_group
     known = known_keys(schema)
-    groups = [path.name for path in CONFIGS.iterdir() if path.is_dir()] if schema is Config else []
+    own_groups = groups() if schema is Config else []
     value = override.value()
-    if key in groups:
+    if key in own_groups:
         _check_choice(override)
     elif key not in known:
         group, _, rest = key.partition("/")
-        if rest and group in groups:
+        if rest and group in own_groups:
             raise UserError(f"{key[:200]}: choose by {group}={rest[:200]}/<name>")
-        raise UserError(f"{key[:200]}: there is no such key{did_you_mean(key, [*known, *groups])}")
+        raise UserError(f"{key[:200]}: there is no such key{did_you_mean(key, [*known, *own_groups])}")
     elif any(name.startswith(f"{key}.") for name in known) and value is not None and not isinstance(value, dict):
         raise UserError(f"{key}: is a group of keys and cannot be a value; set its keys, {key}.<key>=...")
 
@@ -89,7 +92,7 @@ def _check_choice(override: Override) -> None:
     known = choices(group)
     values = ",".join(word.partition("=")[2] for word in each_word(override))
     for name in re.findall(r"[^\s,\[\]\"']+", values) or [""]:  # [balanced,d_mode] has two
-        if name not in (*known, "null"):
+        if name not in known:
             listed = f"there are {', '.join(known)}" if len(known) <= FEW else f"they are the files of configs/{group}"
             close = did_you_mean(name, known)
             raise UserError(f"{group}={name[:200]}: there is no such choice{close} ({listed})")
@@ -113,6 +116,12 @@ def each_word(override: Override) -> list[str]:
 def override_key(word: str) -> str:
     """The dotted key that a word such as +data.name=MUTAG sets."""
     return word.lstrip("+").partition("=")[0]
+
+
+@cache
+def groups() -> list[str]:
+    """The folders of configs/, such as experiment and variant."""
+    return sorted(path.name for path in CONFIGS.iterdir() if path.is_dir())
 
 
 def choices(group: str) -> list[str]:

@@ -60,7 +60,9 @@ def training_config(info: Info, path: str | os.PathLike) -> Config:
     """The config of the training that made the weights in the file `path`. Raises UserError where no training is known
     or its config is damaged."""
     if info.training is None:
-        raise UserError(f"{path}: these weights come from no run of train.py, so that their data are not known")
+        raise UserError(
+            f"{path}: these weights come from no run of train.py, so that no task is known; scripts take them"
+        )
     try:
         return from_file({**info.training, "model": asdict(info.config)})
     except (TypeError, ValueError, RecursionError, UserError, OmegaConfBaseException) as error:

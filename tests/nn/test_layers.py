@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from plstm.nn import CausalAttention, Mamba2, PLSTMMixer, TrackingMixer
 from plstm.nn.layers import PatchEmbedding, drop_path, exact_gelu, linear, norm, sinusoids
 from tests.drawing import fill, normal
 from tests.ops.comparing import assert_close
@@ -94,6 +95,22 @@ def test_drop_path_is_off_without_a_key_and_at_rate_zero_and_leaves_nothing_of_w
     dropped = drop_path(jnp.full((64, 2), np.inf, jnp.bfloat16), 0.5, jax.random.key(0))
     assert dropped.dtype == jnp.bfloat16
     assert set(np.unique(np.asarray(dropped, np.float32))) == {0.0, np.inf}
+
+
+@pytest.mark.parametrize("make", [PLSTMMixer, TrackingMixer])
+def test_what_is_no_grid_is_refused(make):
+    """Without a batch, [2, 5, 16] would run, and mix rows with heads."""
+    layer = make(16, 2, rngs=nnx.Rngs(0))
+    for shape in ((2, 5, 16), (1, 2, 5, 8), (1, 1, 2, 5, 16)):
+        with pytest.raises(ValueError, match=r"^x must be \[batch, Y, X, 16\]; got"):
+            layer(jnp.zeros(shape))
+
+
+def test_heads_that_do_not_divide_the_channels_are_refused():
+    with pytest.raises(ValueError, match="^5 heads do not divide 16 channels$"):
+        CausalAttention(16, 5, nnx.Rngs(0))(jnp.zeros((3, 16)))
+    with pytest.raises(ValueError, match="^inner=30 must be a multiple of head_dim=8$"):
+        Mamba2(16, 30, 8, 16, nnx.Rngs(0))
 
 
 def test_sinusoids():

@@ -76,6 +76,15 @@ def test_wrong_arguments_are_named(operator, change, message):
         operator(**arguments | changed)
 
 
+@pytest.mark.parametrize("operator", ARGUMENTS)
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.complex64])
+def test_numbers_that_are_not_real_are_refused(operator, dtype):
+    arguments = {name: value for name, value in ARGUMENTS[operator].items() if name != "gates"}
+    arrays = {name: value.astype(dtype) for name, value in arguments.items() if isinstance(value, jax.Array)}
+    with pytest.raises(ValueError, match="must be of floating-point numbers; got"):
+        operator(**ARGUMENTS[operator] | arrays)
+
+
 @pytest.mark.parametrize("operator", [operator for operator in ARGUMENTS if operator is not on_dag])
 def test_no_token_and_a_side_of_none_are_refused(operator):
     arguments = dict(ARGUMENTS[operator])

@@ -147,6 +147,18 @@ def test_a_training_starts_from_those_weights(finetuning, trained, weights, tmp_
     assert folder.name == run_id(config) and config.init_from == trained.name
 
 
+@pytest.mark.parametrize(("names", "is_new"), [(("away", "at"), False), (("at", "away"), True), ((), False)])
+def test_classes_of_other_names_make_a_new_head(composed, tmp_path, names, is_new):
+    config = to_config(composed(*SMALL, "model.modes=[P]"))
+    model = build_model(config.model, 0)
+    plstm.save(model, file := tmp_path / "model.safetensors", class_names=names)
+    fresh = nnx.state(build_model(config.model, 1), nnx.Param)
+    weights, line = initial_weights(str(file), config, fresh, HERE)
+    assert ("a new head" in line) == is_new
+    expected = named_leaves(fresh if is_new else nnx.state(model, nnx.Param))["head.kernel"]
+    np.testing.assert_array_equal(named_leaves(weights["params"])["head.kernel"], expected)
+
+
 def test_ids_that_look_like_numbers_are_ids_and_only_these_are_quoted(composed):
     for run in ("12e456", "123e45", "1e5", "123456", "1f392a"):
         assert to_eval_config(compose("eval", overrides=[quote_ids(f"run={run}")])).run == run
@@ -235,6 +247,8 @@ def test_only_other_classes_make_a_new_head():
     assert changes == ["a new head, 3 -> 5 classes"]
     assert {name for name, leaf in named_leaves(params).items() if leaf.max() == 2} == {"head.kernel", "head.bias"}
     assert adapt(shapes_of(), shapes_of())[1] == []
+    params, of_others = adapt(fill(1.0, shapes_of()), fill(2.0, shapes_of()), has_other_classes=True)
+    assert of_others == ["a new head, for other classes"] and named_leaves(params)["head.bias"].max() == 2
     found, wanted = ({"head": {"kernel": np.ones((4, classes))}} for classes in (3, 5))  # a head without bias
     assert adapt(found, wanted) == (wanted, changes) and adapt(found, found)[1] == []
     with pytest.raises(UserError, match="parameter head.kernel is .* there and .* here"):
@@ -250,7 +264,7 @@ def test_parameters_that_were_announced_are_drawn_and_no_others():
     for new, words in (([], "linear.mix is in the new model only"), (["mi", "out"], "linear.mix is in the new")):
         with pytest.raises(UserError, match=words):
             adapt(trained, fresh, new=new)
-    with pytest.raises(UserError, match=r"parameter out is \(2,\) there and \(3,\) here"):
+    with pytest.raises(UserError, match=r"init_new: the trained model lacks no parameter with out in its name"):
         adapt(trained, fresh | {"out": np.zeros(3)}, new=["linear", "out"])  # another width is not drawn
 
 

@@ -7,17 +7,18 @@ from plstm.runs import folders
 from plstm.runs.folders import find_run
 
 
-def test_runs_of_the_demo_are_found_as_well(tmp_path, monkeypatch):
+def test_runs_of_the_demo_and_of_smoke_are_found_as_well(tmp_path, monkeypatch):
     runs = tmp_path / "runs"
-    monkeypatch.setattr(folders, "DEMO_RUNS", tmp_path / "demo")
+    monkeypatch.setattr(folders, "OTHER_RUNS", (tmp_path / "demo", tmp_path / "smoke"))
     own = runs / "1a2b"
     demo = tmp_path / "demo/1f39"
-    for folder in (own, demo):
+    smoke = tmp_path / "smoke/33"
+    for folder in (own, demo, smoke):
         (folder / ".hydra").mkdir(parents=True)
-    for name, folder in (("1a", own), ("1f", demo), (str(demo), demo)):
+    for name, folder in (("1a", own), ("1f", demo), (str(demo), demo), ("3", smoke)):
         assert find_run(name, runs) == folder
-    assert find_run("1f", folders.DEMO_RUNS) == demo
+    assert find_run("1f", tmp_path / "demo") == demo
     with pytest.raises(UserError, match=f"run=1: 2 runs begin so: {demo}, {own}"):
         find_run("1", runs)
-    with pytest.raises(UserError, match="run=2: no such run in .*; there are 1f39, 1a2b;"):
+    with pytest.raises(UserError, match="run=2: no such run in .*; there are 1f39, 1a2b, 33;"):
         find_run("2", runs)

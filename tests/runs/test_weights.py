@@ -21,6 +21,7 @@ from plstm.preprocessing import Preprocessing
 from plstm.runs.folders import write_config
 from plstm.runs.identity import portable_config, run_id
 from plstm.runs.weights import config_of, from_checkpoint
+from plstm.tasks import TASKS
 from plstm.tasks.arrow import ArrowData
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
 from plstm.training.optimizers import build_optimizer
@@ -44,7 +45,7 @@ def save_run(folder: Path, config: Config, checkpoints: dict[int, tuple], statis
     optimizer = build_optimizer(config.optim, lambda step: 0.0)
     for step, (params, final, score) in checkpoints.items():
         state = TrainState(jnp.int32(step), params, optimizer.init(params), jnp.int32(-1), statistics)
-        run = RunState(step, {}, ["away", "at"], step, final=final)
+        run = RunState(step, {}, list(TASKS[config.task](config).class_names), step, final=final)
         kept.save(step, state, run.to_json(), score)
     kept.close()
 
