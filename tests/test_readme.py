@@ -46,6 +46,10 @@ def test_the_readme():
 @pytest.mark.slow
 def test_fine_tuning(folder):
     found = run("docs/running.md")
+    assert found["mixed"].shape == (8, 16) and found["first_node"].tolist() == [0, 4]
     assert found["losses"][-1] < found["losses"][0] / 2
     info = plstm.load(folder / "brighter.safetensors").info
     assert info.class_names == ("no", "yes") and info.preprocessing.size == 32
+    kernels = [found[name].embedding.project.kernel[...] for name in ("model", "trained")]  # model: with a new head
+    np.testing.assert_array_equal(*kernels)
+    assert found["model"](found["images"]).shape == (64, 5)

@@ -53,21 +53,21 @@ class Session:
         self.name = run_name(config)
         self.interrupt = interrupt
 
-        # -------------------------------------------------------- data
-        loop = config.loop
+        # -------------------------------------------------------- model and optimizer; what they refuse, before data
         self.task = task = TASKS[config.task](config)
         self.plan = task.plan()
         _warn_of_cost(task)
-        self.splits = {name: task.split(name) for name in dict.fromkeys([*loop.eval_splits, *loop.final_splits])}
-        self.probe = self.splits[loop.eval_splits[0]].first(PROBED * jax.process_count())
         self.programs = compile_programs(task, self.plan)
         layout = self.programs.layout
-        self.batches = task.batches(layout)
-
-        # -------------------------------------------------------- model and optimizer
         init_key, _, self.step_key = (jax.random.fold_in(jax.random.key(config.seed), n) for n in range(3))
         self.state = layout.place_state(init_state(task.build_model(init_key), self.programs.optimizer)[1])
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
+
+        # -------------------------------------------------------- data
+        loop = config.loop
+        self.splits = {name: task.split(name) for name in dict.fromkeys([*loop.eval_splits, *loop.final_splits])}
+        self.probe = self.splits[loop.eval_splits[0]].first(PROBED * jax.process_count())
+        self.batches = task.batches(layout)
 
         # -------------------------------------------------------- restore: the first of these that is there
         # 1. the last undamaged checkpoint of this run, 2. the weights of the run to fine-tune, 3. the state just drawn
