@@ -97,7 +97,7 @@ def test_yaml_tags_are_refused_wherever_yaml_is_read(sign, tmp_path):
 BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
 
 
-@pytest.mark.parametrize("text", [BOMB, "{a: " * 400 + "1" + "}" * 400, "x: " + "y" * 200_000, "a: \xff", "*a"])
+@pytest.mark.parametrize("text", [BOMB, "{a: " * 400 + "1" + "}" * 400, "x: " + "y" * 2_000_000, "a: \xff", "*a"])
 def test_yaml_that_takes_long_to_read_or_is_none_is_refused(tmp_path, text):
     path = write_config(tmp_path / "run", "")
     path.write_bytes(text.encode("latin-1"))

@@ -25,7 +25,7 @@ from plstm.runs.identity import named
 from plstm.runs.overrides import CONFIGS
 from plstm.tasks import TASKS
 
-MOST_BYTES = 5_000_000  # of a run's config, of which a folder's class names can take most; others have 3,000
+MOST_BYTES = 1_000_000  # of a run's config, of which a folder's class names can take most; others have 3,000
 MOST_DEPTH = 20
 
 
