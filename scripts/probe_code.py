@@ -88,7 +88,7 @@ def main() -> None:
     config.data.root = machine_data_root()
     task = TASKS[config.task](config)
     if not isinstance(task, CodeTask) or config.data.name == "folder":
-        raise UserError(f"{arguments.weights}: is not of task code, trained on its packages")
+        raise UserError(f"{arguments.weights}: probes take a model of code that was trained on the packages")
     model = from_checkpoint(arguments.weights, runs=arguments.runs)
     heads = [*dict.fromkeys(prompts(task.corpus))]
     if not heads:

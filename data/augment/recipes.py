@@ -30,7 +30,7 @@ class AugmentConfig:
     cutmix: NotNegative = 0.0  # the same; with both, half the batches each
 
     def check(self) -> None:
-        """Raises UserError where `auto_augment` is none; `check_limits` checks the ranges."""
+        """Raises UserError where `auto_augment` names no augmentation; `check_limits` checks the ranges."""
         if self.auto_augment not in (None, THREE_AUGMENT):
             parse_rand_augment(self.auto_augment)
 

@@ -217,7 +217,7 @@ def from_file(plain: Any) -> Config:
     if found := re.search(r"\$\{[^}]*}?|'\?\?\?'", str(plain)):
         raise UserError(f"{found[0]} would be filled in from this machine; write the value itself")
     if isinstance(plain, dict) and isinstance(plain.get("data"), dict):
-        left_out = ("root", "path", "placement")  # the last from runs of before it was gone
+        left_out = ("root", "path", "placement")  # placement: a key of older runs that nothing reads any more
         plain = plain | {"data": {key: value for key, value in plain["data"].items() if key not in left_out}}
     return to_config(OmegaConf.create(plain))
 

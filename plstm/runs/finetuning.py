@@ -148,16 +148,17 @@ def adapt(
         raise UserError(f"init_new: the trained model lacks no parameter with {unused[0]} in its name; leave it out")
     classes = [(trained[name].shape[-1], fresh[name].shape[-1]) for name in fresh if name.startswith(HEAD)]
     resized_head = next((pair for pair in classes if pair[0] != pair[1]), None)
+    has_new_head = has_other_classes or resized_head is not None
     if resized_head:
         changes.append("a new head, {:,} -> {:,} classes".format(*resized_head))
-    elif has_other_classes:
+    elif has_new_head:
         changes.append("a new head, for other classes")
     for name, leaf in fresh.items():
         weights = trained[name]
         if name == POSITION and weights.shape != leaf.shape and weights.shape[2:] == leaf.shape[2:]:
             changes.append("position embedding {} x {} -> {} x {}".format(*weights.shape[:2], *leaf.shape[:2]))
             weights = resize(weights, leaf.shape[:2])
-        elif (resized_head or has_other_classes) and name.startswith(HEAD) and weights.shape[:-1] == leaf.shape[:-1]:
+        elif has_new_head and name.startswith(HEAD) and weights.shape[:-1] == leaf.shape[:-1]:
             weights = leaf
         if weights.shape != leaf.shape:
             raise UserError(f"init_from: parameter {name} is {weights.shape} there and {leaf.shape} here")

@@ -61,7 +61,7 @@ def training_config(info: Info, path: str | os.PathLike) -> Config:
     or its config is damaged."""
     if info.training is None:
         raise UserError(
-            f"{path}: these weights come from no run of train.py, so that no task is known; scripts take them"
+            f"{path}: these weights come from no run of train.py, so their task is not known; use them from Python"
         )
     try:
         return from_file({**info.training, "model": asdict(info.config)})

@@ -161,6 +161,7 @@ class Task:
 
 
 def mean_loss(metrics: Metrics) -> jax.Array:
+    """The scalar to minimise."""
     total, count = metrics["loss"]
     return total / count
 

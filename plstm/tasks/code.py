@@ -29,7 +29,7 @@ from plstm.config import Config
 from plstm.errors import UserError
 from plstm.limits import Folder, OneOf, OnlyWith
 from plstm.models.text import MOST_CONTEXT
-from plstm.tasks.base import MachineData
+from plstm.tasks.base import MachineData, mean_loss
 from plstm.tasks.streams import StreamBatches, StreamTask, by_group, layer_kinds, row_batches, sums
 from plstm.training.meshes import Layout
 from plstm.training.steps import Batch, Metrics, Split
@@ -119,10 +119,8 @@ class CodeTask(StreamTask):
     def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
         logits = self.logits(model, batch, key)
         targets, losses, scored = score(logits, batch)
-        total = losses.sum()
-        count = scored.sum(dtype=jnp.float32)
-        hits = (logits.argmax(-1) == targets) & scored
-        return total / count, {"loss": (total, count), "accuracy": (hits.sum(dtype=jnp.float32), count)}
+        metrics = sums({"loss": (losses, scored), "accuracy": (logits.argmax(-1) == targets, scored)})
+        return mean_loss(metrics), metrics
 
     def metrics(self, model: nnx.Module, batch: Batch) -> Metrics:
         logits = self.logits(model, batch)
