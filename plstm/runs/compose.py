@@ -58,14 +58,16 @@ def _check_joined_keys(config: Config) -> None:
     loop = config.loop
     fits = loop.save_every is None or loop.save_every % loop.eval_every == 0
     smooths = task.smooths or config.optim.label_smoothing == 0
-    start = config.init_checkpoint == "last" or config.init_from is not None
+    fine_tunes = config.init_from is not None
+    may_be_best = fine_tunes or config.init_checkpoint == "last"
     require(
         config,
         ("optim.loss", config.optim.loss in task.losses, f"choose one of {', '.join(task.losses)}"),
         ("optim.label_smoothing", smooths, "this task has none; leave it at 0"),
         ("optim.warmup_epochs", config.optim.warmup_epochs < config.optim.epochs, "must be under optim.epochs"),
         ("loop.save_every", fits, f"must be a multiple of loop.eval_every={loop.eval_every}, or null"),
-        ("init_checkpoint", start, "says which weights of init_from, which is not set"),
+        ("init_checkpoint", may_be_best, "says which weights of init_from, which is not set"),
+        ("init_new", fine_tunes or not config.init_new, "names what the weights of init_from lack, which is not set"),
     )
     if config.augment is not None and not task.augments:
         raise UserError(f"augment: task {config.task} takes its training examples as they are; leave it out")
@@ -132,7 +134,7 @@ def compose_config(name: str, overrides: Sequence[str], with_hydra: bool = False
 def compose_experiment(experiment: str, *overrides: str) -> Config:
     """The checked config of `python train.py experiment=...`; a run to fine-tune need not exist. Raises
     UserError where it cannot be composed."""
-    words = [f"experiment={experiment}", "init_from=null", *overrides]
+    words = [f"experiment={experiment}", "init_from=null", "init_new=[]", *overrides]
     return named(to_config(compose_config("train", words)), words)
 
 

@@ -17,6 +17,7 @@ from plstm.config import Config
 from plstm.errors import UserError
 from plstm.files import check_writable, locked, write_errors, write_file
 from plstm.models import build_model
+from plstm.models.weights import usable_here
 from plstm.runs.compose import from_file, read_yaml
 from plstm.runs.identity import run_id
 from plstm.runs.overrides import CONFIGS
@@ -124,15 +125,20 @@ def load_overrides(folder: Path) -> list[str]:
 
 def open_checkpoint(folder: Path, config: Config, which: str, key: str = "checkpoint") -> tuple[Checkpoints, int]:
     """The checkpoints of a run, and the step of its "last" or "best". Raises UserError where there is none."""
-    loop = config.loop
-    if which == "best" and (loop.best_split is None or loop.save_every not in (None, loop.eval_every)):
-        why = "loop.best_split is null" if loop.best_split is None else f"loop.save_every is {loop.save_every}"
-        raise UserError(f"{key}=best: {folder} kept none ({why}); take {key}=last")
+    if which == "best" and config.loop.best_split is None:
+        raise UserError(f"{key}=best: {folder} has none (loop.best_split is null); take {key}=last")
     checkpoints = Checkpoints(folder / "checkpoints", run_id(config), read_only=True)
-    step = checkpoints.last_step() if which == "last" else checkpoints.best_step()
+    step = checkpoints.last_step()
+    missing = f"{key}={which}: {folder} has none; train the run until its first evaluation"
     if step is None:
-        other = f", or take {key}=last" if checkpoints.last_step() else ""
-        raise UserError(f"{key}={which}: {folder} has none; train the run until its first evaluation{other}")
+        raise UserError(missing)
+    if which == "best":
+        best = RunState.from_json(checkpoints.info(step), folder).best
+        if best is None:
+            raise UserError(f"{missing}, or take {key}=last")
+        step = best["step"]
+        if step != checkpoints.best_step():  # as with loop.save_every, which may change from session to session
+            raise UserError(f"{key}=best: {folder} saved none at its best evaluation, step {step:,}; take {key}=last")
     return checkpoints, step
 
 
@@ -144,7 +150,7 @@ def restore_state(
     sharding = sharding or SingleDeviceSharding(jax.local_devices()[0])
     optimizer = build_optimizer(config.optim, lambda step: 0.0)
     try:
-        model = nnx.eval_shape(lambda: build_model(config.model, 0, run.sizes))
+        model = nnx.eval_shape(lambda: build_model(usable_here(config.model), 0, run.sizes))
     except KeyError as error:
         raise UserError(f"{checkpoints.folder}/{step}: a damaged checkpoint, without the size {error}") from error
     graphdef = nnx.graphdef(model)

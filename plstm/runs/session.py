@@ -205,7 +205,8 @@ def describe_run(
 ) -> list[tuple[str, str]]:
     """The rows of the banner; origin: what fine-tuning starts from, None otherwise."""
     config = task.config
-    batch = config.optim.batch_size
+    optim = config.optim
+    batch = optim.batch_size
     step = int(state.step)
     flops = task.flops()
     platform = jax.default_backend()
@@ -218,8 +219,8 @@ def describe_run(
         ("devices", f"{devices} x {jax.devices()[0].device_kind} ({platform}){shared}"),
         ("data", task.describe_data()),
         ("batch", f"{batch} = {devices} device{'s' * (devices > 1)} x {batch // devices}"),
-        ("schedule", f"{plan.steps:,} steps = {config.optim.epochs:g} epochs x {plan.steps_per_epoch:,}"),
-        ("optimizer", f"{config.optim.name}, peak {config.optim.peak_lr:g} after {plan.warmup_steps:,} steps"),
+        ("schedule", f"{plan.steps:,} steps = {optim.epochs:g} epochs x {plan.steps_per_epoch:,}"),
+        ("optimizer", f"{optim.name}, peak {optim.peak_lr:g}, warm-up {optim.warmup_epochs:g} epochs"),
         ("parameters", f"{sum(leaf.size for leaf in jax.tree.leaves(state.params)):,}"),
     ]
     if flops:

@@ -8,7 +8,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from plstm.config import Config
 from plstm.errors import UserError, first_line
 from plstm.models import Info
-from plstm.models.weights import load, read_info, usable_here, weights_digest
+from plstm.models.weights import load, read_info, weights_digest
 from plstm.runs.compose import from_file
 from plstm.runs.folders import find_run, load_config, open_checkpoint, restore_state
 from plstm.runs.identity import portable_config, run_id
@@ -82,11 +82,10 @@ def is_weights_file(source: str | os.PathLike) -> bool:
 
 def _restore_newest(folder: Path, config: Config, which: str) -> tuple[nnx.GraphDef, TrainState, RunState]:
     """As `restore_state`; a run that is training may delete a checkpoint while it is read, and has then a newer one."""
-    usable = replace(config, model=usable_here(config.model))
     while True:
         checkpoints, step = open_checkpoint(folder, config, which)
         try:
-            return restore_state(checkpoints, step, usable)
+            return restore_state(checkpoints, step, config)
         except UserError:
             if (checkpoints.folder / str(step)).exists():
                 raise

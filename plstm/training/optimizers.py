@@ -17,8 +17,9 @@ from plstm.training.steps import has_part, named_leaves, named_mask
 DECAYED = ("kernel", "weight")  # the last words of their names, or of a module's that holds them
 
 
-def learning_rate_schedule(config: OptimConfig, steps: int, warmup_steps: int) -> optax.Schedule:
-    """Linear from 0 to the peak over the warm-up, then a cosine to end_factor x peak at the last step, `steps` - 1."""
+def learning_rate_schedule(config: OptimConfig, steps: int, warmup_steps: float) -> optax.Schedule:
+    """Linear from 0 to the peak over the warm-up, then a cosine to end_factor x peak at the last step, `steps` - 1. The
+    warm-up may end between two steps."""
     end = config.peak_lr * config.end_factor
     cosine_steps = max(steps - 1 - warmup_steps, 1)
 
@@ -33,7 +34,7 @@ def learning_rate_schedule(config: OptimConfig, steps: int, warmup_steps: int) -
 
 def epoch_schedule(config: OptimConfig, steps_per_epoch: int) -> optax.Schedule:
     """The same shape with one value per epoch, whose warm-up and cosine end in their last epochs, counted from 1."""
-    of_epoch = learning_rate_schedule(config, math.ceil(config.epochs) + 1, round(config.warmup_epochs))
+    of_epoch = learning_rate_schedule(config, math.ceil(config.epochs) + 1, config.warmup_epochs)
     return lambda step: of_epoch(step // steps_per_epoch + 1)
 
 

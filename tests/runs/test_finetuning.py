@@ -214,6 +214,14 @@ def test_so_does_a_model_with_running_statistics_or_a_resize_of_its_own(composed
     np.testing.assert_array_equal(fresh(images), wanted)
 
 
+def test_a_run_that_was_trained_by_kernels_of_a_gpu_starts_one_anywhere(composed, tmp_path):
+    there, here = (to_config(composed(*SMALL, "model.modes=[P]", f"model.method={m}")) for m in ("fused", "auto"))
+    params = nnx.state(build_model(here.model, 1), nnx.Param)
+    save_run(tmp_path / "run", there, {8: (params, {}, 0.9)})
+    found, _ = initial_weights(str(tmp_path / "run"), here, params, HERE)
+    jax.tree.map(np.testing.assert_array_equal, found["params"], params)
+
+
 def test_another_model_is_refused(finetuning):
     for change, theirs in (("model.norm=layernorm", "rmsnorm"), ("model.dim=32", "16"), ("model.patch_size=16", "8")):
         config = finetuning(change)

@@ -22,7 +22,7 @@ QUICK = ["experiment=imagenet/vit"]
     "case", [case if case == QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES], ids=" ".join
 )
 def test_one_step_changes_every_parameter_that_it_should(composed, tmp_path_factory, case):
-    words = [*case, *SMALL, "init_from=null"]
+    words = [*case, *SMALL, "init_from=null", "init_new=[]"]
     node = composed(*words)
     words += OWN.get(node.model.family, [])
     words += [f"data.root={tmp_path_factory.getbasetemp()}"] if node.task in ("arrow", "imagenet", "series") else []

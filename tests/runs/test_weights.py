@@ -39,14 +39,19 @@ ID = run_id(CONFIG)
 
 
 def save_run(folder: Path, config: Config, checkpoints: dict[int, tuple], statistics: Any = None) -> None:
-    """A run as train.py leaves it, with checkpoints {step: (parameters, end of the training, score)}."""
+    """A run as train.py leaves it, with checkpoints {step: (parameters, end of the training, score)}. Where the
+    parameters are None, there was an evaluation alone."""
     write_config(folder, config, [])
     kept = Checkpoints(folder / "checkpoints", run_id(config))
     optimizer = build_optimizer(config.optim, lambda step: 0.0)
+    best, highest = None, NO_SCORE
     for step, (params, final, score) in checkpoints.items():
-        state = TrainState(jnp.int32(step), params, optimizer.init(params), jnp.int32(-1), statistics)
-        run = RunState(step, {}, list(TASKS[config.task](config).class_names), step, final=final)
-        kept.save(step, state, run.to_json(), score)
+        if score > highest:
+            best, highest = {"step": step}, score
+        if params is not None:
+            state = TrainState(jnp.int32(step), params, optimizer.init(params), jnp.int32(-1), statistics)
+            run = RunState(step, {}, list(TASKS[config.task](config).class_names), step, best=best, final=final)
+            kept.save(step, state, run.to_json(), score)
     kept.close()
 
 
@@ -86,6 +91,13 @@ def test_the_best_checkpoint_is_one_with_a_score(runs, tmp_path):
     assert_same(from_checkpoint(ID, runs=runs, checkpoint="best"), 1)
     save_run(tmp_path / ID, CONFIG, {2: (drawn(2), None, NO_SCORE)})  # as of a run stopped before its first evaluation
     with pytest.raises(UserError, match=f"^checkpoint=best: {tmp_path / ID} has none; .*, or take checkpoint=last"):
+        from_checkpoint(tmp_path / ID, checkpoint="best")
+
+
+def test_the_best_checkpoint_is_none_where_the_best_evaluation_was_not_saved(tmp_path):
+    save_run(tmp_path / ID, CONFIG, {1: (drawn(1), None, 0.8), 2: (None, None, 0.9), 3: (drawn(3), {}, NO_SCORE)})
+    words = f"^checkpoint=best: {tmp_path / ID} saved none at its best evaluation, step 2; take checkpoint=last$"
+    with pytest.raises(UserError, match=words):
         from_checkpoint(tmp_path / ID, checkpoint="best")
 
 

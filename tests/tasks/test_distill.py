@@ -26,7 +26,7 @@ STAGE_2 = ["variant=stage_2", "data.teacher=0123456789ab"]
 @pytest.fixture(scope="module")
 def make(composed):
     def make(*overrides):
-        words = ("experiment=code/distill", "debug=smoke", "model.dim=16", "init_from=null", *overrides)
+        words = ("experiment=code/distill", "debug=smoke", "model.dim=16", "init_from=null", "init_new=[]", *overrides)
         return DistillTask(to_config(composed(*words)))
 
     return make

@@ -40,6 +40,17 @@ def test_a_rate_an_epoch_has_the_same_shape():
     np.testing.assert_allclose(rates[3:, 0], cosine, rtol=1e-6)
 
 
+def test_a_warm_up_may_end_within_an_epoch():
+    rates = {}
+    for warmup in (0.5, 1.5, 2.5):
+        schedule = epoch_schedule(OptimConfig(peak_lr=1.0, end_factor=0.0, epochs=4, warmup_epochs=warmup), 1)
+        rates[warmup] = [float(schedule(step)) for step in range(4)]
+    falls = lambda *places: [(1 + np.cos(np.pi * place)) / 2 for place in places]  # noqa: E731
+    np.testing.assert_allclose(rates[0.5], falls(1 / 7, 3 / 7, 5 / 7, 1), atol=1e-6)
+    np.testing.assert_allclose(rates[1.5], [2 / 3, *falls(1 / 5, 3 / 5, 1)], atol=1e-6)
+    np.testing.assert_allclose(rates[2.5], [2 / 5, 4 / 5, *falls(1 / 3, 1)], atol=1e-6)
+
+
 @pytest.mark.parametrize(("steps", "warmup", "expected"), [(3, 0, [1, 0.55, 0.1]), (1, 0, [1]), (2, 1, [0, 1])])
 def test_short_schedules(steps, warmup, expected):
     schedule = learning_rate_schedule(OptimConfig(peak_lr=1.0, end_factor=0.1), steps, warmup)
