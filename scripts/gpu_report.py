@@ -46,8 +46,6 @@ TARGET = f"""gpu_device_info {{
 }} platform_name: "CUDA" device_description_str: "{GPU}"
 dnn_version_info {{major: 9 minor: 10}} runtime_version {{major: 12 minor: 9 patch: 0}}"""  # a GpuTargetConfigProto
 STUDENT = [  # of a Transformer as large as the models of code/paper, with the paper's context, window and sinks
-    "init_from=null",
-    "init_new=[]",
     "data.name=toy",
     "data.context=4096",
     "model.window=512",

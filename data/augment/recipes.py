@@ -27,7 +27,7 @@ class AugmentConfig:
     random_erasing: Share = 0.0  # probability, on the device
     repeats: Count = 1  # views of an image in a batch
     mixup: NotNegative = 0.0  # alpha of Beta(alpha, alpha), on the device; 0: none
-    cutmix: NotNegative = 0.0  # the same; with both, half the draws each
+    cutmix: NotNegative = 0.0  # the same; with both, half of the draws each, see `mix`
 
     def check(self) -> None:
         """Raises UserError where `auto_augment` names no augmentation; `check_limits` checks the ranges."""

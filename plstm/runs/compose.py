@@ -67,7 +67,7 @@ def _check_joined_keys(config: Config) -> None:
         ("optim.warmup_epochs", config.optim.warmup_epochs < config.optim.epochs, "must be under optim.epochs"),
         ("loop.save_every", fits, f"must be a multiple of loop.eval_every={loop.eval_every}, or null"),
         ("init_checkpoint", may_be_best, "says which weights of init_from, which is not set"),
-        ("init_new", fine_tunes or not config.init_new, "names what the weights of init_from lack, which is not set"),
+        ("init_new", fine_tunes or not config.init_new, "draws parameters beside those of init_from, which is not set"),
     )
     if config.augment is not None and not task.augments:
         raise UserError(f"augment: task {config.task} takes its training examples as they are; leave it out")

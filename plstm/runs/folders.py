@@ -137,7 +137,7 @@ def open_checkpoint(folder: Path, config: Config, which: str, key: str = "checkp
         if best is None:
             raise UserError(f"{missing}, or take {key}=last")
         step = best["step"]
-        if step != checkpoints.best_step():  # as with loop.save_every, which may change from session to session
+        if step != checkpoints.best_step():  # with loop.save_every, not each evaluation is saved
             raise UserError(f"{key}=best: {folder} saved none at its best evaluation, step {step:,}; take {key}=last")
     return checkpoints, step
 

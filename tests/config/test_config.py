@@ -215,7 +215,7 @@ BAD_VALUES = {
         ("augment", AugmentConfig(), "takes its training examples as they are"),
         ("optim.loss", "binary_cross_entropy", "choose one of cross_entropy"),
         ("init_checkpoint", "best", "init_from, which is not set"),
-        ("init_new", ["head"], "init_from lack, which is not set"),
+        ("init_new", ["head"], "beside those of init_from, which is not set"),
         ("loop.save_every", 3000, "must be a multiple of loop.eval_every=2000, or null"),
         ("loop.eval_splits", [], "at least one split"),
         *((f"loop.{key}", ["val", "tset"], "'tset'.*test_ext") for key in ("eval_splits", "final_splits")),
