@@ -4,15 +4,18 @@ The order is a function of the seed and the epoch alone, see `epoch_order`, and 
 dropped. So a resumed run needs no iterator state, and the number of reading processes changes nothing.
 """
 
+import contextlib
 import gc
 import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from multiprocessing import resource_tracker
 from typing import Any
 
 import jax
@@ -120,9 +123,12 @@ def read(make: Callable[[int], Any], start: int, stop: int, workers: int, thread
         elements = elements.mp_prefetch(grain.MultiprocessingOptions(workers), worker_init_fn=_start_worker)
     iterator = iter(elements)
     try:
-        while (element := next(iterator, None)) is not None:
+        with _interrupts_blocked() if workers else contextlib.nullcontext():
+            element = next(iterator, None)
+        while element is not None:
             yield element
             del element
+            element = next(iterator, None)
     except RuntimeError as error:
         why = f"a reading process ended ({first_line(error)})"
         raise ReadError(f"{why}; where memory ran out, take fewer data.workers") from error
@@ -131,6 +137,26 @@ def read(make: Callable[[int], Any], start: int, stop: int, workers: int, thread
         if workers:
             del iterator
             gc.collect()  # grain's threads leave their last batches in reference cycles
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """For this thread and the processes that it starts, which Ctrl-C would otherwise end by a traceback as long as they
+    import, see `_start_worker`. Other threads of this process still take signals."""
+    _start_tracker()  # which unblocks them in the thread that starts it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@cache
+def _start_tracker() -> None:
+    """Of semaphores and shared memory: what is left of a process that was stopped at once it removes, and is to do so
+    without a warning."""
+    sys.warnoptions.append("ignore:resource_tracker")
+    resource_tracker.ensure_running()
 
 
 def _start_worker(worker: int, workers: int) -> None:

@@ -8,8 +8,8 @@
     check_limits(OptimConfig(peak_lr=0.0), "optim.")  # UserError: optim.peak_lr=0.0: must be positive
 
 Ge, Gt, Le, Interval and MinLen come from annotated-types. A limit outside the brackets of a list holds for the list,
-one inside them for each entry. None passes: whether a key may be null is a matter of its type. Rules that join several
-keys are functions; see `plstm.errors.require`.
+one inside them for each entry. Types are checked, too, but None passes everywhere. Rules that join several keys are
+functions; see `plstm.errors.require`.
 """
 
 import re
@@ -55,6 +55,15 @@ class Matches:
     description: str
 
 
+# By type: what an error calls it, and what passes.
+TYPES: dict[Any, tuple[str, Any]] = {
+    bool: ("a bool", bool),
+    int: ("an int", int),
+    float: ("a float", (float, int)),
+    str: ("a str", str),
+    list: ("a list", (list, tuple)),
+}
+
 Folder = Annotated[str, MinLen(1), Matches("[^~].*", "a path without ~, which is not expanded")]
 
 
@@ -87,24 +96,23 @@ def check_limits(config: Any, prefix: str = "") -> None:
 
 
 def _limits(hint: Any) -> tuple[tuple[Any, ...], Any]:
-    """The limits of a type, None in a union aside, and the type of its entries if it is a list."""
+    """The limits of a type, None in a union aside, and the type without them."""
     if NoneType in get_args(hint):
         (hint,) = (member for member in get_args(hint) if member is not NoneType)
-    limits = ()
-    if get_origin(hint) is Annotated:
-        limits = hint.__metadata__
-        hint = hint.__origin__
-    return limits, (*get_args(hint), Any)[0] if get_origin(hint) is list else Any
+    return (hint.__metadata__, hint.__origin__) if get_origin(hint) is Annotated else ((), hint)
 
 
 def _problems(value: Any, hint: Any) -> Iterator[str]:
     """What is wrong with a value, or with the entries of a list."""
-    limits, entry = _limits(hint)
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from _problems(part, entry)
-    elif value is None:
+    if value is None:
         return
+    limits, kind = _limits(hint)
+    name, types = TYPES.get(get_origin(kind) or kind, ("", object))
+    if not isinstance(value, types) or isinstance(value, bool) and kind in (int, float):
+        yield f"must be {name}, not {type(value).__name__}"
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _problems(part, (*get_args(kind), Any)[0])
     elif isinstance(value, float) and not (value == 0 or FLOAT32_MIN <= abs(value) <= FLOAT32_MAX):
         yield "must be a number that float32 holds, 0 or from 1e-37 to 1e38"
     elif isinstance(value, int) and abs(value) >= 2**31:

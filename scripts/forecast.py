@@ -45,12 +45,17 @@ def read_column(path: Path, column: str | None) -> np.ndarray:
         raise UserError(f"--column {column}: {path} has {', '.join(header)}")
     place = header.index(column) if column is not None else len(header) - 1
     values = []
-    for number, line in enumerate(lines, start=2):
-        cell = line[place].strip() if place < len(line) else ""
+    remedy = "name a column with --column" if len(header) > 1 else "commas separate columns, points decimals"
+    for number, cells in enumerate(lines, start=2):
+        cells = cells or [""]  # of one column a gap is an empty line
+        if len(cells) != len(header):
+            counts = f"{len(cells)} cells, and the header {len(header)}"
+            raise UserError(f"{path}: line {number} has {counts}; commas separate columns, points decimals")
+        cell = cells[place].strip()
         try:
             values.append(np.nan if cell.lower() in GAPS else float(cell))
         except ValueError as error:
-            raise UserError(f"{path}: line {number}: {cell!r} is no number; name a column with --column") from error
+            raise UserError(f"{path}: line {number}: {cell!r} is no number; {remedy}") from error
     return np.array(values)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
+import numpy as np
 import pytest
 from annotated_types import Ge, Interval, Le, MinLen, MultipleOf
 
@@ -50,6 +51,13 @@ class Example:
         ({"layers": []}, "x.layers=[]: must not be empty"),
         ({"layers": ["lstm", "gru"]}, "x.layers=['lstm', 'gru']: choose one of lstm, plstm"),
         ({"stages": [[1], [2, 0]]}, "x.stages=[[1], [2, 0]]: must be in [1, 9]"),
+        ({"dim": "8"}, "x.dim=8: must be an int, not str"),
+        ({"dim": np.int64(8)}, "x.dim=8: must be an int, not int64"),
+        ({"dim": True}, "x.dim=True: must be an int, not bool"),
+        ({"scale": "1"}, "x.scale=1: must be a float, not str"),
+        ({"free": 1}, "x.free=1: must be a str, not int"),
+        ({"layers": "lstm"}, "x.layers=lstm: must be a list, not str"),
+        ({"stages": [1]}, "x.stages=[1]: must be a list, not int"),
         ({"track": 3}, "x.track=3: only x.layers=plstm or mlstm has it"),
         ({"inner": Inner(rate=1.0)}, "x.inner.rate=1.0: must be in [0, 1)"),
     ],
@@ -73,3 +81,4 @@ def test_what_is_within_limits_passes():
     check_limits(Example())
     check_limits(Example(dim=2**16, share=1.0, inner=Inner(rate=0.0), grid="released", stages=[[9, 1], []]))
     check_limits(Example(layers=["lstm", "plstm"], track=3))
+    check_limits(Example(scale=2, share=np.float64(1), layers=("lstm",)))

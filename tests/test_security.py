@@ -213,7 +213,7 @@ def test_metadata_of_weights_fill_in_and_run_nothing(sign, tmp_path):
         assert SECRET not in str(refused.value)
     for sizes in ('{"features": "x"}', '{"features": -1}', '{"features": 1e400}', "[1]", "{"):
         safetensors(path, metadata | {"training": "null", "sizes": sizes})
-        with pytest.raises(UserError, match="its metadata do not fit"):
+        with pytest.raises(UserError, match="metadata that do not fit"):
             from_checkpoint(path)
     pickles = [pickle.dumps(Planted(sign), protocol) for protocol in range(6)]
     for content in (*pickles, b"", struct.pack("<Q", 2**62) + b"{}"):  # the last has a header of a size that nobody has

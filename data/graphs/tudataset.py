@@ -179,12 +179,12 @@ def make_folds(labels: np.ndarray, folds: int = 10, seed: int = 42) -> list[Fold
 def _download(name: str, folder: Path) -> Path:
     """Fetches and unpacks a set into `folder`; a second process that asks for it waits for the first."""
     url = URL.format(name=name)
+    print(f"TUDataset: fetching {url}", file=sys.stderr, flush=True)
     try:
         with _open(url) as answer:  # first: what is no set leaves no lock behind
             folder.parent.mkdir(parents=True, exist_ok=True)
             with locked(folder.parent / f".{name}.lock"), tempfile.TemporaryDirectory(dir=folder.parent) as new:
                 if not (folder / f"{name}_A.txt").is_file():
-                    print(f"TUDataset: fetching {url}", file=sys.stderr)
                     _unpack(name, url, _read(url, answer), Path(new, name))
                     if folder.is_dir() and any(folder.iterdir()):
                         raise UserError(f"{folder}: has no {name}_A.txt but other files; move it away to fetch the set")

@@ -206,9 +206,9 @@ def _info(path: Path, metadata: Mapping[str, str] | None) -> Info:
         info = Info(config, found.sizes, found.class_names, found.preprocessing, found.run, found.step)
         _check_use(info)
     except ValidationError as error:
-        raise UserError(f"{path}: its metadata do not fit this code ({first_problem(error, 'key')})") from error
+        raise UserError(f"{path}: metadata that do not fit this code ({first_problem(error, 'key')})") from error
     except (RecursionError, UserError) as error:
-        raise UserError(f"{path}: its metadata do not fit this code ({first_line(error)})") from error
+        raise UserError(f"{path}: metadata that do not fit this code ({first_line(error)})") from error
     return replace(info, training=found.training, sha256=found.sha256)
 
 

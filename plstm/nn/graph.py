@@ -54,6 +54,10 @@ class GraphMixer(nnx.Module):
 
     def __call__(self, h: jax.Array, e: jax.Array, dag: PackedDags) -> jax.Array:
         """Nodes h [N, dim] and edge features e [E, dim] of packed DAGs -> [N, dim]."""
+        dim = self.norm_scale.size
+        if h.shape != (dag.num_nodes, dim) or e.shape != (dag.num_edges, dim):
+            sizes = f"h must be [{dag.num_nodes}, {dim}] and e [{dag.num_edges}, {dim}]"
+            raise ValueError(f"{sizes}; got {h.shape} and {e.shape}")
         q, k, v = jnp.moveaxis(self.qkv(h).reshape(len(h), 3, self.heads, -1), 0, 2)
         gates, direct = self.gates(h, e, dag)
         hidden = plstm_dag(q, k, v, gates, direct, dag, scale=1.0, method=self.method)

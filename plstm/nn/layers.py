@@ -27,10 +27,15 @@ def check_grid(x: jax.Array, dim: int) -> None:
         raise ValueError(f"x must be [batch, Y, X, {dim}]; got {x.shape}")
 
 
+def check_heads(dim: int, heads: int) -> None:
+    """Raises ValueError where the heads do not divide the channels."""
+    if heads < 1 or dim % heads:
+        raise ValueError(f"{heads} heads do not divide {dim} channels")
+
+
 def divide_heads(x: jax.Array, heads: int) -> jax.Array:
     """[..., heads x d] -> [..., heads, d]. Raises ValueError where the heads do not divide the channels."""
-    if heads < 1 or x.shape[-1] % heads:
-        raise ValueError(f"{heads} heads do not divide {x.shape[-1]} channels")
+    check_heads(x.shape[-1], heads)
     return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
 
 
@@ -102,8 +107,10 @@ class PatchEmbedding(nnx.Module):
         self.project = linear(patch_size**2 * channels, dim, dtype=dtype, rngs=rngs, kernel_init=start)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """[batch, height, width, channels] -> tokens [batch, height / patch, width / patch, dim]; ValueError where a
-        side is no multiple of the patch size."""
+        """[batch, height, width, channels] -> tokens [batch, height / patch, width / patch, dim]; ValueError for other
+        axes, and where a side is no multiple of the patch size."""
+        if images.ndim != 4:
+            raise ValueError(f"images must be [batch, height, width, channels]; got {images.shape}")
         batch, height, width, channels = images.shape
         p = self.patch_size
         if height % p or width % p:

@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from plstm.nn.layers import (
+    check_heads,
     dense,
     divide_heads,
     head_norm,
@@ -112,8 +113,11 @@ class MLSTM(nnx.Module):
     inner width 2 dim, `depth` the number of layers of the model, without MLPs."""
 
     def __init__(self, dim: int, heads: int, depth: int, rngs: nnx.Rngs):
-        self.heads = heads
+        if dim % (BLOCK // 2):
+            raise ValueError(f"dim={dim} must be a multiple of {BLOCK // 2}")
         inner = 2 * dim
+        check_heads(inner, heads)
+        self.heads = heads
         self.up = linear(dim, 2 * inner, use_bias=False, rngs=rngs)
         self.conv = CausalConv(inner, rngs)
         self.q, self.k, self.v = (BlockDiagonal(inner // BLOCK, BLOCK, dim, rngs) for _ in range(3))
@@ -141,6 +145,7 @@ class MLSTMLarge(nnx.Module):
     half as wide as values, input and forget gates within 15, no convolution."""
 
     def __init__(self, dim: int, heads: int, rngs: nnx.Rngs):
+        check_heads(dim // 2, heads)
         self.heads = heads
         make = functools.partial(linear, dim, use_bias=False, rngs=rngs)
         self.q, self.k = (make(dim // 2) for _ in range(2))
@@ -167,6 +172,7 @@ class SLSTM(nnx.Module):
     forget gates read the convolution. `layer` of `depth`, from 0, MLPs left out, sets the forget biases' start."""
 
     def __init__(self, dim: int, heads: int, layer: int, depth: int, rngs: nnx.Rngs):
+        check_heads(dim, heads)
         size = dim // heads
         self.conv = CausalConv(dim, rngs)
         self.gates = nnx.List([BlockDiagonal(heads, size, dim, rngs) for _ in range(4)])  # i, f, z, o
@@ -225,6 +231,7 @@ class GatedDeltaNet(nnx.Module):
     [0, 1]."""
 
     def __init__(self, dim: int, heads: int, key_dim: int, negative: bool, rngs: nnx.Rngs):
+        check_heads(key_dim, heads)
         self.heads = heads
         self.scale = 2.0 if negative else 1.0
         make = functools.partial(dense, rngs=rngs, use_bias=False)
@@ -319,6 +326,7 @@ class CausalAttention(nnx.Module):
     """Softmax attention of a token to itself and earlier ones, with rotary positions (Su et al., 2021) or none."""
 
     def __init__(self, dim: int, heads: int, rngs: nnx.Rngs, rotary: bool = True):
+        check_heads(dim, heads)
         self.heads = heads
         self.rotary = rotary
         self.qkv, self.out = (linear(dim, size, use_bias=False, rngs=rngs) for size in (3 * dim, dim))

@@ -130,13 +130,14 @@ def choices(group: str) -> list[str]:
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """A hint at the choice that is most like a word, empty if none is. The last part of a dotted key counts most."""
+    """A hint at the choice that is most like a word or has it as a part, empty if none is. The last part of a dotted
+    key counts most."""
     leaf = word.rpartition(".")[2]
 
     def likeness(choice: str) -> float:
         other = choice.rpartition(".")[2]
         whole = _ratio(word, choice) if ("." in word) == ("." in choice) else 0.0
-        return max(whole, _ratio(leaf, other)) + (leaf in other.split("_"))
+        return max(whole, _ratio(leaf, other)) + (leaf in re.split("[_/]", other))
 
     best = max(known, key=likeness, default="")
     return f"; did you mean {best}?" if best and likeness(best) > 0.7 else ""

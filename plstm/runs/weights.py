@@ -66,7 +66,7 @@ def training_config(info: Info, path: str | os.PathLike) -> Config:
     try:
         return from_file({**info.training, "model": asdict(info.config)})
     except (TypeError, ValueError, RecursionError, UserError, OmegaConfBaseException) as error:
-        raise UserError(f"{path}: its metadata do not fit this code ({first_line(error)})") from error
+        raise UserError(f"{path}: metadata that do not fit this code ({first_line(error)})") from error
 
 
 def config_of(source: str | os.PathLike, runs: str | os.PathLike = "runs") -> Config:

@@ -143,7 +143,7 @@ def rewrite(source: Path, path: Path, tensors: dict | None = None, **metadata) -
 
 
 DEEP = '{"model":' * 10_000 + "0" + "}" * 10_000
-DAMAGED = "its metadata do not fit this code"
+DAMAGED = "metadata that do not fit this code"
 
 
 @pytest.mark.parametrize(

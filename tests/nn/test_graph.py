@@ -88,6 +88,15 @@ def test_what_does_not_fit_is_named(mode, options, words):
         build(mode, **options)
 
 
+def test_rows_that_are_not_the_graphs_are_refused():
+    """One row of edge features would stand for all."""
+    mixer = build("P")
+    nodes, edges = jnp.zeros((DAG.num_nodes, DIM)), jnp.zeros((DAG.num_edges, DIM))
+    for h, e in ((nodes, edges[:1]), (nodes[:1], edges), (nodes[:, :1], edges)):
+        with pytest.raises(ValueError, match=rf"^h must be \[{DAG.num_nodes}, {DIM}\] and e \[{DAG.num_edges}, "):
+            mixer(h, e, DAG.packed)
+
+
 def test_starts():
     mixer = build("P")
     assert not mixer.node_weight[...].any() and not mixer.edge_weight[...].any()

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from plstm.nn import CausalAttention, Mamba2, PLSTMMixer, TrackingMixer
+from plstm.nn import MLSTM, SLSTM, CausalAttention, GatedDeltaNet, Mamba2, PLSTMMixer, TrackingMixer
 from plstm.nn.layers import PatchEmbedding, drop_path, exact_gelu, linear, norm, sinusoids
+from plstm.nn.sequence import MLSTMLarge
 from tests.drawing import fill, normal
 from tests.ops.comparing import assert_close
 
@@ -107,10 +108,26 @@ def test_what_is_no_grid_is_refused(make):
 
 
 def test_heads_that_do_not_divide_the_channels_are_refused():
-    with pytest.raises(ValueError, match="^5 heads do not divide 16 channels$"):
-        CausalAttention(16, 5, nnx.Rngs(0))(jnp.zeros((3, 16)))
+    rngs = nnx.Rngs(0)
+    makes = [
+        lambda: CausalAttention(16, 5, rngs),
+        lambda: MLSTM(8, 5, 2, rngs),
+        lambda: MLSTMLarge(32, 5, rngs),
+        lambda: SLSTM(16, 5, 0, 2, rngs),
+        lambda: GatedDeltaNet(8, 5, 16, False, rngs),
+    ]
+    for make in makes:
+        with pytest.raises(ValueError, match="^5 heads do not divide 16 channels$"):
+            make()
+    with pytest.raises(ValueError, match="^dim=31 must be a multiple of 2$"):
+        MLSTM(31, 2, 2, rngs)
     with pytest.raises(ValueError, match="^inner=30 must be a multiple of head_dim=8$"):
-        Mamba2(16, 30, 8, 16, nnx.Rngs(0))
+        Mamba2(16, 30, 8, 16, rngs)
+
+
+def test_images_without_a_batch_are_refused():
+    with pytest.raises(ValueError, match=r"^images must be \[batch, height, width, channels\]; got \(8, 8, 3\)$"):
+        PatchEmbedding(4, 3, 8, dtype=jnp.float32, rngs=nnx.Rngs(0))(jnp.zeros((8, 8, 3)))
 
 
 def test_sinusoids():

@@ -4,6 +4,7 @@ import gc
 import io
 import os
 import signal
+import time
 import warnings
 
 import numpy as np
@@ -199,21 +200,43 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def reader(tmp_path):
-    """A program that reads with two processes, once it has batches; and those processes."""
+def program(tmp_path):
+    """A program that reads with two processes."""
     (tmp_path / "images/a").mkdir(parents=True)
     for number, content in enumerate(FILES):
         (tmp_path / f"images/a/{number}.png").write_bytes(content)
     (tmp_path / "reader.py").write_text(READER)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with begin(tmp_path / "reader.py", tmp_path / "images", environment=environment) as process:
-        for _ in range(2):  # one of each
-            assert process.stdout.readline() == "batch\n"
-        children = psutil.Process(process.pid).children()
-        workers = [child for child in children if "resource_tracker" not in "".join(child.cmdline())]
-        assert len(workers) == 2
-        yield process, workers
+        yield process
         process.kill()
+
+
+def processes_of(program) -> list[psutil.Process]:
+    children = psutil.Process(program.pid).children()
+    return [child for child in children if "spawn_main" in "".join(child.cmdline())]
+
+
+@pytest.fixture
+def reader(program):
+    """The same, once it has batches; and those processes."""
+    for _ in range(2):  # one of each
+        assert program.stdout.readline() == "batch\n"
+    workers = processes_of(program)
+    assert len(workers) == 2
+    return program, workers
+
+
+@pytest.mark.slow
+def test_reading_processes_outlive_interrupts_while_they_start(program):
+    while len(workers := processes_of(program)) < 2:
+        time.sleep(0.05)
+    for _ in range(10):
+        for worker in workers:
+            worker.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    out, err = program.communicate(timeout=300)
+    assert (program.returncode, out.count("batch")) == (0, 40) and "Interrupt" not in err
 
 
 @pytest.mark.slow
