@@ -55,15 +55,6 @@ class Matches:
     description: str
 
 
-# By type: what an error calls it, and what passes.
-TYPES: dict[Any, tuple[str, Any]] = {
-    bool: ("a bool", bool),
-    int: ("an int", int),
-    float: ("a float", (float, int)),
-    str: ("a str", str),
-    list: ("a list", (list, tuple)),
-}
-
 Folder = Annotated[str, MinLen(1), Matches("[^~].*", "a path without ~, which is not expanded")]
 
 
@@ -73,6 +64,16 @@ class OnlyWith:
 
     key: str
     values: tuple[str, ...]
+
+
+# By type: what an error calls it, and what passes.
+TYPES: dict[Any, tuple[str, Any]] = {
+    bool: ("a bool", bool),
+    int: ("an int", int),
+    float: ("a float", (float, int)),
+    str: ("a str", str),
+    list: ("a list", (list, tuple)),
+}
 
 
 def check_limits(config: Any, prefix: str = "") -> None:
