@@ -4,7 +4,6 @@ The order is a function of the seed and the epoch alone, see `epoch_order`, and 
 dropped. So a resumed run needs no iterator state, and the number of reading processes changes nothing.
 """
 
-import contextlib
 import gc
 import itertools
 import multiprocessing
@@ -13,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from multiprocessing import resource_tracker
@@ -26,6 +26,7 @@ from plstm.errors import ReadError, first_line
 
 MAX_STEPS = 2**40  # effectively infinite
 SECONDS_TO_SAVE = 60
+STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 @lru_cache(maxsize=4)
@@ -123,8 +124,7 @@ def read(make: Callable[[int], Any], start: int, stop: int, workers: int, thread
         elements = elements.mp_prefetch(grain.MultiprocessingOptions(workers), worker_init_fn=_start_worker)
     iterator = iter(elements)
     try:
-        with _interrupts_blocked() if workers else contextlib.nullcontext():
-            element = next(iterator, None)
+        element = _first(iterator) if workers else next(iterator, None)
         while element is not None:
             yield element
             del element
@@ -139,24 +139,30 @@ def read(make: Callable[[int], Any], start: int, stop: int, workers: int, thread
             gc.collect()  # grain's threads leave their last batches in reference cycles
 
 
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """For this thread and the processes that it starts, which Ctrl-C would otherwise end by a traceback as long as they
-    import, see `_start_worker`. Other threads of this process still take signals."""
-    _start_tracker()  # which unblocks them in the thread that starts it
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _first(iterator: Iterator[Any]) -> Any:
+    """The first element. The reading processes, which start here, inherit that signals are blocked: these would end
+    them as they import, Ctrl-C by a traceback. In a thread, so that this one still takes signals."""
+    _start_tracker()  # which unblocks signals in the thread that starts it
+    found: Future = Future()
+
+    def take() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        try:
+            found.set_result(next(iterator, None))
+        except BaseException as error:  # raised by `result`
+            found.set_exception(error)
+
+    threading.Thread(target=take, daemon=True).start()
+    return found.result()
 
 
 @cache
 def _start_tracker() -> None:
-    """Of semaphores and shared memory: what is left of a process that was stopped at once it removes, and is to do so
-    without a warning."""
+    """Starts Python's tracker of shared memory and semaphores, without its warning where it removes what a process
+    left that was stopped at once."""
     sys.warnoptions.append("ignore:resource_tracker")
     resource_tracker.ensure_running()
+    sys.warnoptions.pop()
 
 
 def _start_worker(worker: int, workers: int) -> None:
@@ -165,6 +171,7 @@ def _start_worker(worker: int, workers: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: signal.alarm(SECONDS_TO_SAVE))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
     def end_with_parent() -> None:
         multiprocessing.parent_process().join()

@@ -8,8 +8,8 @@
     check_limits(OptimConfig(peak_lr=0.0), "optim.")  # UserError: optim.peak_lr=0.0: must be positive
 
 Ge, Gt, Le, Interval and MinLen come from annotated-types. A limit outside the brackets of a list holds for the list,
-one inside them for each entry. Types are checked, too, but None passes everywhere. Rules that join several keys are
-functions; see `plstm.errors.require`.
+one inside them for each entry. Values must have Python's own types, which JSON takes, and not NumPy's. Rules that join
+several keys are functions; see `plstm.errors.require`.
 """
 
 import re
@@ -70,7 +70,7 @@ class OnlyWith:
 TYPES: dict[Any, tuple[str, Any]] = {
     bool: ("a bool", bool),
     int: ("an int", int),
-    float: ("a float", (float, int)),
+    float: ("a number", (float, int)),
     str: ("a str", str),
     list: ("a list", (list, tuple)),
 }
@@ -105,11 +105,11 @@ def _limits(hint: Any) -> tuple[tuple[Any, ...], Any]:
 
 def _problems(value: Any, hint: Any) -> Iterator[str]:
     """What is wrong with a value, or with the entries of a list."""
-    if value is None:
+    if value is None and NoneType in get_args(hint):
         return
     limits, kind = _limits(hint)
     name, types = TYPES.get(get_origin(kind) or kind, ("", object))
-    if not isinstance(value, types) or isinstance(value, bool) and kind in (int, float):
+    if not isinstance(value, types) or (isinstance(value, bool) and kind in (int, float)):
         yield f"must be {name}, not {type(value).__name__}"
     elif isinstance(value, list | tuple):
         for part in value:

@@ -47,7 +47,7 @@ def read_column(path: Path, column: str | None) -> np.ndarray:
     values = []
     remedy = "name a column with --column" if len(header) > 1 else "commas separate columns, points decimals"
     for number, cells in enumerate(lines, start=2):
-        cells = cells or [""]  # of one column a gap is an empty line
+        cells = cells or [""] * len(header)  # an empty line is a gap
         if len(cells) != len(header):
             counts = f"{len(cells)} cells, and the header {len(header)}"
             raise UserError(f"{path}: line {number} has {counts}; commas separate columns, points decimals")

@@ -60,7 +60,7 @@ def entry(tmp_path, monkeypatch, capsys):
         ("+colour=3", "colour: there is no such key"),
         ("model/graphs=gat", "model/graphs: choose by model=graphs/<name>"),
         ("experiment=", "experiment=: there is no such choice"),
-        ("experiment=folder", "experiment=folder: there is no such choice; did you mean folder/plstm?"),
+        ("experiment=folder", "experiment=folder: there is no such choice (there are folder/plstm)"),
         ("experiment=arrow/plstmm", "experiment=arrow/plstmm: there is no such choice; did you mean arrow/plstm?"),
         (
             "experiment=arrow/vit variant=[balanced,d_mod]",

@@ -32,7 +32,7 @@ class GraphMixer(nnx.Module):
         method: str = "auto",
         rngs: nnx.Rngs,
     ):
-        if mode not in ("P", "D") or dim % heads:
+        if mode not in ("P", "D") or heads < 1 or dim % heads:
             raise ValueError(f"mode={mode!r} must be P or D, and dim={dim} a multiple of heads={heads}")
         check_choice("transition_node", transition_node, TRANSITION_NODES)
         self.heads = heads

@@ -27,15 +27,16 @@ def check_grid(x: jax.Array, dim: int) -> None:
         raise ValueError(f"x must be [batch, Y, X, {dim}]; got {x.shape}")
 
 
-def check_heads(dim: int, heads: int) -> None:
-    """Raises ValueError where the heads do not divide the channels."""
-    if heads < 1 or dim % heads:
-        raise ValueError(f"{heads} heads do not divide {dim} channels")
+def check_heads(dim: int, heads: int, each: int = 1, name: str = "dim") -> None:
+    """Raises ValueError unless `dim` channels make `heads` heads of a multiple of `each`."""
+    if heads < 1 or dim % (each * heads):
+        raise ValueError(f"{name}={dim} must be a multiple of heads={heads}" + f" x {each}" * (each > 1))
 
 
 def divide_heads(x: jax.Array, heads: int) -> jax.Array:
     """[..., heads x d] -> [..., heads, d]. Raises ValueError where the heads do not divide the channels."""
-    check_heads(x.shape[-1], heads)
+    if heads < 1 or x.shape[-1] % heads:
+        raise ValueError(f"{heads} heads do not divide {x.shape[-1]} channels")
     return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
 
 
@@ -109,10 +110,11 @@ class PatchEmbedding(nnx.Module):
     def __call__(self, images: jax.Array) -> jax.Array:
         """[batch, height, width, channels] -> tokens [batch, height / patch, width / patch, dim]; ValueError for other
         axes, and where a side is no multiple of the patch size."""
-        if images.ndim != 4:
-            raise ValueError(f"images must be [batch, height, width, channels]; got {images.shape}")
-        batch, height, width, channels = images.shape
         p = self.patch_size
+        channels = self.project.in_features // p**2
+        if images.ndim != 4 or images.shape[3] != channels:
+            raise ValueError(f"images must be [batch, height, width, {channels}]; got {images.shape}")
+        batch, height, width, _ = images.shape
         if height % p or width % p:
             raise ValueError(f"images of {height} x {width} pixels do not divide into patches of {p} x {p}")
         patches = images.reshape(batch, height // p, p, width // p, p, channels).swapaxes(2, 3)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from plstm.nn.gates import DIRECT_BIAS, DModeGates, PModeGates
-from plstm.nn.layers import check_grid, divide_heads, head_norm, linear
+from plstm.nn.layers import check_grid, check_heads, divide_heads, head_norm, linear
 from plstm.ops.common import HIGHEST
 from plstm.ops.grid import plstm2d
 
@@ -17,6 +17,7 @@ class QueryKeyValue(nnx.Module):
     """Three linear maps to heads."""
 
     def __init__(self, dim: int, heads: int, *, dtype, rngs: nnx.Rngs):
+        check_heads(dim, heads)
         self.heads = heads
         self.query, self.key, self.value = (linear(dim, dim, dtype=dtype, rngs=rngs) for _ in range(3))
 

@@ -116,7 +116,7 @@ class MLSTM(nnx.Module):
         if dim % (BLOCK // 2):
             raise ValueError(f"dim={dim} must be a multiple of {BLOCK // 2}")
         inner = 2 * dim
-        check_heads(inner, heads)
+        check_heads(inner, heads, name="inner width")
         self.heads = heads
         self.up = linear(dim, 2 * inner, use_bias=False, rngs=rngs)
         self.conv = CausalConv(inner, rngs)
@@ -145,7 +145,7 @@ class MLSTMLarge(nnx.Module):
     half as wide as values, input and forget gates within 15, no convolution."""
 
     def __init__(self, dim: int, heads: int, rngs: nnx.Rngs):
-        check_heads(dim // 2, heads)
+        check_heads(dim, heads, 2)
         self.heads = heads
         make = functools.partial(linear, dim, use_bias=False, rngs=rngs)
         self.q, self.k = (make(dim // 2) for _ in range(2))
@@ -195,7 +195,7 @@ class Mamba2(nnx.Module):
     channels in heads of `head_dim`, `state_dim` numbers of B and C."""
 
     def __init__(self, dim: int, inner: int, head_dim: int, state_dim: int, rngs: nnx.Rngs):
-        if inner % head_dim:
+        if head_dim < 1 or inner % head_dim:
             raise ValueError(f"inner={inner} must be a multiple of head_dim={head_dim}")
         heads = inner // head_dim
         convolved = inner + 2 * state_dim
@@ -231,7 +231,7 @@ class GatedDeltaNet(nnx.Module):
     [0, 1]."""
 
     def __init__(self, dim: int, heads: int, key_dim: int, negative: bool, rngs: nnx.Rngs):
-        check_heads(key_dim, heads)
+        check_heads(key_dim, heads, name="key_dim")
         self.heads = heads
         self.scale = 2.0 if negative else 1.0
         make = functools.partial(dense, rngs=rngs, use_bias=False)
@@ -264,6 +264,8 @@ class TrackingPLSTM(nnx.Module):
     identity: with equal entries a state is written and read along one direction, and a small rotation does not show."""
 
     def __init__(self, dim: int, track: int, rngs: nnx.Rngs):
+        if track < 1 or dim % track:
+            raise ValueError(f"dim={dim} must be a multiple of track={track}")
         self.track = track
         start = nnx.initializers.normal(1 / math.sqrt(dim))
         make = functools.partial(linear, dim, use_bias=False, kernel_init=start, rngs=rngs)
@@ -326,7 +328,7 @@ class CausalAttention(nnx.Module):
     """Softmax attention of a token to itself and earlier ones, with rotary positions (Su et al., 2021) or none."""
 
     def __init__(self, dim: int, heads: int, rngs: nnx.Rngs, rotary: bool = True):
-        check_heads(dim, heads)
+        check_heads(dim, heads, 2 if rotary else 1)
         self.heads = heads
         self.rotary = rotary
         self.qkv, self.out = (linear(dim, size, use_bias=False, rngs=rngs) for size in (3 * dim, dim))

@@ -93,7 +93,8 @@ def _check_choice(override: Override) -> None:
     values = ",".join(word.partition("=")[2] for word in each_word(override))
     for name in re.findall(r"[^\s,\[\]\"']+", values) or [""]:  # [balanced,d_mode] has two
         if name not in known:
-            listed = f"there are {', '.join(known)}" if len(known) <= FEW else f"they are the files of configs/{group}"
+            below = [choice for choice in known if choice.startswith(f"{name}/")] or known
+            listed = f"there are {', '.join(below)}" if len(below) <= FEW else f"they are the files of configs/{group}"
             close = did_you_mean(name, known)
             raise UserError(f"{group}={name[:200]}: there is no such choice{close} ({listed})")
 
@@ -130,14 +131,13 @@ def choices(group: str) -> list[str]:
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """A hint at the choice that is most like a word or has it as a part, empty if none is. The last part of a dotted
-    key counts most."""
+    """A hint at the choice that is most like a word, empty if none is. The last part of a dotted key counts most."""
     leaf = word.rpartition(".")[2]
 
     def likeness(choice: str) -> float:
         other = choice.rpartition(".")[2]
         whole = _ratio(word, choice) if ("." in word) == ("." in choice) else 0.0
-        return max(whole, _ratio(leaf, other)) + (leaf in re.split("[_/]", other))
+        return max(whole, _ratio(leaf, other)) + (leaf in other.split("_"))
 
     best = max(known, key=likeness, default="")
     return f"; did you mean {best}?" if best and likeness(best) > 0.7 else ""

@@ -112,7 +112,7 @@ class SeriesTask(StreamTask):
             return load_bank(data.root, data.bank_seed, data.bank, data.bank_points)
         bank = load_train(self.own_series)
         if (points := bank.shape[1]) != data.bank_points:
-            what = f"the series of data.path={data.path} have {points} points; give that number and no more data.points"
+            what = f"the series of data.path={data.path} have {points} points; set it to that, data.points to no more"
             raise UserError(f"data.bank_points={data.bank_points}: {what}")
         return bank
 

@@ -8,8 +8,18 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from plstm.nn import MLSTM, SLSTM, CausalAttention, GatedDeltaNet, Mamba2, PLSTMMixer, TrackingMixer
-from plstm.nn.layers import PatchEmbedding, drop_path, exact_gelu, linear, norm, sinusoids
+from plstm.nn import (
+    MLSTM,
+    SLSTM,
+    AttentionMixer,
+    CausalAttention,
+    GatedDeltaNet,
+    Mamba2,
+    PLSTMMixer,
+    TrackingMixer,
+    TrackingPLSTM,
+)
+from plstm.nn.layers import PatchEmbedding, divide_heads, drop_path, exact_gelu, linear, norm, sinusoids
 from plstm.nn.sequence import MLSTMLarge
 from tests.drawing import fill, normal
 from tests.ops.comparing import assert_close
@@ -109,25 +119,31 @@ def test_what_is_no_grid_is_refused(make):
 
 def test_heads_that_do_not_divide_the_channels_are_refused():
     rngs = nnx.Rngs(0)
-    makes = [
-        lambda: CausalAttention(16, 5, rngs),
-        lambda: MLSTM(8, 5, 2, rngs),
-        lambda: MLSTMLarge(32, 5, rngs),
-        lambda: SLSTM(16, 5, 0, 2, rngs),
-        lambda: GatedDeltaNet(8, 5, 16, False, rngs),
-    ]
-    for make in makes:
-        with pytest.raises(ValueError, match="^5 heads do not divide 16 channels$"):
+    makes = {
+        "dim=15 must be a multiple of heads=5 x 2": lambda: CausalAttention(15, 5, rngs),
+        "dim=16 must be a multiple of heads=5": lambda: CausalAttention(16, 5, rngs, rotary=False),
+        "dim=18 must be a multiple of heads=5": lambda: AttentionMixer(18, 5, dtype=jnp.float32, rngs=rngs),
+        "inner width=16 must be a multiple of heads=5": lambda: MLSTM(8, 5, 2, rngs),
+        "dim=31 must be a multiple of 2": lambda: MLSTM(31, 2, 2, rngs),
+        "dim=35 must be a multiple of heads=5 x 2": lambda: MLSTMLarge(35, 5, rngs),
+        "dim=16 must be a multiple of heads=3": lambda: SLSTM(16, 3, 0, 2, rngs),
+        "key_dim=16 must be a multiple of heads=5": lambda: GatedDeltaNet(8, 5, 16, False, rngs),
+        "dim=16 must be a multiple of track=3": lambda: TrackingPLSTM(16, 3, rngs),
+    }
+    for message, make in makes.items():
+        with pytest.raises(ValueError, match=f"^{message}$"):
             make()
-    with pytest.raises(ValueError, match="^dim=31 must be a multiple of 2$"):
-        MLSTM(31, 2, 2, rngs)
+    with pytest.raises(ValueError, match="^5 heads do not divide 16 channels$"):
+        divide_heads(jnp.zeros((3, 16)), 5)
     with pytest.raises(ValueError, match="^inner=30 must be a multiple of head_dim=8$"):
         Mamba2(16, 30, 8, 16, rngs)
 
 
-def test_images_without_a_batch_are_refused():
-    with pytest.raises(ValueError, match=r"^images must be \[batch, height, width, channels\]; got \(8, 8, 3\)$"):
-        PatchEmbedding(4, 3, 8, dtype=jnp.float32, rngs=nnx.Rngs(0))(jnp.zeros((8, 8, 3)))
+def test_images_of_other_axes_are_refused():
+    layer = PatchEmbedding(4, 3, 8, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    for shape in ((8, 8, 3), (1, 8, 8, 1)):
+        with pytest.raises(ValueError, match=r"^images must be \[batch, height, width, 3\]; got"):
+            layer(jnp.zeros(shape))
 
 
 def test_sinusoids():

@@ -48,8 +48,9 @@ def test_quantiles_and_a_picture_lie_beside_the_series(weights, series):
 
 def test_an_empty_line_between_others_is_a_gap(tmp_path):
     path = tmp_path / "one.csv"
-    path.write_text("a\n5\n\n8\n\n\n")
-    np.testing.assert_array_equal(forecast.read_column(path, None), [5, np.nan, 8])
+    for text in ("a\n5\n\n8\n\n\n", "a,b\n1,5\n\n1,8\n\n"):
+        path.write_text(text)
+        np.testing.assert_array_equal(forecast.read_column(path, None), [5, np.nan, 8])
 
 
 @pytest.mark.parametrize(

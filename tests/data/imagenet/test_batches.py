@@ -228,12 +228,14 @@ def reader(program):
 
 
 @pytest.mark.slow
-def test_reading_processes_outlive_interrupts_while_they_start(program):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_reading_processes_outlive_signals_while_they_start(program, number):
     while len(workers := processes_of(program)) < 2:
+        assert program.poll() is None
         time.sleep(0.05)
     for _ in range(10):
         for worker in workers:
-            worker.send_signal(signal.SIGINT)
+            worker.send_signal(number)
         time.sleep(0.3)
     out, err = program.communicate(timeout=300)
     assert (program.returncode, out.count("batch")) == (0, 40) and "Interrupt" not in err
@@ -248,6 +250,17 @@ def test_reading_processes_outlive_signals_to_the_whole_job(reader, number):
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert out.count("batch") == 38
+
+
+@pytest.mark.slow
+def test_a_program_that_waits_for_its_first_batch_takes_interrupts(program):
+    while not (workers := processes_of(program)):
+        assert program.poll() is None
+        time.sleep(0.05)
+    program.send_signal(signal.SIGINT)
+    out, err = program.communicate(timeout=300)
+    assert program.returncode and "batch" not in out and err.count("KeyboardInterrupt") == 1
+    assert not psutil.wait_procs(workers, timeout=120)[1]
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def test_a_run_trains_and_tests_on_the_folder(folder):
     np.testing.assert_allclose(task.bank.mean(1), 0, atol=1e-6)
     assert task.describe_data().startswith("5 series (")
     config.data.bank_points = 700
-    with pytest.raises(UserError, match="^data.bank_points=700: the series .* have 640 points; give that number"):
+    with pytest.raises(UserError, match="^data.bank_points=700: the series .* have 640 points; set it to that"):
         _ = TASKS["series"](config).bank
     (folder / "test/gap.W.csv").write_text("a\n1\n\n" + "2\n3\n" * 9)
     assert np.isnan(load_test(str(folder))[0].series[0][1])
