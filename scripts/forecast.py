@@ -25,6 +25,7 @@ from plstm.runs.weights import from_checkpoint
 from scripts.common import Parser, add_source
 
 SHOWN = 4  # so many horizons of the series are drawn
+SEPARATORS = "commas separate columns, points decimals"
 GAPS = ("", "nan", "na", "null")
 
 
@@ -45,12 +46,12 @@ def read_column(path: Path, column: str | None) -> np.ndarray:
         raise UserError(f"--column {column}: {path} has {', '.join(header)}")
     place = header.index(column) if column is not None else len(header) - 1
     values = []
-    remedy = "name a column with --column" if len(header) > 1 else "commas separate columns, points decimals"
+    remedy = "name a column with --column" if len(header) > 1 else SEPARATORS
     for number, cells in enumerate(lines, start=2):
         cells = cells or [""] * len(header)  # an empty line is a gap
         if len(cells) != len(header):
             counts = f"{len(cells)} cells, and the header {len(header)}"
-            raise UserError(f"{path}: line {number} has {counts}; commas separate columns, points decimals")
+            raise UserError(f"{path}: line {number} has {counts}; {SEPARATORS}")
         cell = cells[place].strip()
         try:
             values.append(np.nan if cell.lower() in GAPS else float(cell))
