@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from plstm.nn.layers import head_norm, linear, uniform_within
+from plstm.nn.layers import check_heads, head_norm, linear, uniform_within
 from plstm.ops.common import HIGHEST, check_choice
 from plstm.ops.dag import DagGates, PackedDags, normalise_transitions, plstm_dag
 
@@ -32,8 +32,9 @@ class GraphMixer(nnx.Module):
         method: str = "auto",
         rngs: nnx.Rngs,
     ):
-        if mode not in ("P", "D") or heads < 1 or dim % heads:
-            raise ValueError(f"mode={mode!r} must be P or D, and dim={dim} a multiple of heads={heads}")
+        if mode not in ("P", "D"):
+            raise ValueError(f"mode={mode!r} must be P or D")
+        check_heads(dim, heads)
         check_choice("transition_node", transition_node, TRANSITION_NODES)
         self.heads = heads
         self.mode = mode
