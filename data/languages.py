@@ -78,7 +78,7 @@ def draw_missing_duplicate(rng: RandomState, length: int, rows: int) -> np.ndarr
 
 
 def draw_numbers(rng: RandomState, length: int, rows: int) -> np.ndarray:
-    """Two positive binary numbers, lowest bit first, with a 2 between. Up to length 2: one number, 0 to length."""
+    """Two positive binary numbers, lowest bit first, with a 2 between. Length 2: one number, 0 to 2; length 1: 0."""
     if length <= 2:
         number = rng.randint(0, 3, rows) * (length == 2)
         return np.stack([number & 1, number >> 1], axis=1)[:, :length].astype(np.int8)

@@ -222,7 +222,7 @@ SPLITS = {
 
 @dataclass(frozen=True)
 class ArrowVariant:
-    """One variant of the data set. Raises UserError for values that make none, its methods for an unknown split."""
+    """One variant of the data set. Raises UserError for values that make none."""
 
     train_seed: Natural = 43
     size: Count = 192  # of the training canvas; the extended splits double it

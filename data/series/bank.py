@@ -188,6 +188,6 @@ def _visible(rng: RandomState, rows: int, patches: int) -> np.ndarray:
     starts = rng.rand(rows, patches) < share / length
     visible = np.ones((rows, patches), bool)
     for shift in range(5):
-        visible[:, shift:] &= ~(starts & (length > shift))[:, : patches - shift]
+        visible[:, shift:] &= ~(starts & (length > shift))[:, : max(patches - shift, 0)]
     first = rng.randint(0, max(patches - 4, 1), rows) * (rng.rand(rows) < 0.5)
     return visible & (np.arange(patches) >= first[:, None])

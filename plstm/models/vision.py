@@ -28,7 +28,8 @@ from plstm.nn.layers import (
     run_block,
 )
 from plstm.nn.mixers import AttentionMixer, PLSTMMixer
-from plstm.nn.tracking import LARGEST, TRANSITIONS, TrackingMixer
+from plstm.nn.sequence import LARGEST
+from plstm.nn.tracking import TRANSITIONS, TrackingMixer
 from plstm.ops.common import HIGHEST
 from plstm.ops.grid import METHODS, WIDEST_FUSED, gating_matrix
 

@@ -9,7 +9,7 @@ from flax import nnx
 
 from plstm.nn.layers import check_heads, head_norm, linear, uniform_within
 from plstm.ops.common import HIGHEST, check_choice
-from plstm.ops.dag import DagGates, PackedDags, normalise_transitions, plstm_dag
+from plstm.ops.dag import NORMS, DagGates, PackedDags, normalise_transitions, plstm_dag
 
 GATE_BIAS = -5.0  # of source, mark and direct
 TRANSITION_DEVIATION = 10.0
@@ -35,6 +35,7 @@ class GraphMixer(nnx.Module):
         if mode not in ("P", "D"):
             raise ValueError(f"mode={mode!r} must be P or D")
         check_heads(dim, heads)
+        check_choice("p_norm", p_norm, NORMS)
         check_choice("transition_node", transition_node, TRANSITION_NODES)
         self.heads = heads
         self.mode = mode

@@ -2,8 +2,8 @@
 and the Chomsky Hierarchy" (ICLR 2023): RNN, LSTM, Stack-RNN, Tape-RNN, Transformer.
 
 Each maps a `Rows` to what it has at the `answers` steps after the tokens of each row, [rows, answers, dim]; what lies
-beyond a row's last step may be anything. All start as there:
-weights N(0, 1 / in) cut at two deviations, biases and states 0.
+beyond a row's last step may be anything. All start as there: weights N(0, 1 / in) cut at two deviations, the
+Transformer's embedding likewise with a deviation of EMBEDDING_STD, biases and states 0.
 """
 
 import math

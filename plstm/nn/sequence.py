@@ -36,6 +36,7 @@ GATE_LIMIT = 15.0  # of the gates of MLSTMLarge
 ROPE_BASE = 10_000.0
 BLOCKS = 8  # of `causal_attention`, at most, of at least so many queries
 FEWEST_QUERIES = 64
+LARGEST = 4  # rows of a transition, as of `rotation`
 # l x and x r of quaternions as matrices times the vector x: the sum over k of l[k] LEFT_UNITS[k].
 LEFT_UNITS = np.array(
     [
@@ -264,8 +265,8 @@ class TrackingPLSTM(nnx.Module):
     identity: with equal entries a state is written and read along one direction, and a small rotation does not show."""
 
     def __init__(self, dim: int, track: int, rngs: nnx.Rngs):
-        if track < 1 or dim % track:
-            raise ValueError(f"dim={dim} must be a multiple of track={track}")
+        if not 1 <= track <= LARGEST or dim % track:
+            raise ValueError(f"track={track} must be from 1 to {LARGEST}, and dim={dim} a multiple of it")
         self.track = track
         start = nnx.initializers.normal(1 / math.sqrt(dim))
         make = functools.partial(linear, dim, use_bias=False, kernel_init=start, rngs=rngs)

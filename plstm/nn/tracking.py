@@ -10,12 +10,11 @@ from flax import nnx
 
 from plstm.nn.gates import DIRECT_BIAS, DIRECTIONS
 from plstm.nn.layers import check_grid, divide_heads, head_norm, linear
-from plstm.nn.sequence import rotation
+from plstm.nn.sequence import LARGEST, rotation
 from plstm.ops.common import HIGHEST, check_choice, small_product
 from plstm.ops.grid import GridGates, plstm2d_tracking
 
 KEY_SIZE = 4
-LARGEST = 4  # rows of a transition, as of `rotation`
 
 
 def reflections(a: jax.Array, size: int) -> jax.Array:
@@ -80,7 +79,7 @@ class TrackingMixer(nnx.Module):
         dtype=jnp.float32,
         rngs: nnx.Rngs,
     ):
-        if mode not in ("P", "D") or not 1 <= track <= LARGEST or dim % (heads * track):
+        if mode not in ("P", "D") or not 1 <= track <= LARGEST or heads < 1 or dim % (heads * track):
             sizes = f"track={track} from 1 to {LARGEST}, and dim={dim} a multiple of heads x track"
             raise ValueError(f"mode={mode!r} must be P or D, {sizes}")
         check_choice("transitions", transitions, tuple(TRANSITIONS))

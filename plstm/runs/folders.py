@@ -125,6 +125,8 @@ def load_overrides(folder: Path) -> list[str]:
 
 def open_checkpoint(folder: Path, config: Config, which: str, key: str = "checkpoint") -> tuple[Checkpoints, int]:
     """The checkpoints of a run, and the step of its "last" or "best". Raises UserError where there is none."""
+    if which not in ("last", "best"):
+        raise UserError(f"{key}={which}: choose last or best")
     if which == "best" and config.loop.best_split is None:
         raise UserError(f"{key}=best: {folder} has none (loop.best_split is null); take {key}=last")
     checkpoints = Checkpoints(folder / "checkpoints", run_id(config), read_only=True)
@@ -149,10 +151,7 @@ def restore_state(
     run = RunState.from_json(checkpoints.info(step), checkpoints.folder.parent)
     sharding = sharding or SingleDeviceSharding(jax.local_devices()[0])
     optimizer = build_optimizer(config.optim, lambda step: 0.0)
-    try:
-        model = nnx.eval_shape(lambda: build_model(usable_here(config.model), 0, run.sizes))
-    except KeyError as error:
-        raise UserError(f"{checkpoints.folder}/{step}: a damaged checkpoint, without the size {error}") from error
+    model = nnx.eval_shape(lambda: build_model(usable_here(config.model), 0, run.sizes))
     graphdef = nnx.graphdef(model)
     state = nnx.eval_shape(lambda: init_state(model, optimizer)[1])
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state)

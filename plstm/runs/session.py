@@ -175,7 +175,8 @@ class Session:
 
 
 def _warn_of_cost(task: Task) -> None:
-    cores = int(os.environ.get("NPROC", core_count()))  # NPROC: the threads of XLA
+    threads = os.environ.get("NPROC", "")  # of XLA
+    cores = int(threads) if threads.isdecimal() and int(threads) else core_count()
     if jax.default_backend() == "cpu" and (hours := task.cpu_hours() / cores) > MANY_HOURS:
         log_main(f"warning: about {hours:,.0f} hours on this machine's CPU, by its FLOPs; debug=smoke takes a minute")
 

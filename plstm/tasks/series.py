@@ -54,7 +54,8 @@ class SeriesData(MachineData):
     # Real sets of `test`; toy: three made-up ones; folder: one's own sets, and series to train on instead of the bank.
     name: Annotated[str, OneOf("packages", "toy", "folder")] = "packages"
     path: Annotated[Folder, OnlyWith("name", ("folder",))] | None = None  # of the folder, see data.series.folder
-    bank: Annotated[int, Interval(ge=1, le=1_000_000)] = 10_000  # synthetic series to train on
+    # Synthetic series to train on.
+    bank: Annotated[int, Interval(ge=1, le=1_000_000), OnlyWith("name", ("packages", "toy"))] = 10_000
     bank_seed: Annotated[Natural, OnlyWith("name", ("packages", "toy"))] = 0
     bank_points: Annotated[int, Interval(ge=HORIZON + 2, le=2**14)] = 640  # of each of these; `val` is the end of one
     points: int = 576  # points of a training row

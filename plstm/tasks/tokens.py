@@ -42,7 +42,7 @@ class TokenTask(StreamTask):
     data_schema = TokenData
     inputs = "tokens"
     splits = ("val", "test")
-    batch_rows = 16  # up to 2,048 tokens long
+    batch_rows = 16  # of an evaluation, up to 16 times as long as those of the training
 
     @classmethod
     def check(cls, config: Config) -> None:

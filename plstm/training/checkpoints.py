@@ -192,7 +192,9 @@ class Checkpoints:
         except UserError:
             raise
         except Exception as error:  # Orbax raises plain Exceptions, too, for damaged files
-            raise UserError(f"{path}: the checkpoint cannot be read ({first_line(error)}); move it away") from error
+            lacks_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+            remedy = "free memory" if lacks_memory else "move it away"
+            raise UserError(f"{path}: the checkpoint cannot be read ({first_line(error)}); {remedy}") from error
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

@@ -25,7 +25,7 @@ GATING_PRODUCTS = {"P": 3, "D": 1}
 M2D_SCAN = 6
 SS2D_SCAN = 5
 
-CPU_RATE = 30e9  # operations a second and core of a training on CPUs: those of results/runs have 16e9 to 61e9
+CPU_RATE = 30e9  # operations a second and core of a training on CPUs: those of results/runs have 16e9 to 73e9
 MANY_HOURS = 12.0  # on CPUs: a training that takes more is warned of
 
 

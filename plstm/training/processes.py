@@ -111,8 +111,8 @@ class SharedSignal:
         self._highest = jax.jit(jnp.max, out_shardings=layout.copies)
 
     def any_process_signalled(self, number: int) -> int:
-        """The highest number that any process gave `STEPS_LATE` calls before, at first 0. Call it once per step, with
-        the number of the signal that this process got, or 0."""
+        """The highest number that any process gave `STEPS_LATE` calls before, at first 0; of a single process this
+        one. Call it in all processes alike, with the number of the signal that this process got, or 0."""
         if jax.process_count() == 1:
             return number
         values = np.full(jax.local_device_count(), number, np.int32)

@@ -101,8 +101,8 @@ class RunState:
         """Ties are broken by loop.best_tie."""
         if loop.best_split is None or self.best is None:
             return loop.best_split is not None
-        new = found[loop.best_split][metric]
-        old = self.best.get(loop.best_split, {}).get(metric, -math.inf)
+        values = found[loop.best_split][metric], self.best.get(loop.best_split, {}).get(metric, -math.inf)
+        new, old = (-math.inf if math.isnan(value) else value for value in values)
         return new > old or (new == old and loop.best_tie == "latest")
 
     @property

@@ -81,7 +81,11 @@ def test_the_layer_is_the_recurrence_with_a_head_norm_and_a_projection():
 
 @pytest.mark.parametrize(
     ("mode", "options", "words"),
-    [("d", {}, "mode='d' must be P or D"), ("P", {"transition_node": "head"}, "transition_node must be one of shared")],
+    [
+        ("d", {}, "mode='d' must be P or D"),
+        ("P", {"transition_node": "head"}, "transition_node must be one of shared"),
+        ("D", {"p_norm": "l2"}, "p_norm must be one of l1, linf"),
+    ],
 )
 def test_what_does_not_fit_is_named(mode, options, words):
     with pytest.raises(ValueError, match=words):

@@ -128,7 +128,8 @@ def test_heads_that_do_not_divide_the_channels_are_refused():
         "dim=35 must be a multiple of heads=5 x 2": lambda: MLSTMLarge(35, 5, rngs),
         "dim=16 must be a multiple of heads=3": lambda: SLSTM(16, 3, 0, 2, rngs),
         "key_dim=16 must be a multiple of heads=5": lambda: GatedDeltaNet(8, 5, 16, False, rngs),
-        "dim=16 must be a multiple of track=3": lambda: TrackingPLSTM(16, 3, rngs),
+        "track=3 must be from 1 to 4, and dim=16 a multiple of it": lambda: TrackingPLSTM(16, 3, rngs),
+        "track=5 must be from 1 to 4, and dim=20 a multiple of it": lambda: TrackingPLSTM(20, 5, rngs),
     }
     for message, make in makes.items():
         with pytest.raises(ValueError, match=f"^{message}$"):

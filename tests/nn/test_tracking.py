@@ -99,5 +99,7 @@ def test_what_does_not_fit_is_named():
     message = "mode='P' must be P or D, track=5 from 1 to 4, and dim=24 a multiple of heads x track"
     with pytest.raises(ValueError, match=message):
         TrackingMixer(24, 2, track=5, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="dim=24 a multiple of heads x track"):
+        TrackingMixer(24, 0, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="transitions must be one of rotation, householder, delta"):
         TrackingMixer(24, 2, track=2, transitions="shift", rngs=nnx.Rngs(0))

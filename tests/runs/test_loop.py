@@ -215,6 +215,8 @@ def test_of_equal_scores_the_config_says_which_is_best(tie, equal_is_best):
     assert best_step(loop, 0.5, 0.25) == 1
     assert best_step(loop, 0.5, 0.5) == (2 if equal_is_best else 1)
     assert best_step(loop, 0.5, 0.75) == 2
+    assert best_step(loop, math.nan, 0.25) == 2
+    assert best_step(loop, 0.25, math.nan) == 1
     assert best_step(LoopConfig(best_split=None), 1.0) is None
 
 

@@ -89,6 +89,8 @@ def test_a_run_and_its_file_are_the_model_that_was_trained(runs, exported):
 
 def test_the_best_checkpoint_is_one_with_a_score(runs, tmp_path):
     assert_same(from_checkpoint(ID, runs=runs, checkpoint="best"), 1)
+    with pytest.raises(UserError, match="^checkpoint=first: choose last or best$"):
+        from_checkpoint(ID, runs=runs, checkpoint="first")
     save_run(tmp_path / ID, CONFIG, {2: (drawn(2), None, NO_SCORE)})  # as of a run stopped before its first evaluation
     with pytest.raises(UserError, match=f"^checkpoint=best: {tmp_path / ID} has none; .*, or take checkpoint=last"):
         from_checkpoint(tmp_path / ID, checkpoint="best")

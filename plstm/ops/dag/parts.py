@@ -116,8 +116,9 @@ def plstm_dag_by_parts(
     """As `plstm.ops.dag.plstm_dag`, on one graph: within each of at most `parts` parts by gating matrices, all at once,
     and between them by matrix states on the edges that join two parts, one part after another.
 
-    With more parts the matrices are smaller and the steps more; 1 is all parallel. Returns [..., N, d_v] in v's dtype.
-    Raises ValueError where shapes disagree, d_k or d_v is 0, or parts is no number from 1 to N.
+    With more parts the matrices are smaller and the steps more; 1 is all parallel. Returns [..., N, d_v] in v's dtype,
+    with reverse-mode derivatives only. Raises ValueError where shapes disagree, d_k or d_v is 0, or parts is no number
+    from 1 to N.
     """
     axes = "q, k [..., N, d_k]; v [..., N, d_v]; direct [..., N]; source [..., E]; transition [..., L]; mark [..., E]"
     check_axes(axes, q, k, v, direct, *gates, N=dag.num_nodes, E=dag.num_edges, L=len(dag.line_to))

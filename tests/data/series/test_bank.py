@@ -65,6 +65,12 @@ def test_rows_are_crops_with_hidden_patches(series):
     np.testing.assert_array_equal(again.values, rows.values)
 
 
+@pytest.mark.parametrize("patches", range(1, 7))
+def test_rows_may_have_few_patches(series, patches):
+    rows = draw_rows(series, RandomState(1), 40, patches, 16)
+    assert rows.visible.shape == (40, patches) and rows.visible.any(0).all()
+
+
 def test_the_bank_is_kept_and_named_where_it_is_damaged(tmp_path, monkeypatch):
     monkeypatch.setenv("PLSTM_DATA", str(tmp_path))
     code, out, _ = command("bank", "--count", "9", "--seed", "2")

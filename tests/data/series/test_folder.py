@@ -46,8 +46,9 @@ def test_other_files_are_another_run(folder):
     np.save(folder / "train.npy", np.random.default_rng(1).standard_normal((5, 640)))
     assert run_id(compose_experiment(*words)) != run_id(before) != run_id(compose_experiment("series/forecast"))
     assert run_id(compose_experiment(*words, "data.eval_seed=0")) != run_id(before)  # the bank's, which is not drawn
-    with pytest.raises(UserError, match="data.bank_seed=3: only data.name=packages or toy has it"):
-        compose_experiment(*words, "data.bank_seed=3")
+    for key in ("bank", "bank_seed"):
+        with pytest.raises(UserError, match=f"data.{key}=3: only data.name=packages or toy has it"):
+            compose_experiment(*words, f"data.{key}=3")
     again = from_file(portable_config(before))  # as from a record, which says nothing of this machine's folders
     assert run_id(again) == run_id(before)
     with pytest.raises(UserError, match="data.path: name the folder of series"):
