@@ -21,7 +21,7 @@ FOLDER = ROOT / "results/weights"
 TEXT = 'def add(left, right):\n    """Return the sum."""\n    return left + r'  # longer than the windows of attention
 # Of each file, for the input below: some of the outputs for the last token, by their place. New weights, new numbers.
 OUTPUTS = {
-    "arrow-plstm": {0: -0.0496, 1: 0.8809},
+    "arrow-plstm": {0: -4.8785, 1: 4.9686},
     "arrow-plstm-d_mode": {0: -2.7973, 1: 3.6886},
     "arrow-vit": {0: 6.5375, 1: -6.4387},
     "code-plstm": {101: 2.6906, 105: 5.4120, 111: 1.7373},
