@@ -21,7 +21,8 @@ LONGEST = 16  # of a picture's sides in evaluation, over the shorter one; the re
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a model takes of a picture, as its training evaluated it."""
+    """What a model takes of a picture, as its training evaluated it, but always turned as its rotation tag says, which
+    training on ImageNet does not look at."""
 
     size: Annotated[int, Field(ge=1, le=4096)]  # pixels a side
     crop_ratio: Annotated[float, Field(ge=0.1, le=1)] = 1.0  # of `size` to the resized picture's shorter side

@@ -413,6 +413,8 @@ def main() -> None:
         rows.append(row)
         kept = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()}
         print(", ".join(f"{key} {value}" for key, value in kept.items() if key != "seconds"), flush=True)
+    if not rows:
+        raise UserError(f"{options.subject}: nothing to measure; none of what was asked for runs on this machine")
     path = options.out or ROOT / f"results/benchmarks/{options.subject}-{jax.default_backend()}.json"
     write_results(path, {"load_average_at_start": load, "rows": rows})
     print(f"Written to {path}")

@@ -2,7 +2,7 @@
 
     python scripts/distill_baselines.py
 
-The gate of the study: where the mask costs the teacher less than 0.05 bits a byte, it hardly looks further than the
+The gate of the study: where the mask costs the teacher less than 0.05 bits per byte, it hardly looks further than the
 window, and no student can be told from the window alone. Then train the teacher for longer.
 """
 
@@ -28,7 +28,7 @@ from scripts.common import ROOT, Parser, machine_data_root, machine_folder, writ
 
 WINDOWS = (16, 32, 64)  # students have 32
 SINKS = 4
-LEAST = 0.05  # bits a byte
+LEAST = 0.05  # bits per byte
 
 
 def under_window(teacher: Any, window: int, sinks: int) -> nnx.Module:
@@ -75,7 +75,7 @@ def main() -> None:
     costs = {line["name"]: round(line[first] - full[first], 5) for line in lines}
     write_results(arguments.out, {"baselines": lines, "teacher": full, "costs": costs})
     for name, cost in costs.items():
-        print(f"{name}: {cost:+.3f} bits a byte{'' if cost >= LEAST else f', less than {LEAST}'}")
+        print(f"{name}: {cost:+.3f} bits per byte{'' if cost >= LEAST else f', less than {LEAST}'}")
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
     parser.add_argument("--devices", type=positive, default=1)
     parser.add_argument("--out", type=Path, help="(default: results/benchmarks/gpu-memory.json, for no experiment)")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     cases = [(options.experiment, options.devices, options.overrides)] if options.experiment else CASES
     rows = [report(*case) for case in cases]
     usual = None if options.experiment else ROOT / "results/benchmarks/gpu-memory.json"

@@ -77,6 +77,9 @@ def entry(tmp_path, monkeypatch, capsys):
         ),
         ("augment=null", "augment=null: there is no such choice"),
         ("-m seed=43,44 --cfg job", "-m and --cfg do not go together; give one of them"),
+        ("augment.mixup=1 --cfg job", "augment.mixup=1: there is no augmentation to change; choose one"),
+        ("experiment=graphs/plstm,graphs/gin", "experiment=graphs/plstm,graphs/gin: several values take -m, first"),
+        ("-m experiment=tokens/xlstm,graphs/gin", "experiment=graphs/gin: sweeps over other keys than the first"),
         ("seed=43 --resolve", "--resolve: goes with --cfg job alone"),
         ("model=${oc.env:HOME}", "model=${oc.env:HOME}: there is no such choice"),
         ("arrow/plstm", "arrow/plstm: write key=value; did you mean experiment=arrow/plstm?"),
@@ -132,6 +135,9 @@ def test_several_experiments_in_one_sweep(entry, tmp_path, monkeypatch):
     started.clear()
     assert entry("train", "-m", "experiment=graphs/gin", "data.fold=0,4", *paths(tmp_path))[0] == 0
     assert started == [("graphs/gin", 0), ("graphs/gin", 4)]
+    monkeypatch.setattr("train.start", lambda config, *_: started.append(config.augment.mixup))
+    words = ["-m", "experiment=imagenet/plstm,imagenet/vit", "augment.mixup=0.5"]
+    assert entry("train", *words, *paths(tmp_path))[0] == 0 and started[2:] == [0.5, 0.5]
     ended = entry("train", "-m", "experiment=arrow/vit", "data.fold=3", *paths(tmp_path))
     assert_refused(ended, ["data.fold: not a key of this run's data or model"])
 

@@ -33,7 +33,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 def test_every_page_with_python_has_a_test():
     pages = {page for page in PAGES if PYTHON.search((ROOT / page).read_text(encoding="utf-8"))}
-    assert pages == {"README.md", "docs/running.md", OWN_TEST}
+    assert pages == {"README.md", "docs/operators.md", "docs/running.md", OWN_TEST}
 
 
 def test_the_readme():
@@ -44,9 +44,14 @@ def test_the_readme():
 
 
 @pytest.mark.slow
+def test_the_operators():
+    found = run("docs/operators.md")
+    assert found["mixed"].shape == (8, 16) and found["first_node"].tolist() == [0, 4]
+
+
+@pytest.mark.slow
 def test_fine_tuning(folder):
     found = run("docs/running.md")
-    assert found["mixed"].shape == (8, 16) and found["first_node"].tolist() == [0, 4]
     assert found["losses"][-1] < found["losses"][0] / 2
     info = plstm.load(folder / "brighter.safetensors").info
     assert info.class_names == ("no", "yes") and info.preprocessing.size == 32

@@ -61,7 +61,7 @@ def sign(tmp_path, monkeypatch) -> Path:
 
 def plain() -> dict:
     register()
-    node = schema("arrow")
+    node = schema("arrow", "vision")
     node.data.train_seed, node.model.classes = 43, 2
     return plain_config(to_config(node))
 

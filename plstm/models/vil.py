@@ -157,7 +157,8 @@ class ViL(nnx.Module):
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] of any size that the patch size divides -> float32 logits
-        [batch, classes]. `key` has no effect: a training pass is the same."""
+        [batch, classes]. `key` has no effect: a training pass is the same. Raises ValueError as `convolved_grid`
+        does."""
         x = self.embedding(images)
         x = x + bicubic(self.position[...], x.shape[1:3]).astype(x.dtype)
         grid = self.convolved_grid(*x.shape[1:3])
@@ -172,7 +173,8 @@ class ViL(nnx.Module):
         return self.head(jnp.concatenate([self.norm(x[0]), self.norm(x[-1])], axis=-1))
 
     def convolved_grid(self, height: int, width: int) -> tuple[int, int]:
-        """The grid that convolutions take an image's tokens for."""
+        """The grid that convolutions take an image's tokens for. Raises ValueError where model.conv_grid=released finds
+        no whole rows in it."""
         if not self.released:
             return height, width
         rows = self.position.shape[0]

@@ -66,6 +66,7 @@ def check_command(words: Sequence[str], schema: type) -> list[str]:
         return []
     overrides = parse_overrides(flags.overrides, schema)
     if flags.cfg:
+        compose_config(_entry(schema), flags.overrides)  # which Hydra then shows, with errors of many lines
         return []
     left_out = check_jobs(overrides, schema, flags.multirun)
     chosen = {override.key_or_group for override in overrides}
@@ -83,17 +84,21 @@ def check_jobs(overrides: Sequence[Override], schema: type, multirun: bool) -> l
 
     Returns what an experiment sweeps over by itself where several are named, which Hydra then does not read."""
     swept: list[str] = []
-    name = "train" if schema is Config else "eval"
+    name = _entry(schema)
     words = [each_word(override) for override in overrides]
     hydra = compose_config(name, [choices[0] for choices in words], with_hydra=True).hydra
-    if multirun or hydra.mode == RunMode.MULTIRUN:  # an experiment may say so, and what it sweeps over
+    many = [override for override in overrides if override.is_sweep_override()]
+    several = [each_word(override) for override in many if override.key_or_group == "experiment"]
+    sweeps_itself = hydra.mode == RunMode.MULTIRUN and not several  # an experiment may say so, and what it sweeps over
+    if multirun or sweeps_itself:
         typed = [override.key_or_group for override in overrides]
         swept = [f"{key}={values}" for key, values in (hydra.sweeper.params or {}).items() if key not in typed]
         words += [each_word(override) for override in parse_overrides(swept, schema)]
-    elif many := [override.input_line for override in overrides if override.is_sweep_override()]:
-        key, _, values = many[0].partition("=")
+    elif many:
+        line = many[0].input_line
+        key, _, values = line.partition("=")
         both = f"both at once: {key}=[{values}]" if key == "variant" else "quote text with commas twice, 'key=\"a,b\"'"
-        raise UserError(f"{many[0]}: several values take -m, first; {both}")
+        raise UserError(f"{line}: several values take -m, first; {both}")
     jobs = list(itertools.product(*words))
     for job in jobs:
         try:
@@ -103,8 +108,18 @@ def check_jobs(overrides: Sequence[Override], schema: type, multirun: bool) -> l
             if len(jobs) == 1:
                 raise
             raise UserError(f"{' '.join(job)}: {error}; no job was started") from error
-    several = any(override.key_or_group == "experiment" and override.is_sweep_override() for override in overrides)
-    return swept if several else []
+    if not several:
+        return []
+    for (experiment,) in itertools.product(*several):
+        own = compose_config(name, [experiment], with_hydra=True).hydra.sweeper.params
+        if own != hydra.sweeper.params:
+            raise UserError(f"{experiment}: sweeps over other keys than the first experiment; start them one by one")
+    return swept
+
+
+def _entry(schema: type) -> str:
+    """The file of configs that train.py or eval.py starts with."""
+    return "train" if schema is Config else "eval"
 
 
 @contextlib.contextmanager
@@ -152,11 +167,11 @@ def _is_job() -> bool:
 
 
 def as_choices(words: Sequence[str]) -> list[str]:
-    """The words with keys of `data` and `model`, if there is -m, as sweeps over one value: before its jobs, Hydra
-    composes what is not swept, without the experiments that have these keys if several are."""
+    """The words with keys of `data`, `model` and `augment`, if there is -m, as sweeps over one value: before its jobs,
+    Hydra composes what is not swept, without the experiments that have these keys if several are."""
     if not {"-m", "--multirun"} & {*words}:
         return list(words)
-    return [re.sub(r"^(\+*(?:data|model)\.[^=]+)=(?!\w+\()(.+)$", r"\1=choice(\2)", word) for word in words]
+    return [re.sub(r"^(\+*(?:data|model|augment)\.[^=]+)=(?!\w+\()(.+)$", r"\1=choice(\2)", word) for word in words]
 
 
 def quote_ids(word: str) -> str:

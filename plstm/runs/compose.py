@@ -159,7 +159,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]  # it may quote all that was typed
 
 
-def schema(task: Any = "arrow", family: Any = "vision") -> DictConfig:
+def schema(task: Any, family: Any) -> DictConfig:
     """The typed defaults of a task's runs with a family of models. Raises UserError where there is none of the name."""
     for key, name, known in (("task", task, TASKS), ("model.family", family, MODELS)):
         if not isinstance(name, str) or name not in known:
@@ -219,8 +219,7 @@ def from_file(plain: Any) -> Config:
     if found := re.search(r"\$\{[^}]*}?|'\?\?\?'", str(plain)):
         raise UserError(f"{found[0]} would be filled in from this machine; write the value itself")
     if isinstance(plain, dict) and isinstance(plain.get("data"), dict):
-        left_out = ("root", "path", "placement")  # placement: a key of older runs that nothing reads any more
-        plain = plain | {"data": {key: value for key, value in plain["data"].items() if key not in left_out}}
+        plain = plain | {"data": {key: value for key, value in plain["data"].items() if key not in ("root", "path")}}
     return to_config(OmegaConf.create(plain))
 
 

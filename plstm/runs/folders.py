@@ -73,19 +73,18 @@ def check_places(config: Config) -> None:
 
 
 def find_run(run: str, runs: Path, key: str = "run") -> Path:
-    """The folder of a run given by its folder or the first digits of its id, in `runs` or among the demo's runs.
-
-    Raises UserError naming the `key`.
-    """
+    """The folder of a run given by its folder or the first digits of its id, in `runs` or among the demo's runs; where
+    several have the whole id, that in `runs`. Raises UserError naming the `key`."""
     if len(run) > MAX_NAME or not run.isprintable():
         raise UserError(f"{key}={run[:40]!r}...: no such run in {runs}; name its folder or id")
     if (Path(run) / ".hydra").is_dir():
         return Path(run)
     places = [runs, *(place for place in OTHER_RUNS if place != runs.resolve())]
-    known = sorted((path for place in places for path in place.glob("*") if (path / ".hydra").is_dir()), key=str)
+    known = [path for place in places for path in sorted(place.glob("*")) if (path / ".hydra").is_dir()]
     found = [path for path in known if run and path.name.startswith(run)]
-    if len(found) == 1:
-        return found[0]
+    same = [path for path in found if path.name == run]
+    if same or len(found) == 1:
+        return (same or found)[0]
     if found:
         names = ", ".join(map(str, found[:5]))
         raise UserError(f"{key}={run}: {len(found)} runs begin so: {names}")

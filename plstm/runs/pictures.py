@@ -11,6 +11,7 @@ from flax import nnx
 
 from plstm.drawing import new_figure, save, style
 from plstm.models.vision import VisionModel, capture_patterns
+from plstm.nn import PLSTMMixer
 from plstm.tasks import Task
 from plstm.tasks.series import SeriesSplit, SeriesTask
 from plstm.tasks.vision import VisionTask, as_pixels, normalise
@@ -112,14 +113,14 @@ def draw_gating(model: nnx.Module, image: jax.Array, path: Path) -> list[Path]:
 
     Draws nothing for a model without gates. Returns the .png.
     """
+    blocks = model.groups.blocks
+    if not any(isinstance(block.mixer, PLSTMMixer) for block in blocks):
+        return []
     row = image.shape[0] // model.patch_size // 2
     column = image.shape[1] // model.patch_size // 2
     shown = {}
-    for n, (mode, pattern) in enumerate(capture_flow(model, image, (row, column), len(model.groups.blocks))):
-        if mode != "attention":
-            shown.setdefault(mode, (n, pattern[0]))
-    if not shown:
-        return []
+    for n, (mode, pattern) in enumerate(capture_flow(model, image, (row, column), len(blocks))):
+        shown.setdefault(mode, (n, pattern[0]))
     with style():
         figure = new_figure(3.3 * len(shown), 3.0)
         for place, (mode, (n, pattern)) in enumerate(shown.items(), 1):

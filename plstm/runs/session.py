@@ -66,7 +66,8 @@ class Session:
         # -------------------------------------------------------- data
         loop = config.loop
         self.splits = {name: task.split(name) for name in dict.fromkeys([*loop.eval_splits, *loop.final_splits])}
-        self.probe = self.splits[loop.eval_splits[0]].first(PROBED * jax.process_count())
+        probed = self.splits[loop.eval_splits[0]]
+        self.probe = probed.first(max(min(PROBED, len(probed) // jax.process_count()), 1) * jax.process_count())
         self.batches = task.batches(layout)
 
         # -------------------------------------------------------- restore: the first of these that is there

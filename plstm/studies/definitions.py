@@ -277,6 +277,8 @@ class TableDefinition(Strict):
         lists += [("gap", [self.gap.one, *([] if has_others else [self.gap.zero])])] if self.gap else []
         lists += [("figure.groups", rows) for rows in groups.values()]
         yield from (f"{where}: no row {min(other)!r}" for where, rows in lists if (other := set(rows) - {*names}))
+        if self.stages and (never := {*names} - {name for stage in self.stages for name in stage.rows}):
+            yield f"stages: none has row {min(never)!r}, which would never run"
         at_values = {
             f"{row.name} at {value}" for row in self.rows for value in (self.sweep | row.sweep).get(self.chosen_key, ())
         }

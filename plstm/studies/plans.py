@@ -6,8 +6,9 @@ So the ids of a thousand runs take a second, where Hydra would take minutes.
 import copy
 import functools
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from flax.traverse_util import flatten_dict
 from omegaconf import OmegaConf
@@ -26,6 +27,7 @@ class Composed(NamedTuple):
     plain: dict[str, Any]  # the config as nested dictionaries, resolved
     references: dict[str, str]  # dotted keys that take the value of another key unless they are set
     inferred: list[str]  # keys of data that follow from the others unless they are set
+    floats: frozenset[str]  # keys that turn an int into a float
 
 
 def planned_config(
@@ -39,7 +41,8 @@ def planned_config(
     plain = copy.deepcopy(composed.plain)
     values = {key: value for key, value in values.items() if key not in groups}
     for key, value in values.items():
-        _set(plain, key, value, f"experiment={experiment} {key}={value}")
+        turned = float(value) if key in composed.floats and isinstance(value, int) else value
+        _set(plain, key, turned, f"experiment={experiment} {key}={value}")
     if composed.inferred and any(key.startswith("data.") for key in values):
         facts = TASKS[plain["task"]].infer_data(OmegaConf.create(plain["data"]))
         for key in (key for key in composed.inferred if f"data.{key}" not in values):
@@ -57,7 +60,17 @@ def compose_once(experiment: str, groups: tuple[str, ...] = ()) -> Composed:
     written = flatten_dict(OmegaConf.to_container(node), sep=".")
     references = {key: found[1] for key, value in written.items() if (found := REFERENCE.fullmatch(str(value)))}
     inferred = [key.removeprefix("data.") for key, value in written.items() if value == "???"]
-    return Composed(plain_config(to_config(node)), references, inferred)
+    config = to_config(node)
+    return Composed(plain_config(config), references, inferred, frozenset(_floats(config)))
+
+
+def _floats(config: Any, prefix: str = "") -> Iterator[str]:
+    for name, hint in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if is_dataclass(value):
+            yield from _floats(value, f"{prefix}{name}.")
+        elif float in (hint, *get_args(hint)):
+            yield f"{prefix}{name}"
 
 
 @functools.cache
@@ -74,5 +87,4 @@ def _set(plain: dict[str, Any], key: str, value: Any, what: str) -> None:
         plain = plain.get(parent) or {}
     if leaf not in plain:
         raise UserError(f"{what}: there is no such key in its config")
-    is_number = isinstance(plain[leaf], float) and isinstance(value, int)
-    plain[leaf] = float(value) if is_number else value
+    plain[leaf] = value

@@ -26,7 +26,7 @@ class MachineData:
     """The keys of `data` that configs/local/default.yaml may set; every task takes them, see `Task.unused_keys`."""
 
     root: Root | None = None  # folder of all data sets; null: $PLSTM_DATA or ~/.cache/plstm/data
-    workers: Workers | None = None  # reading processes
+    workers: Workers | None = None  # reading processes; null: one a core; 0: threads of this process
 
 
 class Task:

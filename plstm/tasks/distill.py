@@ -121,7 +121,9 @@ class DistillTask(CodeTask):
 
     def statistics(self, model: Any, batch: Batch) -> dict[str, jax.Array]:
         students = enumerate(_students(model, batch, as_teacher=False))
-        return {f"share{n}": s.linear.share(s.qkv(x)).mean() for n, (s, x) in students if s.linear is not None}
+        shares = {n: s.linear.share(s.qkv(x)) for n, (s, x) in students if s.linear is not None}  # [rows, heads, T]
+        whole = batch["mask"][:, None, None]
+        return {f"share{n}": share.mean(where=whole) for n, share in shares.items()}
 
     # ------------------------------------------------------------------ results
     def keeps_curve(self, split: str, metric: str) -> bool:

@@ -10,12 +10,13 @@ from annotated_types import Interval
 from data.imagenet.source import MosaicSource, load_source, synsets
 from plstm.config import Config
 from plstm.errors import UserError, require
-from plstm.limits import Count, Natural, OneOf, Root, Share, Workers
+from plstm.limits import Count, Natural, OneOf, Share
+from plstm.tasks.base import MachineData
 from plstm.tasks.photographs import PhotoTask
 
 
 @dataclass
-class ImageNetData:
+class ImageNetData(MachineData):
     # As `make data-imagenet` prepares it; mosaics: pictures that are drawn as they are read.
     name: Annotated[str, OneOf("imagenet2012", "mosaics")] = "imagenet2012"
     classes: int = 1000  # always
@@ -26,8 +27,6 @@ class ImageNetData:
     eval_images: Count | None = None  # evaluate on the first so many of a split; null: on all
     # Evaluation: the centre crop's side over the resized image's shorter side.
     crop_ratio: Annotated[float, Interval(ge=0.1, le=1)] = 1.0
-    root: Root | None = None  # folder of all data sets; null: $PLSTM_DATA or ~/.cache/plstm/data
-    workers: Workers | None = None  # reading processes; null: one a core; 0: threads of this process
     max_corrupt: Share = 0.001  # share of images that may be undecodable before the run ends with an error
 
 

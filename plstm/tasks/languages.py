@@ -65,6 +65,7 @@ class LanguageTask(StreamTask):
             config,
             ("data.longest", data.max_length < data.longest, f"must be above data.max_length={data.max_length}"),
             ("data.ext_lengths", fit, f"must be at most data.longest={data.longest}"),
+            ("data.ext_lengths", len(data.ext_lengths) == len({*data.ext_lengths}), "has a length twice"),
             ("data.eval_rows", whole, f"must be a multiple of {size}, the rows of a batch, or less"),
         )
 

@@ -6,6 +6,7 @@ before the rename that completes the checkpoint, and one whose files do not matc
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -121,8 +122,8 @@ class Checkpoints:
             info = {} | json.loads((path / "info" / "metadata").read_text(encoding="utf-8"))
         except (OSError, TypeError, ValueError, RecursionError) as error:
             return f"info/metadata cannot be read ({first_line(error)})"
-        run = info.get("run", self.run)
-        step = str(info.get("step", path.name))
+        run = info.get("run")
+        step = str(info.get("step"))
         if run != self.run:
             return f"it is of run {run}, and the config of run {self.run}"
         return None if step == path.name else f"it is of step {step}"
@@ -203,7 +204,8 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             code = re.search(r"os_error_code='(\d+)'", str(error))  # at the end of TensorStore's long message
             reason = os.strerror(int(code[1])) if code else first_line(error)
-            remedy = "free space there"
+            number = int(code[1]) if code else getattr(error, "errno", None)
+            remedy = "free space there" if number in (errno.ENOSPC, errno.EDQUOT) else "make it writable"
             if isinstance(error, TimeoutError):  # Orbax's, by the clock
                 reason = "it took too long, or the clock jumped"
                 remedy = "see whether the disk answers"

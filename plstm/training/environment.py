@@ -120,16 +120,18 @@ def check_devices() -> None:
 # ---------------------------------------------------------------------- memory
 @contextlib.contextmanager
 def memory_errors(batch_size: int, remedy: str) -> Iterator[None]:
-    """Turns out-of-memory errors of JAX and Python into UserError, which names the batch size."""
+    """Turns out-of-memory errors of JAX and Python into UserError; a device's names the batch size."""
     try:
         yield
-    except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        where = "this machine" if isinstance(error, MemoryError) else "a device"
-        if where == "a device" and "RESOURCE_EXHAUSTED" not in str(error):
+    except MemoryError as error:  # of the data, maybe, or of pictures
+        what = f"this machine ran out of memory ({first_line(error)})"
+        raise UserError(f"{what}; free some, take less data, or {remedy}") from error
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         each = -(-batch_size // jax.device_count())
         raise UserError(
-            f"optim.batch_size={batch_size}: {where} ran out of memory, at {each:,} examples a device "
+            f"optim.batch_size={batch_size}: a device ran out of memory, at {each:,} examples a device "
             f"({first_line(error)}); {remedy}"
         ) from error
 

@@ -134,8 +134,8 @@ def choose_mode(mode: str) -> str:
 
 
 def _is_logged_in() -> bool:
-    """Whether W&B would find an API key without asking, in its environment variable, or in netrc for the server that it
-    would use."""
+    """Whether W&B would find an API key or token without asking, in its environment variables, or in netrc for the
+    server that it would use."""
     saved = configparser.ConfigParser(interpolation=None)  # by `wandb login --host`
     with contextlib.suppress(OSError, UnicodeDecodeError, configparser.Error):
         saved.read(os.path.expanduser(Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb", "settings")))
@@ -144,7 +144,7 @@ def _is_logged_in() -> bool:
     with contextlib.suppress(OSError, netrc.NetrcParseError):
         if netrc.netrc(os.environ.get("NETRC")).authenticators(str(urlsplit(server).netloc)):
             return True
-    return bool(os.environ.get("WANDB_API_KEY"))
+    return any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))
 
 
 def _client():

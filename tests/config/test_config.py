@@ -239,6 +239,7 @@ BAD_VALUES = {
     "languages/rnn": [
         ("data.name", "parity", "choose one of even_pairs"),
         ("data.longest", 40, "must be above data.max_length=40"),
+        ("data.ext_lengths", [64, 64], "has a length twice"),
         ("data.ext_lengths", [501], "data.ext_lengths"),
         ("data.eval_rows", 100, "must be a multiple of "),
         ("optim.label_smoothing", 0.1, "optim.label_smoothing"),

@@ -18,7 +18,9 @@ def test_runs_of_the_demo_and_of_smoke_are_found_as_well(tmp_path, monkeypatch):
     for name, folder in (("1a", own), ("1f", demo), (str(demo), demo), ("3", smoke)):
         assert find_run(name, runs) == folder
     assert find_run("1f", tmp_path / "demo") == demo
-    with pytest.raises(UserError, match=f"run=1: 2 runs begin so: {demo}, {own}"):
+    with pytest.raises(UserError, match=f"run=1: 2 runs begin so: {own}, {demo}"):
         find_run("1", runs)
-    with pytest.raises(UserError, match="run=2: no such run in .*; there are 1f39, 1a2b, 33;"):
+    with pytest.raises(UserError, match="run=2: no such run in .*; there are 1a2b, 1f39, 33;"):
         find_run("2", runs)
+    (tmp_path / "smoke/1a2b/.hydra").mkdir(parents=True)  # the same run trained again elsewhere
+    assert find_run("1a2b", runs) == own

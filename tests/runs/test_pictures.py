@@ -70,5 +70,6 @@ def test_gating_shows_sign_scale_and_source(drawn, tmp_path, monkeypatch):
     image = pixels(png).astype(int)
     red, blue = image[..., 0] - image[..., 2], image[..., 2] - image[..., 0]
     assert (red > 80).any() and (blue > 80).any()
-    monkeypatch.setattr(pictures, "capture_flow", lambda *arguments: [("attention", pattern)])
+    vit = VisionConfig(image_size=24, patch_size=2, dim=16, depth=1, heads=1, classes=2, modes=["attention"])
+    model = VisionModel(vit, nnx.Rngs(0))
     assert draw_gating(model, np.zeros((24, 24, 3), np.float32), tmp_path / "none") == []

@@ -60,6 +60,7 @@ PLANNED = 8 * 15 + 5 * (4 + 3 + 1 + 2 + 1)  # runs of the arrow table
         ),
         ("series-small", "    test_wql_daily:", "    test_wql_day:", "differences.sets must be of some of test_mase, "),
         ("arrow-small", "ViT at 0.0005,", "ViT at 0.0007,", "key differences.groups: no row 'ViT at 0.0007'"),
+        ("arrow-small", "&first [pLSTM, ", "&first [", "key stages: none has row 'pLSTM', which would never run"),
         (
             "arrow-small",
             "split: val}",
@@ -141,6 +142,12 @@ def test_a_planned_run_is_what_its_command_trains(name):
     """Of each row, one run."""
     for run in {run.row.name: run for run in planned_runs(load_table(TABLES / f"{name}.yaml"))}.values():
         assert run.id == run_id(to_config(compose_config("train", run.overrides))), run.row.name
+
+
+def test_an_int_in_the_place_of_a_float_is_what_its_command_trains(arrow):
+    row = arrow.rows[0].model_copy(update={"set": {"loop.stop_at": 1}})
+    run = planned_runs(arrow.model_copy(update={"rows": [row]}))[0]
+    assert run.id == run_id(to_config(compose_config("train", run.overrides)))
 
 
 def test_a_setting_that_the_experiment_does_not_have_is_named(arrow):

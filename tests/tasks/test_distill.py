@@ -64,7 +64,8 @@ def test_the_loss_of_distillation_is_the_published_mean(make, monkeypatch):
 
 def test_alignment_sums_over_the_layers_with_a_branch_and_shares_are_means_over_tokens(make):
     task = make("model.blocks=[window_linear,window,gated_mlp,window_linear]")
-    batch = {"tokens": task.draw_batch(0)["tokens"][:2]}
+    batch = {"tokens": task.draw_batch(0)["tokens"][:2], "mask": np.array([True, False])}
+    first = {name: rows[:1] for name, rows in batch.items()}
 
     @jax.jit
     def found():
@@ -75,9 +76,13 @@ def test_alignment_sums_over_the_layers_with_a_branch_and_shares_are_means_over_
             inputs = model.norms[n](x)
             losses += [alignment_loss(model.layers[n], inputs)] if n in (0, 3) else []
             x = x + (model.layers[n](inputs) if n == 2 else model.layers[n].out(model.layers[n].teacher(inputs)))
-        return losses, task.loss(model, batch, None), task.statistics(model, batch)
+        loss, start = task.loss(model, batch, None), task.statistics(model, batch)
+        kernel = model.layers[0].linear.mix.kernel
+        kernel[...] = jax.random.normal(jax.random.key(0), kernel.shape)
+        return losses, loss, start, task.statistics(model, batch)["share0"], task.statistics(model, first)["share0"]
 
-    losses, (loss, metrics), shares = found()
+    losses, (loss, metrics), shares, padded, alone = found()
+    assert float(padded) == pytest.approx(float(alone), rel=1e-6) and abs(float(alone) - 0.5) > 1e-3
     assert float(loss) == pytest.approx(float(sum(losses)), rel=1e-5) and min(losses) > 0
     assert [float(part) for part in metrics["loss"]] == pytest.approx([2 * float(loss), 2])
     assert {name: float(share) for name, share in shares.items()} == {"share0": 0.5, "share2": 0.5}
