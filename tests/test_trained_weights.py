@@ -22,7 +22,7 @@ TEXT = 'def add(left, right):\n    """Return the sum."""\n    return left + r'  
 # Of each file, for the input below: some of the outputs for the last token, by their place. New weights, new numbers.
 OUTPUTS = {
     "arrow-plstm": {0: -4.8785, 1: 4.9686},
-    "arrow-plstm-d_mode": {0: -2.7973, 1: 3.6886},
+    "arrow-plstm-d_mode": {0: 4.2498, 1: -4.4560},
     "arrow-vit": {0: 6.5375, 1: -6.4387},
     "code-plstm": {101: 2.6906, 105: 5.4120, 111: 1.7373},
     "code-student": {101: 4.8985, 105: 4.7576, 111: 2.7140},
