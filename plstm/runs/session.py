@@ -24,7 +24,7 @@ from plstm.training.plan import Plan
 from plstm.training.processes import Interrupt, SharedSignal, is_main, log_main
 from plstm.training.progress import MetricAverager, Progress, banner, print_plain
 from plstm.training.state import Found, RunState
-from plstm.training.steps import GUARDED, StepMetrics, TrainState, describe, evaluate, init_state
+from plstm.training.steps import GUARDED, Batch, Split, StepMetrics, TrainState, describe, evaluate, init_state
 from plstm.training.tracking import MetricsWriter, Tracker, long_name
 
 PROBED = 8  # examples over which the logged statistics of the model are taken, or a batch where a split has its own
@@ -66,8 +66,7 @@ class Session:
         # -------------------------------------------------------- data
         loop = config.loop
         self.splits = {name: task.split(name) for name in dict.fromkeys([*loop.eval_splits, *loop.final_splits])}
-        probed = self.splits[loop.eval_splits[0]]
-        self.probe = probed.first(max(min(PROBED, len(probed) // jax.process_count()), 1) * jax.process_count())
+        self.probe = _first_examples(self.splits[loop.eval_splits[0]])
         self.batches = task.batches(layout)
 
         # -------------------------------------------------------- restore: the first of these that is there
@@ -180,6 +179,12 @@ def _warn_of_cost(task: Task) -> None:
     cores = int(threads) if threads.isdecimal() and int(threads) else core_count()
     if jax.default_backend() == "cpu" and (hours := task.cpu_hours() / cores) > MANY_HOURS:
         log_main(f"warning: about {hours:,.0f} hours on this machine's CPU, by its FLOPs; debug=smoke takes a minute")
+
+
+def _first_examples(split: Split) -> Batch:
+    """`PROBED` of this process, or fewer where the split is shorter, as padding would enter the statistics."""
+    of_each = max(min(PROBED, len(split) // jax.process_count()), 1)
+    return split.first(of_each * jax.process_count())
 
 
 def open_tracker(
