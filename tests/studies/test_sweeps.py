@@ -60,7 +60,12 @@ PLANNED = 8 * 15 + 5 * (4 + 3 + 1 + 2 + 1)  # runs of the arrow table
         ),
         ("series-small", "    test_wql_daily:", "    test_wql_day:", "differences.sets must be of some of test_mase, "),
         ("arrow-small", "ViT at 0.0005,", "ViT at 0.0007,", "key differences.groups: no row 'ViT at 0.0007'"),
-        ("arrow-small", "rows: [pLSTM / (P-mode only)]", "rows: [ViT]", "stages: none has row 'pLSTM / (P-mode only)'"),
+        (
+            "arrow-small",
+            "rows: [pLSTM / (P-mode only)]",
+            "rows: [ViT]",
+            "key stages: none has row 'pLSTM / (P-mode only)', which would never run",
+        ),
         (
             "arrow-small",
             "split: val}",
