@@ -9,7 +9,8 @@ A number in prose is a reference link whose definition, at the foot of the page,
 The title is split like a shell command. Words with `=` choose one row of a CSV file or one run of a JSONL file, by
 fields of its record. The last word is the field (of a CSV file `value`, if left out), a factor and a format (`.3f`, if
 left out). Of a study's table.csv only chosen rows count, and without a seed the number is the mean with its interval:
-`0.745 ± 0.020`. In a JSON file the field is a path such as `rows[grid=12,kind='as given'].ours.0.seconds`.
+`0.745 ± 0.020`; `seed=43,44,45` gives it for these seeds. In a JSON file the field is a path such as
+`rows[grid=12,kind='as given'].ours.0.seconds`.
 
     <!-- begin: NAME -->
     <!-- end -->
@@ -36,6 +37,7 @@ from plstm.errors import UserError
 from plstm.studies.definitions import load_table
 from plstm.studies.markdown import pipes
 from plstm.studies.records import read_records
+from plstm.studies.sweeps import t_interval
 from plstm.studies.weights import weights_path
 
 DEFINITION = re.compile(r'^\[([^\]\n]+)\]: (\S+) "(.*)"$', re.MULTILINE)
@@ -120,6 +122,10 @@ def find_text(path: Path, title: str) -> str:
         if "seed" not in choice:
             rows = [row for seed in ("mean", "interval") for row in _rows(found, choice | {"seed": seed})]
             return " ± ".join(formatted(row["value"]) for row in rows)
+        if "," in choice["seed"]:
+            rows = [row for seed in choice["seed"].split(",") for row in _rows(found, choice | {"seed": seed})]
+            mean, half_width, _ = t_interval([float(row["value"]) for row in rows])
+            return f"{formatted(mean)} ± {formatted(half_width)}"
     if path.suffix in (".csv", ".jsonl"):
         (found,) = _rows(found, choice)
     return formatted(_follow(found, match["path"] or "value"))

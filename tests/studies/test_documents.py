@@ -12,6 +12,7 @@ from .conftest import example_curve, example_record, run_script
 
 TABLE = """section,row,choice,chosen,seed,metric,value
 ,ViT,0.002,1,43,test,0.25
+,ViT,0.002,1,44,test,0.75
 ,ViT,0.002,1,mean,test,0.5
 ,ViT,0.002,1,interval,test,0.125
 ,ViT,0.001,0,mean,test,0.75
@@ -65,6 +66,7 @@ def fill(project):
         ('demo/table.csv "row=ViT metric=test choice=0.001 chosen=0 :.2f"', "0.75"),
         ('demo/table.csv "row=ViT metric=test seed=43 *100:.0f"', "25"),
         ('demo/table.csv "row=chance metric=test"', "0.500"),
+        ('demo/table.csv "row=ViT metric=test seed=43,44 :.2f"', "0.50 ± 1.58"),  # t(0.95, 1) = 6.314
         ('runs/arrow-plstm.jsonl "seed=44 metrics.last.test.accuracy"', "0.440"),
         ('runs/arrow-plstm.jsonl "config.optim.peak_lr=0.0001 seed=43 metrics.last.test.accuracy*100:.0f"', "43"),
         ('runs/arrow-plstm.jsonl "seed=43 curve.step.0:d"', "2000"),
