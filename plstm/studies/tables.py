@@ -129,14 +129,14 @@ def _gap_lines(table: TableDefinition, lines: Sequence[Line]) -> Iterator[Line]:
 
 
 def _values(table: TableDefinition, cell: Cell, is_chosen: bool) -> Iterator[tuple[str, str, Any]]:
-    """Seed, metric and value; of a choice that was rejected ids, means and intervals alone."""
+    """Seed, metric and value; of a choice that was rejected the scores alone."""
     yield from ((str(run.seed), "id", run.id) for run in cell.runs)
     for name, measure in table.measures.items() if cell.runs else ():
         values = cell.means[name]
         yield "mean", name, values.mean()
         yield "interval", name, cell.interval(measure)[1]
+        yield from ((seed, name, value) for seed, value in values.items())
         if is_chosen:
-            yield from ((seed, name, value) for seed, value in values.items())
             yield "deviation", name, float(cell.deviations[name].mean()) if table.average_over else None
             yield "max", name, values.max() if table.seed_values else None
             if measure is table.select and table.took_off is not None:
