@@ -190,6 +190,11 @@ class TableDefinition(Strict):
         return CHOICE_TITLES.get(self.chosen_name, self.chosen_name)
 
     @property
+    def shows_all_choices(self) -> bool:
+        """Whether it is a study of the choice itself, so that the values not chosen are results, too."""
+        return self.figure.choices is not None
+
+    @property
     def seed_keys(self) -> list[str]:
         """The swept keys that tell the seeds of a cell apart."""
         return [key for key in self.sweep if key not in (self.sections, self.chosen_key, *self.average_over)]

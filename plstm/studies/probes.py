@@ -17,6 +17,8 @@ from plstm.studies.sweeps import Cell, t_interval
 Rows = list[dict[str, Any]]  # a canvas size and an alteration (of baselines: a name) each, with its scores
 # (canvas, alteration): (images whose arrow points at the circle, others)
 Counts = dict[tuple[int, str], tuple[int, int]]
+Models = dict[str, dict[int | None, Rows]]  # the runs of a model by seed; a baseline has none
+Scores = dict[tuple, dict[int | None, float]]  # (model, canvas, alteration, metric) -> the runs that have one
 GIVEN = "as given"
 RETRAINED = "-retrained"  # in the name of a second training's file: the same config, as the run's weights were gone
 AREA = "area_under_roc"
@@ -27,6 +29,7 @@ class Probes(NamedTuple):
     """What was found of the runs of a row."""
 
     rows: list[Rows]  # of each probed run
+    seeds: list[int]  # of these
     retrained: int  # how many of them are second trainings
 
     @property
@@ -48,9 +51,10 @@ def probe_path(run: Record, results_dir: Path) -> Path | None:
 
 def read_probes(runs: Sequence[Record], results_dir: Path) -> Probes:
     """The scores of those runs that were probed."""
-    paths = (path for run in runs if (path := probe_path(run, results_dir)))
-    found = {path: rows for path in paths if (rows := _read(path, "rows"))}  # those of models of code have none
-    return Probes([*found.values()], sum(path.stem.endswith(RETRAINED) for path in found))
+    seeds = {path: run.seed for run in runs if (path := probe_path(run, results_dir))}
+    found = {path: rows for path in seeds if (rows := _read(path, "rows"))}  # those of models of code have none
+    retrained = sum(path.stem.endswith(RETRAINED) for path in found)
+    return Probes([*found.values()], [seeds[path] for path in found], retrained)
 
 
 def read_sizes(table: TableDefinition, results_dir: Path) -> dict[str, Rows]:
@@ -83,35 +87,35 @@ def points_by_size(rows: Rows) -> list[tuple[float, float]]:
 def render_probes(table: TableDefinition, cells: dict[str, Cell], results_dir: Path) -> dict[str, str]:
     """probes.md and probes.csv, the scores on altered images; nothing where no run was probed."""
     found = {name: read_probes(cell.runs, results_dir) for name, cell in cells.items()}
-    probed = {name: probes.rows for name, probes in found.items() if probes.rows}
+    probed = {name: dict(zip(probes.seeds, probes.rows, strict=True)) for name, probes in found.items() if probes.rows}
     if not probed:
         return {}
-    counts, *others = (_counts(rows) for runs in probed.values() for rows in runs)
+    counts, *others = (_counts(rows) for runs in probed.values() for rows in runs.values())
     if any(other != counts for other in others):
         words = f"runs of table {table.name} were probed on different images; probe them again with the same --count"
         raise UserError(f"{results_dir / 'probes'}: {words}")
-    models = probed | {name: [rows] for name, rows in read_sizes(table, results_dir).items()}
+    models = probed | {name: {None: rows} for name, rows in read_sizes(table, results_dir).items()}
     scores = _scores(models, counts)
     caption = [CAPTION]
     if retrained := [f"{name} ({probes.count})" for name, probes in found.items() if probes.retrained]:
         caption += ["", f"{AGAIN} {', '.join(retrained)}."]
     text = [f"# {table.title}: altered images", "", *caption, *_tables(models, counts, scores)]
-    return {"probes.md": "\n".join(text) + "\n", "probes.csv": _long_csv(scores, probed)}
+    return {"probes.md": "\n".join(text) + "\n", "probes.csv": _long_csv(table, scores, probed)}
 
 
-def _scores(models: dict[str, list[Rows]], counts: Counts) -> dict[tuple, list[float]]:
-    """(model, canvas, alteration, metric) -> the values of the runs that have one."""
-    scores: dict[tuple, list[float]] = {}
-    for model, row in ((model, row) for model, runs in models.items() for rows in runs for row in rows):
+def _scores(models: Models, counts: Counts) -> Scores:
+    scores: Scores = {}
+    found = ((model, seed, row) for model, runs in models.items() for seed, rows in runs.items() for row in rows)
+    for model, seed, row in found:
         place = row["canvas_pixels"], row.get("probe", GIVEN)
         for key in METRICS:
-            values = scores.setdefault((model, *place, key), [])
+            values = scores.setdefault((model, *place, key), {})
             if min(counts.get(place, [FEWEST])) >= FEWEST and row.get(key) is not None:
-                values.append(row[key])
+                values[seed] = row[key]
     return scores
 
 
-def _tables(models: dict[str, list[Rows]], counts: Counts, scores: dict[tuple, list[float]]) -> Iterator[str]:
+def _tables(models: Models, counts: Counts, scores: Scores) -> Iterator[str]:
     """The lines of a table for each of TITLES: a row a model and canvas, a column an alteration."""
     sizes = sorted({size for size, _ in counts})
     names = list(dict.fromkeys(name for (_, name), count in counts.items() if min(count) >= FEWEST))
@@ -122,19 +126,18 @@ def _tables(models: dict[str, list[Rows]], counts: Counts, scores: dict[tuple, l
     for title, key in TITLES.items():
         lines = []
         for (model, runs), size in product(models.items(), sizes):
-            means = (_mean(scores.get((model, size, name, key), []), len(runs)) for name in names)
+            means = (_mean([*scores.get((model, size, name, key), {}).values()], len(runs)) for name in names)
             lines.append([model, str(len(runs)), str(size), *means])
         yield from ("", f"## {title}", "", *pipes(header + lines))
 
 
-def _long_csv(scores: dict[tuple, list[float]], probed: Container[str]) -> str:
-    lines = [
-        (*place, seed, metric, value)
-        for (*place, metric), values in scores.items()
-        if place[0] in probed
-        for seed, value in zip(("mean", "interval", "n"), t_interval(values), strict=True)
-        if values and value is not None
-    ]
+def _long_csv(table: TableDefinition, scores: Scores, probed: Container[str]) -> str:
+    lines = []
+    for (*place, metric), values in scores.items():
+        summary = dict(zip(("mean", "interval", "n"), t_interval([*values.values()]), strict=True))
+        shown = values | summary if table.shows_all_choices else summary
+        if place[0] in probed and values:
+            lines += [(*place, seed, metric, value) for seed, value in shown.items() if value is not None]
     frame = pd.DataFrame(lines, columns=["row", "canvas", "probe", "seed", "metric", "value"])
     return frame.to_csv(index=False, lineterminator="\n", float_format="%.9g")
 

@@ -271,9 +271,8 @@ def cells_by_name(groups: Sequence[Group]) -> dict[str, Cell]:
 
 def probed_cells(table: TableDefinition, groups: Sequence[Group]) -> dict[str, Cell]:
     """The cells of own rows by name whose runs are probed: the chosen ones, in a study of the choice itself all."""
-    shows_all = bool(table.figure.choices)
     cells = cells_by_name(groups).items()
-    return {name: cell for name, cell in cells if cell.row.own and (name != cell.row.name) == shows_all}
+    return {name: cell for name, cell in cells if cell.row.own and (name != cell.row.name) == table.shows_all_choices}
 
 
 def superfluous_runs(table: TableDefinition, records: Sequence[Record]) -> set[str]:

@@ -129,13 +129,14 @@ def _gap_lines(table: TableDefinition, lines: Sequence[Line]) -> Iterator[Line]:
 
 
 def _values(table: TableDefinition, cell: Cell, is_chosen: bool) -> Iterator[tuple[str, str, Any]]:
-    """Seed, metric and value; of a choice that was rejected the scores alone."""
+    """Seed, metric and value; of a rejected choice ids, means and intervals, in a study of the choice also seeds."""
     yield from ((str(run.seed), "id", run.id) for run in cell.runs)
     for name, measure in table.measures.items() if cell.runs else ():
         values = cell.means[name]
         yield "mean", name, values.mean()
         yield "interval", name, cell.interval(measure)[1]
-        yield from ((seed, name, value) for seed, value in values.items())
+        if is_chosen or table.shows_all_choices:
+            yield from ((seed, name, value) for seed, value in values.items())
         if is_chosen:
             yield "deviation", name, float(cell.deviations[name].mean()) if table.average_over else None
             yield "max", name, values.max() if table.seed_values else None

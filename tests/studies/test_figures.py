@@ -81,11 +81,11 @@ def test_curves_of_the_papers_runs_stand_beside_ours(arrow, add, drawn, tmp_path
     assert last["epoch"] == 50 and last["mean"] == pytest.approx(0.589, abs=5e-4)
 
 
-def test_all_values_stand_beside_the_papers_numbers(add, drawn):
+def test_all_values_stand_beside_the_papers_numbers(add, drawn, tmp_path):
     table = load_table(TABLES / "arrow-small.yaml")
     for seed, lr, test_ext in ((43, 1e-3, 0.7), (44, 1e-3, 0.8), (43, 2e-3, 0.6)):
         assert "choices" not in drawn(table)  # which need two values of a row
-        add(experiment="arrow_small/plstm", table=table.name, seed=seed, lr=lr, test_ext=test_ext)
+        run = add(experiment="arrow_small/plstm", table=table.name, seed=seed, lr=lr, test_ext=test_ext)
     first, second = drawn(table)["choices"].axes
     ours, paper = (line for line in second.lines if len(line.get_xdata()) > 1 and line.get_linestyle() != "None")
     assert ours.get_xydata().tolist() == [[1e-3, 0.75], [2e-3, 0.6]]
@@ -93,6 +93,11 @@ def test_all_values_stand_beside_the_papers_numbers(add, drawn):
     assert second.get_xlabel() == "Learning rate" and "ViT (paper, its size)" not in lines_of(
         first
     )  # which has no run of ours
+    probe_file(tmp_path, run, 0.02)
+    files = rendered(table, tmp_path)  # with the seeds of each value, chosen or not
+    assert ",pLSTM,0.001,1,44,test_ext,0.8\n" in files["table.csv"]
+    assert ",pLSTM,0.002,0,43,test_ext,0.6\n" in files["table.csv"]
+    assert "pLSTM at 0.002,48,as given,43,accuracy,0.92\n" in files["probes.csv"]
 
 
 def test_the_mean_curve_is_taken_where_all_runs_were_evaluated(add, tmp_path):
