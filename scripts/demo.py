@@ -79,7 +79,7 @@ def report(seen: Mapping[str, Record], recorded: Mapping[str, Sequence[Record]])
         found[name] = accuracies(run, scores)
     expected: dict[str, dict[str, tuple[float, float]]] = {}
     for name, runs in recorded.items():
-        probed = read_probes(runs, ROOT / "results").rows
+        probed = read_probes(runs, ROOT / "results").rows.values()
         scores = [{row["probe"]: row for row in rows if row["canvas_pixels"] == CANVAS.size} for rows in probed]
         known = [accuracies(run, of_run) for run, of_run in zip(runs, scores, strict=True)]
         expected[name] = {key: expected_range([each[key] for each in known]) for key in known[0]}

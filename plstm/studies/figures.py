@@ -110,7 +110,7 @@ def draw_sizes(table: TableDefinition, cells: Sequence[Cell], results_dir: Path)
     axes = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
     for axis, (group, colours) in zip(axes, groups.items(), strict=True):
         for name, colour in colours.items():
-            curve = _mean_points([points_by_size(rows) for rows in probes[name].rows])
+            curve = _mean_points([points_by_size(rows) for rows in probes[name].rows.values()])
             _draw_line(axis, curve, f"{name} ({probes[name].count})", colour)
         if baseline:
             axis.plot(*zip(*points_by_size(baseline), strict=True), label=table.figure.baseline, **BASELINE)

@@ -28,8 +28,7 @@ FEWEST = 50  # images of the rarer label: a score of fewer is not shown
 class Probes(NamedTuple):
     """What was found of the runs of a row."""
 
-    rows: list[Rows]  # of each probed run
-    seeds: list[int]  # of these
+    rows: dict[int, Rows]  # of each probed run, by its seed
     retrained: int  # how many of them are second trainings
 
     @property
@@ -51,10 +50,9 @@ def probe_path(run: Record, results_dir: Path) -> Path | None:
 
 def read_probes(runs: Sequence[Record], results_dir: Path) -> Probes:
     """The scores of those runs that were probed."""
-    seeds = {path: run.seed for run in runs if (path := probe_path(run, results_dir))}
-    found = {path: rows for path in seeds if (rows := _read(path, "rows"))}  # those of models of code have none
-    retrained = sum(path.stem.endswith(RETRAINED) for path in found)
-    return Probes([*found.values()], [seeds[path] for path in found], retrained)
+    paths = {run.seed: path for run in runs if (path := probe_path(run, results_dir))}
+    found = {seed: rows for seed, path in paths.items() if (rows := _read(path, "rows"))}  # models of code have none
+    return Probes(found, sum(paths[seed].stem.endswith(RETRAINED) for seed in found))
 
 
 def read_sizes(table: TableDefinition, results_dir: Path) -> dict[str, Rows]:
@@ -73,9 +71,9 @@ def _read(path: Path, key: str) -> Rows:
 
 def roc_areas(runs: Sequence[Record], canvas: int, results_dir: Path) -> dict[int, float]:
     """Seed -> the area under the ROC curve of unaltered images of a canvas, of the runs that have one."""
-    rows = {run.seed: _read(path, "rows") for run in runs if (path := probe_path(run, results_dir))}
+    probed = read_probes(runs, results_dir).rows
     wanted = {"canvas_pixels": canvas, "probe": GIVEN}
-    found = {seed: next((row for row in own if wanted.items() <= row.items()), {}) for seed, own in rows.items()}
+    found = {seed: next((row for row in rows if wanted.items() <= row.items()), {}) for seed, rows in probed.items()}
     return {seed: row[AREA] for seed, row in found.items() if row.get(AREA) is not None}
 
 
@@ -87,7 +85,7 @@ def points_by_size(rows: Rows) -> list[tuple[float, float]]:
 def render_probes(table: TableDefinition, cells: dict[str, Cell], results_dir: Path) -> dict[str, str]:
     """probes.md and probes.csv, the scores on altered images; nothing where no run was probed."""
     found = {name: read_probes(cell.runs, results_dir) for name, cell in cells.items()}
-    probed = {name: dict(zip(probes.seeds, probes.rows, strict=True)) for name, probes in found.items() if probes.rows}
+    probed = {name: probes.rows for name, probes in found.items() if probes.rows}
     if not probed:
         return {}
     counts, *others = (_counts(rows) for runs in probed.values() for rows in runs.values())

@@ -29,7 +29,8 @@ def test_the_expected_range_is_of_another_run():
 def test_a_report_names_the_models_outside_of_their_intervals(monkeypatch, capsys):
     altered = [{"canvas_pixels": 96, "probe": probe, "balanced_accuracy": 0.6} for probe in (NO_CIRCLE, OTHER_CIRCLE)]
     others = [row | {"canvas_pixels": 48, "balanced_accuracy": 0.1} for row in altered]
-    monkeypatch.setattr(demo, "read_probes", lambda runs, results: SimpleNamespace(rows=[others + altered] * len(runs)))
+    probed = {seed: others + altered for seed in (43, 44, 45)}
+    monkeypatch.setattr(demo, "read_probes", lambda runs, results: SimpleNamespace(rows=probed))
     recorded = [run(0.7), run(0.72), run(0.74)]
     demo.report({"pLSTM": run(0.75), "ViT": run(0.9)}, {"pLSTM": recorded, "ViT": recorded})
     said = " ".join(capsys.readouterr().out.split())
