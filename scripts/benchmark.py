@@ -377,8 +377,9 @@ def parse_arguments() -> argparse.Namespace:
         name: commands.add_parser(name, description=measure.__doc__, help=measure.__doc__)
         for name, measure in SUBJECTS.items()
     }
-    for command in subjects.values():
-        command.add_argument("--repeats", type=positive, default=7, help="rounds, over which medians are taken")
+    for name, command in subjects.items():
+        if name != "device":
+            command.add_argument("--repeats", type=positive, default=7, help="rounds, over which medians are taken")
         command.add_argument("--out", type=Path, help="(default: results/benchmarks/<subject>-<backend>.json)")
     several = {"nargs": "+"}
     subjects["operator"].add_argument("--grids", type=positive, default=[12, 24], help="nodes a side", **several)
