@@ -119,7 +119,7 @@ baselines: $(READY) ## Measure the accuracy of shortcuts: arrow pointing, formal
 photos: $(READY) ## Draw the photographs of imagenet-small and prepare them like ImageNet
 	$(PY) scripts/make_photos.py --classes 10 --train 200 --val 50 --out outputs/photos
 	mkdir -p outputs/photos/data
-	$(MAKE) data-imagenet MANUAL=outputs/photos DATA=outputs/photos/data
+	$(MAKE) data-imagenet MANUAL=outputs/photos DATA=outputs/photos/data ARGS=
 
 .PHONY: lock
 lock: ## Update requirements.lock from pyproject.toml (needs uv)

@@ -30,7 +30,8 @@ from plstm.training.steps import Split, describe, evaluate, make_predict, make_r
 
 ROOT = Path(__file__).resolve().parent
 WEIGHTS_FIGURES = ROOT / "outputs" / "eval"  # pictures of weights in a file, which have no run's folder
-RUN_KEYS = ("root", "path", "generate", "download", "workers", "max_corrupt")  # of `data`: the run's unless given
+OF_FOLDERS = ("workers", "max_corrupt")
+RUN_KEYS = ("root", "path", "generate", "download", *OF_FOLDERS)  # of `data`: the run's unless given
 
 
 @hydra.main(config_path=str(ROOT / "configs"), config_name="eval", version_base="1.3")
@@ -78,8 +79,8 @@ def print_metrics(options: EvalConfig) -> None:
         asked += [Path(options.data.folder).name] if options.data.folder else []
         name = "-".join([run_name(config), model.info.weights_id, *best, *asked])
         folder = WEIGHTS_FIGURES if options.weights else find_run(source, Path(options.paths.runs)) / "figures"
-        for path in draw_run(task, model, predict, splits, folder, name):
-            print(path)
+        paths = draw_run(task, model, predict, splits, folder, name)
+        print("\n".join(map(str, paths)) or f"figures=true: task {config.task} has no pictures")
 
 
 def log_numbers(folder: Path, task: Task, model: nnx.Module, options: EvalConfig, found: Found) -> None:
@@ -111,14 +112,18 @@ def choose_source(options: EvalConfig) -> str:
 
 def check_typed(typed: set[str], config: Config, options: EvalConfig) -> None:
     """Raises UserError for typed keys without effect; this machine's own settings may have keys of other data."""
-    for key in ("logger.project", "logger.entity"):
-        if key in typed:
-            raise UserError(f"{key}: an evaluation logs into the run's own; leave it out")
+    problems = dict.fromkeys(("logger.project", "logger.entity"), "an evaluation logs into the run's own")
+    if options.weights is not None:
+        problems["logger.mode"] = "weights in a file have no run to log into"
     for key in RUN_KEYS:
-        is_of_folders = options.data.folder and key in ("workers", "max_corrupt")
-        has_use = hasattr(config.data, key) and key not in TASKS[config.task].unused_keys
-        if f"data.{key}" in typed and not (is_of_folders or has_use):
-            raise UserError(f"data.{key}: the data of this run have no such key; leave it out")
+        is_of_run = hasattr(config.data, key) and key not in TASKS[config.task].unused_keys
+        if options.data.folder and key not in OF_FOLDERS:
+            problems[f"data.{key}"] = "data.folder has all images"
+        elif not (options.data.folder or is_of_run):
+            problems[f"data.{key}"] = "the data of this run have no such key"
+    for key, problem in problems.items():
+        if key in typed:
+            raise UserError(f"{key}: {problem}; leave it out")
 
 
 def choose_task(config: Config, options: EvalConfig) -> Task:

@@ -69,7 +69,7 @@ def start(config: Config, overrides: list[str], interrupt: Interrupt) -> Record 
     if from_main(int(record is not None)):
         path = record_path((record or config).experiment, config.paths.results)
         log_main(f"{run_name(config)} ({run}) has finished; its record is in {path}")
-        again = "to train it again: the same command with paths.results=outputs/again"
+        again = "to train it again: the same command with paths.results=outputs/again paths.runs=outputs/again/runs"
         log_main(f"its weights are in {folder}" if folder.is_dir() else again)
         return record
     check_places(config)

@@ -51,7 +51,17 @@ from plstm.runs.compose import compose_experiment
 from plstm.tasks import TASKS
 from plstm.tasks.programs import compile_programs
 from plstm.training.steps import init_state
-from scripts.common import IMAGE_TASKS, ONE_THREAD, ROOT, Parser, batch_shapes, planned_bytes, positive, write_results
+from scripts.common import (
+    IMAGE_TASKS,
+    ONE_THREAD,
+    ROOT,
+    Parser,
+    batch_shapes,
+    machine_folder,
+    planned_bytes,
+    positive,
+    write_results,
+)
 from scripts.make_photos import draw, encode
 
 Row = dict[str, Any]
@@ -416,7 +426,8 @@ def main() -> None:
         print(", ".join(f"{key} {value}" for key, value in kept.items() if key != "seconds"), flush=True)
     if not rows:
         raise UserError(f"{options.subject}: nothing to measure; none of what was asked for runs on this machine")
-    path = options.out or ROOT / f"results/benchmarks/{options.subject}-{jax.default_backend()}.json"
+    usual = machine_folder("results") / f"benchmarks/{options.subject}-{jax.default_backend()}.json"
+    path = options.out or usual
     write_results(path, {"load_average_at_start": load, "rows": rows})
     print(f"Written to {path}")
 

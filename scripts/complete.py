@@ -31,7 +31,7 @@ def main() -> None:
         text = arguments.text + complete(model, arguments.text, arguments.bytes, **options)
     except UserError as error:
         raise UserError(f"{arguments.weights}: {error}") from error
-    print(*map(printable, text.split("\n")), sep="\n")
+    print("\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n")))
 
 
 if __name__ == "__main__":

@@ -65,16 +65,19 @@ class Step(NamedTuple):
 def plan(sizes: Sizes, folder: Path, with_kernels: bool, paths: list[str]) -> Iterator[Step]:
     """The steps, the most telling first. folder: of their results; paths: where trainings keep theirs."""
 
-    def benchmark(name: str, minutes: float, *words: object) -> Step:
-        out = ["--repeats", str(sizes.repeats), "--out", str(folder / f"{name}.json")]
+    def measurement(name: str, minutes: float, *words: object) -> Step:
+        out = ["--out", str(folder / f"{name}.json")]
         return Step(name, minutes, ["scripts/benchmark.py", *map(str, words), *out])
+
+    def benchmark(name: str, minutes: float, *words: object) -> Step:
+        return measurement(name, minutes, *words, "--repeats", sizes.repeats)
 
     def trainings(seed: int) -> Iterator[Step]:
         for model, peak in (("plstm", "1e-4"), ("vit", "3e-4")):
             words = [f"experiment=arrow/{model}", f"optim.peak_lr={peak}", f"seed={seed}", "logger.mode=disabled"]
             yield Step(f"arrow-{model}-s{seed}", 3, ["train.py", *words, *sizes.overrides, *paths])
 
-    yield benchmark("device", 0.5, "device")
+    yield measurement("device", 0.5, "device")
     for tests in ("operators", "models"):
         yield Step(f"test-{tests}", 5, ["-m", "pytest", "-q", "-m", "gpu", f"tests/gpu/test_{tests}.py", *sizes.tests])
     models = [("plstm", "parallel"), *[("plstm", "fused")] * with_kernels, ("vit", None)]

@@ -32,7 +32,7 @@ from plstm.tasks import TASKS
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer
 from plstm.training.steps import init_state, make_train_step
-from scripts.common import ROOT, Parser, batch_shapes, planned_bytes, positive, write_results
+from scripts.common import Parser, batch_shapes, machine_folder, planned_bytes, positive, write_results
 
 # XLA chooses between cuBLAS and Triton products by trying them on the GPU; without one, it takes cuBLAS.
 OPTIONS = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
@@ -148,12 +148,14 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("experiment", nargs="?", help="a file of configs/experiment")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
-    parser.add_argument("--devices", type=positive, default=1)
+    parser.add_argument("--devices", type=positive, help="of an experiment (default: 1)")
     parser.add_argument("--out", type=Path, help="(default: results/benchmarks/gpu-memory.json, for no experiment)")
     options = parser.parse_intermixed_args()
-    cases = [(options.experiment, options.devices, options.overrides)] if options.experiment else CASES
+    if options.devices and not options.experiment:
+        parser.error("--devices: is of one experiment; name it")
+    cases = [(options.experiment, options.devices or 1, options.overrides)] if options.experiment else CASES
     rows = [report(*case) for case in cases]
-    usual = None if options.experiment else ROOT / "results/benchmarks/gpu-memory.json"
+    usual = None if options.experiment else machine_folder("results") / "benchmarks/gpu-memory.json"
     if out := options.out or usual:
         write_results(out, {"rows": rows})
         print(f"Written to {out}")

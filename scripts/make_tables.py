@@ -55,6 +55,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something is wrong")
     parser.add_argument("--wandb", action="store_true", help="also log the tables to W&B")
     arguments = parser.parse_args()
+    if arguments.check and arguments.wandb:
+        parser.error("--wandb: --check logs nothing; give one of them")
     results = arguments.results
     folder = ROOT / "configs/study"
     records = read_records(results)

@@ -4,7 +4,7 @@
     python scripts/run_table.py arrow --max-runs 2 logger.mode=offline      # W&B for every run; =disabled for none
     python scripts/run_table.py graphs --processes 2 --sections MUTAG       # two runs side by side
 
-On CPUs, runs that should take over 12 hours each, by their FLOPs, are started only with --yes.
+On CPUs, runs of image models that should take over 12 hours each, by their FLOPs, are started only with --yes.
 On CPUs as many runs as there are cores go side by side, one thread each: a second core speeds up one small run by a
 quarter only. On GPUs a run takes all of them, or with --processes its share.
 Rerunning the same command resumes where the last one stopped.
@@ -25,11 +25,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from plstm.config import Config
 from plstm.errors import UserError
 from plstm.files import write_file
+from plstm.runs.cli import check_command
 from plstm.runs.compose import from_file
 from plstm.runs.identity import OUTSIDE_ID, is_among
-from plstm.runs.overrides import as_override, override_key
+from plstm.runs.overrides import as_override, override_key, parse_overrides
 from plstm.studies import sweeps
 from plstm.studies.definitions import TableDefinition, load_table
 from plstm.studies.figures import draw_table
@@ -60,16 +62,19 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=results, help="folder of records, tables and figures")
     parser.add_argument("--runs", type=Path, default=machine_folder("runs", ROOT), help="folder of runs")
     arguments = parser.parse_intermixed_args()
-    if paths := [override for override in arguments.overrides if override.startswith("paths.")]:
+    if paths := [override for override in arguments.overrides if is_among(override_key(override), ["paths"])]:
         parser.error(f"{paths[0]}: use --results and --runs")
     return arguments
 
 
-def check_overrides(overrides: Sequence[str]) -> None:
-    """Raises UserError for an override that would make another run, and not only place or show it otherwise."""
-    for override in overrides:
-        if "=" not in override or not is_among(override_key(override), OUTSIDE_ID):
-            raise UserError(f"override {override!r}: would make other runs than the table's; leave it out")
+def check_overrides(overrides: Sequence[str], table: TableDefinition) -> None:
+    """Raises UserError for an override that the table's first run refuses, or that would make another run of it, and
+    not only place or show it otherwise."""
+    for override in parse_overrides(overrides):
+        if not is_among(override.key_or_group, OUTSIDE_ID):
+            raise UserError(f"override {override.input_line!r}: would make other runs than the table's; leave it out")
+    if overrides:
+        check_command([*sweeps.jobs(table, sweeps.planned_runs(table))[0].overrides, *overrides], Config)
 
 
 def planned_jobs(table: TableDefinition, sections: str | None, seeds: str | None) -> list[sweeps.Job]:
@@ -260,7 +265,7 @@ def main() -> int:
     arguments = parse_arguments()
     results = arguments.results
     table = load_table(ROOT / "configs/study" / f"{arguments.table}.yaml")
-    check_overrides(arguments.overrides)
+    check_overrides(arguments.overrides, table)
     unfinished = list_jobs(table, arguments)
     if arguments.dry_run:
         return 0
@@ -282,8 +287,9 @@ def main() -> int:
     def after_job(job: sweeps.Job) -> None:
         if not {run.id for run in job.runs} <= sweeps.match_records(table, read_records(results)).keys():
             raise UserError(
-                f"finished without a record in {results / 'runs'} that has the metrics of table {table.name}; remove "
-                "its line there and its folder to train it again"
+                f"finished without a record in {results / 'runs'} that has all metrics of table {table.name}, "
+                f"{', '.join(table.measures)}; correct these in its definition, or remove the record's line and the "
+                "run's folder to train it again"
             )
         report()
 

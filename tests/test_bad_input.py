@@ -95,6 +95,8 @@ def entry(tmp_path, monkeypatch, capsys):
         ),
         ("-m hydra.launcher.x=3", "hydra.launcher.x: not a key of this run's"),
         ("hydra/launcher=null", "hydra/launcher=null: cannot be composed"),
+        ("experiment=arrow/vit hydra/launcher=basic", "hydra/launcher=basic: takes -m, first; without it the run"),
+        ("experiment=arrow/vit hydra.sweeper.max_batch_size=3", "hydra.sweeper.max_batch_size=3: takes -m, first"),
         ("seed=[1", "seed=[1: cannot be read (no viable alternative at input '[1' See"),
         ("~seed", "~seed: keys cannot be removed"),
         ("seed=abc", "seed: Value 'abc' of type 'str' could not be converted to Integer"),
@@ -155,7 +157,7 @@ def test_several_experiments_in_one_sweep(entry, tmp_path, monkeypatch):
         ([*TUNE, f"init_from={'a' * 300}"], ["init_from='aaa", "no such run"]),
         (  # before the data are asked for
             ["experiment=arrow_48/plstm", "init_from=aaaaaaaaaaaa", "data.generate=false", "data.root=/absent"],
-            ["init_from=aaaaaaaaaaaa", "no such run", "paths.results=outputs/again"],
+            ["init_from=aaaaaaaaaaaa", "no such run", "paths.results=outputs/again paths.runs=outputs/again/runs"],
         ),
         ([*TINY, "data.size=32"], ["data.size=32", "45"]),
         ([*TINY, "optim.batch_size=512"], ["optim.batch_size=512", "data.train_images=256"]),

@@ -4,6 +4,7 @@ model = plstm.load("model.safetensors")
 print(complete(model, "def area(self", 100))
 """
 
+import math
 from typing import Any
 
 import jax
@@ -35,9 +36,13 @@ def sample(model: Any, start: bytes, count: int, rows: int, *, temperature: floa
     info = model.info
     if not isinstance(model, SequenceModel) or info.sizes != SIZES:
         raise UserError(f"this model of family {info.config.family} continues no text")
-    if count < 1 or not temperature >= 0:
-        key, value, least = ("count", count, 1) if count < 1 else ("temperature", temperature, 0)
-        raise UserError(f"{key}={value}: must be at least {least}")
+    for key, value, least, most in (
+        ("count", count, 1, math.inf),
+        ("temperature", temperature, 0, math.inf),
+        ("seed", seed, 0, 2**32 - 1),
+    ):
+        if not least <= value <= most:
+            raise UserError(f"{key}={value}: must be at least {least}" + f" and at most {most}" * (most < math.inf))
     data = (info.training or {}).get("data")
     context = data.get("context") if isinstance(data, dict) else CONTEXT
     if not isinstance(context, int) or not 1 <= context <= MOST_CONTEXT:

@@ -27,6 +27,7 @@ from plstm.runs.overrides import each_word, parse_overrides
 from plstm.training.environment import keep_programs
 
 EXIT_BAD_INPUT = 2
+OF_SWEEPS = re.compile(r"hydra[/.](launcher|sweeper)\b")  # Hydra's keys that a single run has no use for
 
 
 class JobFailed(UserError):
@@ -99,6 +100,8 @@ def check_jobs(overrides: Sequence[Override], schema: type, multirun: bool) -> l
         key, _, values = line.partition("=")
         both = f"both at once: {key}=[{values}]" if key == "variant" else "quote text with commas twice, 'key=\"a,b\"'"
         raise UserError(f"{line}: several values take -m, first; {both}")
+    elif of_sweeps := [word.input_line for word in overrides if OF_SWEEPS.match(word.key_or_group)]:
+        raise UserError(f"{of_sweeps[0]}: takes -m, first; without it the run starts here and now")
     jobs = list(itertools.product(*words))
     for job in jobs:
         try:

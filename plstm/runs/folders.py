@@ -90,7 +90,8 @@ def find_run(run: str, runs: Path, key: str = "run") -> Path:
         raise UserError(f"{key}={run}: {len(found)} runs begin so: {names}")
     names = ", ".join(path.name for path in known[:8])
     there_are = f"there are {names}{', ...' * (len(known) > 8)}" if known else "train one first"
-    again = "one that has a record is trained again by its command with paths.results=outputs/again"
+    places = "paths.results=outputs/again paths.runs=outputs/again/runs"
+    again = f"one that has a record is trained again by its command with {places}"
     raise UserError(f"{key}={run}: no such run in {runs}; {there_are}; {again}")
 
 

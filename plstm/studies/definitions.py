@@ -261,6 +261,9 @@ class TableDefinition(Strict):
             yield f"overview must be one of {', '.join(sorted(columns))}, in a table with sections"
         if self.gap and (self.sections or self.gap.column not in columns):
             yield f"gap is for a table without sections; its column must be one of {', '.join(sorted(columns))}"
+        counts = {len(numbers) for values in (self.figure.choices or {}).values() for numbers in values.values()}
+        if counts and min(counts) < len(self.columns[:2]):
+            yield "figure.choices must have a number for each of the first two columns"
         if len(self.figure.groups) > 1 and (self.figure.choices or self.figure.clock):
             yield "figure.groups must be one panel where figure.choices or figure.clock is set"
         yield from self._problems_of_rows()
@@ -297,6 +300,8 @@ class TableDefinition(Strict):
         for number, row in enumerate(self.rows):
             if row.init_from not in {None, *names[:number]}:
                 yield f"rows[{number}].init_from: no earlier row is named {row.init_from!r}"
+            if swept := row.set.keys() & self.sweep.keys():
+                yield f"rows[{number}].set: the table sweeps {min(swept)}; choose among its values by the row's sweep"
         for where, parts in (("rows", self.rows), ("stages", self.stages)):
             for number, (key, values) in ((n, item) for n, part in enumerate(parts) for item in part.sweep.items()):
                 if any(value not in self.sweep.get(key, ()) for value in values):

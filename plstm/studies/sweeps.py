@@ -20,7 +20,8 @@ from plstm.runs.identity import plain_id
 from plstm.runs.overrides import as_override
 from plstm.studies.definitions import Measure, Row, TableDefinition
 from plstm.studies.plans import planned_config
-from plstm.studies.records import Record
+from plstm.studies.records import PRIMARY_METRIC, Record
+from plstm.tasks import TASKS
 from plstm.training.environment import Hardware
 
 
@@ -101,13 +102,14 @@ def _all_runs(table: TableDefinition) -> list[PlannedRun]:
                 start = fits[0].id
             settings = row.set | values | ({"init_from": start} if start else {})
             config = planned_config(row.experiment, row.variants, settings)
-            _check_measures(table, row, config["loop"])
+            _check_measures(table, row, config)
             runs[row.name, *swept] = PlannedRun(row, values, plain_id(config), start)
     return list(runs.values())
 
 
-def _check_measures(table: TableDefinition, row: Row, loop: Mapping[str, Any]) -> None:
-    """Raises UserError for a column, or what `select` goes by, that the runs of a row do not measure."""
+def _check_measures(table: TableDefinition, row: Row, config: Mapping[str, Any]) -> None:
+    """Raises UserError for what a column, `select` or a panel of curves shows and the runs of a row do not measure."""
+    loop = config["loop"]
     for measure in table.measures.values():
         where = f"table {table.name}: {'select' if measure is table.select else 'columns'}"
         splits = loop["final_splits" if measure.at == "last" else "eval_splits"]
@@ -116,6 +118,12 @@ def _check_measures(table: TableDefinition, row: Row, loop: Mapping[str, Any]) -
             raise UserError(f"{where}: {what}")
         if measure.at == "best" and loop["best_split"] is None:
             raise UserError(f"{where}: at=best: runs of row {row.name!r} have loop.best_split=null")
+    where = f"table {table.name}: figure.panels"
+    if table.figure.panels and row.own and TASKS[config["task"]].primary_metric != PRIMARY_METRIC:
+        raise UserError(f"{where}: draw {PRIMARY_METRIC}, which runs of row {row.name!r} have no curve of")
+    if row.own and (unknown := table.figure.panels.keys() - {*loop["eval_splits"]}):
+        measured = ", ".join(loop["eval_splits"])
+        raise UserError(f"{where}: {min(unknown)}: runs of row {row.name!r} measure {measured} during training")
 
 
 def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:

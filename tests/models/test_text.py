@@ -43,6 +43,8 @@ def test_draws_depend_on_seed_and_temperature(model):
 def test_what_cannot_be_continued_is_named(model):
     with pytest.raises(UserError, match="count=0: must be at least 1"):
         complete(model, "a", 0)
+    with pytest.raises(UserError, match="seed=4294967296: must be at least 0 and at most 4294967295"):
+        complete(model, "x", 1, seed=2**32)
     with pytest.raises(UserError, match="temperature=nan: must be at least 0"):
         complete(model, "a", 1, temperature=float("nan"))
     for data in ({}, {"context": 0}, {"context": 2**40}, {"context": "8"}):

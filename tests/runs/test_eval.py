@@ -47,7 +47,11 @@ def test_a_key_that_the_run_s_data_lack_is_refused_where_it_was_typed(composed, 
         check_typed({"data.root"}, tokens, to_eval_config(compose("eval", [])))
     with pytest.raises(UserError, match=r"logger\.project: an evaluation logs into the run's own; leave it out"):
         check_typed({"logger.project"}, config, options)
-    check_typed({"data.max_corrupt", "data.generate", "data.split", "run"}, config, options)
+    with pytest.raises(UserError, match=r"data\.generate: data\.folder has all images; leave it out"):
+        check_typed({"data.generate"}, config, options)
+    with pytest.raises(UserError, match=r"logger\.mode: weights in a file have no run to log into; leave it out"):
+        check_typed({"logger.mode"}, config, to_eval_config(compose("eval", ["weights=x.safetensors"])))
+    check_typed({"data.max_corrupt", "data.split", "logger.mode", "run"}, config, options)
 
 
 @pytest.mark.parametrize(

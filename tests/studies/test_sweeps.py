@@ -72,6 +72,8 @@ PLANNED = 8 * 15 + 5 * (4 + 3 + 1 + 2 + 1)  # runs of the arrow table
             "split: val, metric: bits}",
             "key select.metric must be accuracy, the highest, or",
         ),
+        ("arrow-demo", "set: {optim.peak_lr: 2e-3}", "set: {seed: 44}", "rows[1].set: the table sweeps seed; choose"),
+        ("arrow-small", "1e-3: [0.905, 0.679]", "1e-3: [0.905]", "figure.choices must have a number for each of the"),
         ("tokens", "lengths: test", "lengths: tset", "key figure.lengths: tset is the split of no column"),
         (
             "arrow",
@@ -100,24 +102,32 @@ def test_a_wrong_definition_names_file_and_key(tmp_path, name, old, new, words):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("name", "old", "new", "words"),
     [
         (
+            "series-small",
             "split: val, metric: wql}",
             "split: val, metric: wql, at: best}",
             "columns: at=best: runs of row 'xLSTM[3:1]' have loop.best_split=null",
         ),
         (
+            "series-small",
             "split: val, metric: loss}",
             "split: vall, metric: loss}",
             "select: split=vall: runs of row 'xLSTM[3:1]' measure",
         ),
+        (
+            "arrow-small",
+            "panels: {val:",
+            "panels: {test:",
+            "figure.panels: test: runs of row 'pLSTM' measure val, val_ext during",
+        ),
     ],
 )
-def test_a_measure_that_no_run_has_is_named_before_any_run(tmp_path, old, new, words):
-    path = tmp_path / "series-small.yaml"
+def test_a_measure_that_no_run_has_is_named_before_any_run(tmp_path, name, old, new, words):
+    path = tmp_path / f"{name}.yaml"
     path.write_text((TABLES / path.name).read_text().replace(old, new, 1))
-    with pytest.raises(UserError, match="^table series-small: ") as error:
+    with pytest.raises(UserError, match=f"^table {name}: ") as error:
         planned_runs(load_table(path))
     assert words in str(error.value)
 
@@ -240,6 +250,20 @@ def test_runs_of_days_on_a_cpu_take_a_yes(tmp_path, monkeypatch):
     for command in (["arrow", "--yes", "logger.mode=disabled"], ["arrow-demo"], ["graphs", "--seeds", "43"]):
         assert run_script("run_table", *command, *options).returncode == 0
     assert started.call_count == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("seed=44", "override 'seed=44': would make other runs than the table's; leave it out"),
+        ("data.worker=3", "data.worker: there is no such key; did you mean data.workers?"),
+        ("logger.mode=offlin", "logger.mode=offlin: choose one of auto"),
+        ("+paths.runs=x", "+paths.runs=x: use --results and --runs"),
+    ],
+)
+def test_a_wrong_override_is_refused_before_the_first_run(override, words):
+    done = run_script("run_table", "arrow-demo", override, "--dry-run")
+    assert done.returncode == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
