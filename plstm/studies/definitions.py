@@ -14,7 +14,7 @@ from plstm.runs.overrides import as_override
 from plstm.studies.records import PRIMARY_METRIC, RunId, Strict
 
 COSTS = ("parameters", "flops")  # of which the paper's words are shown
-WORDS = (*COSTS, "took_off")
+WORDS = (*COSTS, "above_chance")
 CHOICE_TITLES = {"peak_lr": "Learning rate", "depth": "Layers"}  # of a swept key's last part
 
 
@@ -50,8 +50,8 @@ class Reference(Strict):
     """A model of which the table has published numbers only.
 
     `paper` maps columns (with sections these, for the first column or for columns by name) to a number or [mean, +-],
-    the short name of `select.over` to the paper's best value, with `took_off` that to such as "4 of 5", and with
-    `costs` "parameters" and "flops" to the paper's words; its epochs are in the CSV alone.
+    the short name of `select.over` to the paper's best value, with `above_chance` that to such as "4 of 5", and
+    with `costs` "parameters" and "flops" to the paper's words; its epochs are in the CSV alone.
     """
 
     name: str
@@ -155,7 +155,7 @@ class TableDefinition(Strict):
     seed_values: bool = False  # shows the highest of the seeds beside the paper's number
     average_over: list[str] = []  # the swept keys that a seed is averaged over
     select: Select | None = None
-    took_off: float | None = None  # with `select`: counts the seeds above it
+    above_chance: float | None = None  # with `select`: counts the seeds above it
     choose_once: bool = False  # other seeds run only the chosen value, once one seed has all
     baselines: str | None = None  # a path below the results folder
     chance: float | dict[str, float] | None = None  # or by section
@@ -251,8 +251,8 @@ class TableDefinition(Strict):
             yield f"differences.sets must be of some of {', '.join(self.differences.columns)}"
         if self.select and self.select.metric not in (PRIMARY_METRIC, "loss"):
             yield f"select.metric must be {PRIMARY_METRIC}, the highest, or loss, the lowest"
-        if self.took_off is not None and (self.sections or not self.select):
-            yield "took_off is for a table with select and without sections"
+        if self.above_chance is not None and (self.sections or not self.select):
+            yield "above_chance is for a table with select and without sections"
         if self.section_titles.keys() - sections:
             yield f"section_titles must name some of {', '.join(sorted(sections))}"
         if self.sections and (self.costs or self.figure.panels):
@@ -267,7 +267,7 @@ class TableDefinition(Strict):
         if len(self.figure.groups) > 1 and (self.figure.choices or self.figure.clock):
             yield "figure.groups must be one panel where figure.choices or figure.clock is set"
         yield from self._problems_of_rows()
-        published = {*columns, *COSTS * self.costs, *["took_off"] * (self.took_off is not None)}
+        published = {*columns, *COSTS * self.costs, *["above_chance"] * (self.above_chance is not None)}
         if self.sections:
             published = sections | {f"{section}.{column}" for section in sections for column in columns}
         published |= {self.chosen_name} if self.select else set()

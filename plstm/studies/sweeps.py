@@ -121,7 +121,7 @@ def _check_measures(table: TableDefinition, row: Row, config: Mapping[str, Any])
     where = f"table {table.name}: figure.panels"
     if table.figure.panels and row.own and TASKS[config["task"]].primary_metric != PRIMARY_METRIC:
         raise UserError(f"{where}: draw {PRIMARY_METRIC}, which runs of row {row.name!r} have no curve of")
-    if row.own and (unknown := table.figure.panels.keys() - {*loop["eval_splits"]}):
+    if row.own and (unknown := table.figure.panels.keys() - {"train", *loop["eval_splits"]}):
         measured = ", ".join(loop["eval_splits"])
         raise UserError(f"{where}: {min(unknown)}: runs of row {row.name!r} measure {measured} during training")
 

@@ -140,8 +140,8 @@ def _values(table: TableDefinition, cell: Cell, is_chosen: bool) -> Iterator[tup
         if is_chosen:
             yield "deviation", name, float(cell.deviations[name].mean()) if table.average_over else None
             yield "max", name, values.max() if table.seed_values else None
-            if measure is table.select and table.took_off is not None:
-                yield "count", name, int((values > table.took_off).sum())
+            if measure is table.select and table.above_chance is not None:
+                yield "count", name, int((values > table.above_chance).sum())
             elif (bound := getattr(measure, "solved", None)) is not None:
                 yield "count", name, int((values >= bound).sum())
     if cell.runs and is_chosen:
@@ -166,7 +166,7 @@ def _published(
             yield "difference", column.name, (values.max() if table.seed_values else values.mean()) - paper
     if table.select:
         yield "paper", table.chosen_name, model.paper.get(table.chosen_name)
-        yield "paper", table.select.name, model.paper.get("took_off")
+        yield "paper", table.select.name, model.paper.get("above_chance")
     yield from (("paper", key, model.paper.get(key)) for key in COSTS)
     yield "paper", "epochs", model.epochs
 
@@ -226,8 +226,8 @@ def _cells(table: TableDefinition, name: str, own: dict, published: set[str]) ->
     row = next((row for row in table.rows if row.name == name), None)
     yield 0, "Model", escape(name)
     n = find(("n", table.columns[0].name))
-    count = n if table.took_off is None else f"{find(('count', table.select.name))} of {n}"
-    title = "n" if table.took_off is None else "Took off"
+    count = n if table.above_chance is None else f"{find(('count', table.select.name))} of {n}"
+    title = "n" if table.above_chance is None else "Above chance"
     yield 0, title, f"[{count}]({record_path(row.experiment, '..')})" if n else DASH
     if table.select:
         yield 1, table.chosen_title, find(("mean", "choice")) or DASH

@@ -34,7 +34,7 @@ PLANNED = 8 * 15 + 5 * (4 + 3 + 1 + 2 + 1)  # runs of the arrow table
         ("arrow", "test: [0.972, 0.003]", "tset: [0.972, 0.003]", "key paper.tset of pLSTM must be"),
         ("arrow", "test: [0.972, 0.003]", "test: [0.972]", "paper.test of pLSTM must be a number or [mean, +-]"),
         ("arrow", "split: test}", "split: test_ext}", "key columns must not have two of the same name"),
-        ("arrow", "select: {over: optim.peak_lr, split: val}\n", "", "key took_off is for a table with select"),
+        ("arrow", "select: {over: optim.peak_lr, split: val}\n", "", "key above_chance is for a table with select"),
         ("arrow", "columns:", "columns: [", "not a YAML file"),
         ("imagenet", "from: pLSTM-Vis-T pre", "from: pLSTM-Vis-U pre", "rows[1].init_from: no earlier row"),
         ("imagenet", "flops: 1.4G", "flop: 1.4G", "paper.flop of pLSTM-Vis-T"),

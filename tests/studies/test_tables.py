@@ -25,7 +25,7 @@ def test_cells(arrow, add, tmp_path):
     add(experiment="arrow/vit", lr=3e-4, test=0.92, test_ext=0.71)
     files = rendered(arrow, tmp_path)
     assert cells_of(files["table.md"], "pLSTM") == [
-        *[("Model", "pLSTM"), ("Took off", "[5 of 5](../runs/arrow-plstm.jsonl)"), ("Learning rate", "0.0001")],
+        *[("Model", "pLSTM"), ("Above chance", "[5 of 5](../runs/arrow-plstm.jsonl)"), ("Learning rate", "0.0001")],
         *[("Test acc.", "0.974 ± 0.003"), ("Paper", "0.972 ± 0.003")],
         *[("Test acc. (ext.)", "0.750 ± 0.000"), ("Paper", "0.778 ± 0.031")],
     ]
@@ -53,8 +53,8 @@ def test_seeds_that_reach_a_bound_are_counted(arrow, add, tmp_path):
     for seed, val, test in ((43, 0.99, 0.95), (44, 0.97, 0.94), (45, 0.6, 0.99)):
         add(seed=seed, val=val, test=test)
     files = rendered(table, tmp_path)
-    assert dict(cells_of(files["table.md"], "pLSTM"))["Took off"].startswith("[2 of 3]")
-    assert dict(cells_of(files["table.md"], "EfficientNet"))["Took off"] == DASH
+    assert dict(cells_of(files["table.md"], "pLSTM"))["Above chance"].startswith("[2 of 3]")
+    assert dict(cells_of(files["table.md"], "EfficientNet"))["Above chance"] == DASH
     assert long_values(files["table.csv"])["", "pLSTM", "0.0001", "1", "count", "test"] == 2
 
 
