@@ -1,4 +1,4 @@
-"""Batches for training, from a packed split held on the device or streamed by grain; both give the same ones.
+"""Batches for training: of a packed split, shuffled on the device, and `read`, by which grain's processes make others.
 
 The order is a function of the seed and the epoch alone, see `epoch_order`, and the remainder that fills no batch is
 dropped. So a resumed run needs no iterator state, and the number of reading processes changes nothing.

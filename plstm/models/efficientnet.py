@@ -15,7 +15,7 @@ from jax import Array
 
 from plstm.errors import require
 from plstm.limits import Rate, Size, check_limits
-from plstm.nn.layers import DTYPES, Dtype, dense, drop, linear
+from plstm.nn.layers import DTYPES, Dtype, dense, drop, linear, spread
 from plstm.nn.maps import BatchNorm, depthwise, unfold
 from plstm.ops.common import HIGHEST
 
@@ -57,7 +57,8 @@ class SqueezeExcite(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """[H, W, B, C] -> the same."""
-        return x * jax.nn.sigmoid(self.excite(jax.nn.silu(self.squeeze(x.mean((0, 1))))))
+        weights = jax.nn.sigmoid(self.excite(jax.nn.silu(self.squeeze(x.mean((0, 1))))))
+        return x * spread(weights, x.shape, x.dtype)
 
 
 class MBConv(nnx.Module):

@@ -26,6 +26,7 @@ from plstm.nn.layers import (
     norm,
     recomputes,
     run_block,
+    spread,
     uniform_within,
 )
 from plstm.nn.maps import unfold
@@ -68,9 +69,9 @@ class Mamba2DConfig:
         )
 
 
-def log_of_states(dim: int, states: int) -> nnx.Param:
-    """The logarithms [dim, states] of 1 .. states."""
-    return nnx.Param(jnp.broadcast_to(jnp.log(jnp.arange(1.0, states + 1)), (dim, states)))
+def log_of_states(*shape: int) -> nnx.Param:
+    """The logarithms [..., states] of 1 .. states."""
+    return nnx.Param(jnp.broadcast_to(jnp.log(jnp.arange(1.0, shape[-1] + 1)), shape))
 
 
 class M2DMixer(nnx.Module):
@@ -97,7 +98,7 @@ class M2DMixer(nnx.Module):
         cells = (u, jax.nn.softplus(self.top(top)), jax.nn.softplus(self.left(left)), b, c)
         images, delta_t, delta_l, b, c = (x.transpose(2, 0, 1, 3) for x in cells)
         y = mamba2d(images, delta_t, delta_l, -jnp.exp(self.log_top[...]), -jnp.exp(self.log_left[...]), b, c)
-        return self.out(exact_gelu(y.transpose(1, 2, 0, 3) + self.skip[...].astype(u.dtype) * u))
+        return self.out(exact_gelu(y.transpose(1, 2, 0, 3) + spread(self.skip[...], u.shape, u.dtype) * u))
 
 
 class Attention(nnx.Module):
@@ -132,7 +133,7 @@ class Block(nnx.Module):
             (self.mlp_scale, self.mlp_norm, self.mlp),
         ):
             branch = layer(layer_norm(x)).astype(x.dtype)
-            x = branch + (x if scale is None else x * scale[...].astype(x.dtype))
+            x = branch + (x if scale is None else x * spread(scale[...], x.shape, x.dtype))
         return x
 
 

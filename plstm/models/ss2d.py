@@ -15,7 +15,7 @@ from jax import Array
 
 from plstm.errors import require
 from plstm.limits import OneOf, Rate, Size, check_limits
-from plstm.models.mamba2d import MLP_RATIO
+from plstm.models.mamba2d import MLP_RATIO, log_of_states
 from plstm.nn.layers import (
     DTYPES,
     MLP,
@@ -103,7 +103,7 @@ class SS2D(nnx.Module):
         self.select_kernel = draw(inner**-0.5, MAPS, inner, rank + 2 * states)
         self.step_kernel = draw(rank**-0.5, MAPS, rank, inner)
         self.step_bias = nnx.Param(inverse_softplus_steps(rngs.params(), MAPS * inner).reshape(MAPS, inner))
-        self.log_a = nnx.Param(jnp.broadcast_to(jnp.log(jnp.arange(1.0, states + 1)), (MAPS, inner, states)).copy())
+        self.log_a = log_of_states(MAPS, inner, states)
         self.skip = nnx.Param(jnp.ones((MAPS, inner)))
         self.norm = norm("layernorm", inner, rngs)
 

@@ -26,6 +26,7 @@ from plstm.nn.layers import (
     norm,
     recomputes,
     run_block,
+    spread,
     uniform_within,
 )
 from plstm.nn.maps import bicubic, depthwise
@@ -96,7 +97,7 @@ class ViLLayer(nnx.Module):
         """[S, B, dim] -> the same; the convolution takes the tokens for those of `grid`, row by row."""
         u, z = jnp.split(self.up(x), 2, axis=-1)
         c = depthwise(u.reshape(*grid, *u.shape[1:]), self.kernel[...]).reshape(u.shape)
-        c = jax.nn.silu(c + self.bias[...].astype(c.dtype))
+        c = jax.nn.silu(c + spread(self.bias[...], c.shape, c.dtype))
         qkv = self.q(c), self.k(c), self.v(u)
         features = jnp.concatenate(qkv, axis=-1)
         gates = (gate(features).transpose(1, 2, 0) for gate in (self.input_gate, self.forget_gate))
@@ -104,7 +105,7 @@ class ViLLayer(nnx.Module):
         hidden = mlstm(*heads, *gates, chunk=CHUNK).swapaxes(1, 2)  # [B, S, heads, channels of a head]
         hidden = head_norm(hidden, centred=True).swapaxes(0, 1)
         hidden = (hidden * self.norm_scale[...] + self.norm_bias[...]).astype(x.dtype)
-        return self.down((hidden + self.skip[...].astype(x.dtype) * c) * jax.nn.silu(z))
+        return self.down((hidden + spread(self.skip[...], c.shape, x.dtype) * c) * jax.nn.silu(z))
 
 
 class Block(nnx.Module):
@@ -160,7 +161,7 @@ class ViL(nnx.Module):
         [batch, classes]. `key` has no effect: a training pass is the same. Raises ValueError as `convolved_grid`
         does."""
         x = self.embedding(images)
-        x = x + bicubic(self.position[...], x.shape[1:3]).astype(x.dtype)
+        x = x + spread(bicubic(self.position[...], x.shape[1:3]), x.shape, x.dtype)
         grid = self.convolved_grid(*x.shape[1:3])
         x = jax.lax.collapse(x.transpose(1, 2, 0, 3), 0, 2)
         graphdef, stacked = nnx.split(self.pairs)

@@ -26,6 +26,7 @@ from plstm.nn.layers import (
     recomputes,
     resize,
     run_block,
+    spread,
 )
 from plstm.nn.mixers import AttentionMixer, PLSTMMixer
 from plstm.nn.sequence import LARGEST
@@ -234,11 +235,11 @@ class VisionModel(nnx.Module):
             position = self.position[...]
             if position.shape[:2] != x.shape[1:3]:
                 position = resize(position, x.shape[1:3])
-            x = x + position.astype(x.dtype)
+            x = x + spread(position, x.shape, x.dtype)
         if self.flat:
             x = jax.lax.collapse(x, 1, 3)
         if self.class_token is not None:
-            token = jnp.broadcast_to(self.class_token[...].astype(x.dtype), (x.shape[0], 1, x.shape[-1]))
+            token = spread(self.class_token[...], (x.shape[0], 1, x.shape[-1]), x.dtype)
             x = jnp.concatenate([token, x], axis=1)
         return x
 

@@ -75,16 +75,28 @@ def uniform_within(bound: float) -> nnx.Initializer:
     return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
-def multiply_rows(x: jax.Array, kernel: jax.Array, dimensions=None, precision=None, out_sharding=None) -> jax.Array:
-    """[..., in] x [in, out] -> [..., out], as `nnx.Linear` calls its `dot_general`."""
-    if jax.device_count() > 1:  # with its axes merged, XLA would gather a map whose images are not on the first one
-        return jnp.matmul(x, kernel, precision=precision)
-    return matmul(jax.lax.collapse(x, 0, -1), kernel, precision).reshape(*x.shape[:-1], kernel.shape[1])
+def spread(x: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """An array, broadcast and then cast, so that its gradient is summed in float32 or more: a sum in bfloat16 over
+    batch and tokens loses what is under a 256th of it."""
+    return jnp.broadcast_to(x.astype(jnp.result_type(x, dtype, jnp.float32)), shape).astype(dtype)
 
 
-def linear(dim_in: int, dim_out: int, *, kernel_init=KERNEL_INIT, **options) -> nnx.Linear:
+class Linear(nnx.Linear):
+    """With the sums of `spread` and `plstm.ops.common.matmul`."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., in] -> [..., out]"""
+        x, kernel = self.promote_dtype((x, self.kernel[...]), dtype=self.dtype)
+        if jax.device_count() > 1:  # with its axes merged, XLA would gather a map whose images are not on the first one
+            y = jnp.matmul(x, kernel, precision=self.precision)
+        else:
+            y = matmul(jax.lax.collapse(x, 0, -1), kernel, self.precision).reshape(*x.shape[:-1], self.out_features)
+        return y if self.bias is None else y + spread(self.bias[...], y.shape, y.dtype)
+
+
+def linear(dim_in: int, dim_out: int, *, kernel_init=KERNEL_INIT, **options) -> Linear:
     """A linear layer with float32 parameters and a bias that starts at zero; options are those of `nnx.Linear`."""
-    return nnx.Linear(dim_in, dim_out, kernel_init=kernel_init, dot_general=multiply_rows, **options)
+    return Linear(dim_in, dim_out, kernel_init=kernel_init, **options)
 
 
 def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, use_bias: bool = True, **options) -> nnx.Linear:
@@ -156,7 +168,7 @@ class LayerScale(nnx.Module):
         self.scale = nnx.Param(jnp.full((dim,), start, jnp.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return x * self.scale[...].astype(x.dtype)
+        return x * spread(self.scale[...], x.shape, x.dtype)
 
 
 def resize(cells: jax.Array, grid: tuple[int, ...]) -> jax.Array:

@@ -20,6 +20,7 @@ from plstm.nn.layers import (
     inverse_softplus_steps,
     linear,
     softmax_attention,
+    spread,
     uniform_within,
 )
 from plstm.ops.common import add_up, product, small_product, vary_alike
@@ -101,7 +102,7 @@ class BlockDiagonal(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         blocks = x.reshape(*x.shape[:-1], *self.weight.shape[:2])
         y = jnp.einsum("...bi,bio->...bo", blocks, self.weight[...].astype(x.dtype)).reshape(x.shape)
-        return y if self.bias is None else y + self.bias[...].astype(x.dtype)
+        return y if self.bias is None else y + spread(self.bias[...], x.shape, x.dtype)
 
 
 def split_heads(x: jax.Array, heads: int) -> jax.Array:

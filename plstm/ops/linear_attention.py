@@ -1,5 +1,5 @@
 """Linear attention with a decay and a write strength a token, the recurrence that mLSTM, Mamba-2, Gated DeltaNet and
-pLSTM share; docs/running.md has what each adds."""
+pLSTM share; docs/operators.md has what each adds."""
 
 import jax.numpy as jnp
 from jax import Array

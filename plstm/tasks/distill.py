@@ -70,7 +70,8 @@ class DistillTask(CodeTask):
         data = self.config.data
         if not data.teacher_file:
             raise UserError(f"data.teacher_file: name the file with the weights of {data.teacher}")
-        model = load(data.teacher_file)
+        with jax.ensure_compile_time_eval():  # also where a trace of the loss is the first to ask
+            model = load(data.teacher_file)
         known = model.info.weights_id
         if data.teacher not in (known, model.info.sha256[:ID_DIGITS]):
             raise UserError(f"data.teacher={data.teacher}: {data.teacher_file} has the weights of {known}")
