@@ -7,6 +7,7 @@ import jax
 import optax
 from flax import nnx
 
+from plstm.errors import UserError
 from plstm.tasks.base import Task
 from plstm.training.meshes import Layout, make_mesh
 from plstm.training.optimizers import build_optimizer, epoch_schedule, learning_rate_schedule
@@ -34,7 +35,10 @@ class Programs(NamedTuple):
         else:
             schedule = learning_rate_schedule(config.optim, plan.steps, plan.warmup_steps)
         optimizer = build_optimizer(config.optim, schedule)
-        graphdef = nnx.graphdef(nnx.eval_shape(lambda: task.build_model(0)))
+        model = nnx.eval_shape(lambda: task.build_model(0))
+        if config.optim.only and jax.tree.leaves(nnx.state(model, nnx.BatchStat)):
+            raise UserError("optim.only: training changes the statistics of this model's batch norms, too; leave it out")
+        graphdef = nnx.graphdef(model)
         is_one_cpu = jax.default_backend() == "cpu" and layout.mesh.size == 1
         microbatches = task.microbatches() if is_one_cpu else 1
         return cls(

@@ -33,8 +33,12 @@ def learning_rate_schedule(config: OptimConfig, steps: int, warmup_steps: float)
 
 
 def epoch_schedule(config: OptimConfig, steps_per_epoch: int) -> optax.Schedule:
-    """The same shape with one value per epoch, whose warm-up and cosine end in their last epochs, counted from 1."""
-    of_epoch = learning_rate_schedule(config, math.ceil(config.epochs) + 1, config.warmup_epochs)
+    """The same shape with one value per epoch, whose warm-up and cosine end in their last epochs, counted from 1; a
+    single epoch has the peak."""
+    epochs = math.ceil(config.epochs)
+    if epochs == 1:
+        return optax.constant_schedule(config.peak_lr)
+    of_epoch = learning_rate_schedule(config, epochs + 1, config.warmup_epochs)
     return lambda step: of_epoch(step // steps_per_epoch + 1)
 
 

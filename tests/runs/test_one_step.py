@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from plstm.errors import UserError
 from plstm.runs.compose import to_config
 from plstm.tasks import TASKS
 from plstm.tasks.programs import Programs
@@ -45,3 +46,9 @@ def test_one_step_changes_every_parameter_that_it_should(composed, tmp_path_fact
         before = {name: old for name, old in before.items() if not {"before", "after"} & set(name.split("."))}
     assert not [name for name, old in before.items() if (old == after[name]).all()], "without a gradient"
     assert all(np.isfinite(new).all() for new in after.values())
+
+
+def test_training_the_head_alone_is_refused_where_other_parts_would_change(composed):
+    task = TASKS["arrow"](to_config(composed("experiment=arrow_48/efficientnet", "debug=smoke", "optim.only=[head]")))
+    with pytest.raises(UserError, match=r"^optim\.only: training changes the statistics of this model's batch norms"):
+        Programs.of(task, Plan(20, 20, 0, 1, 1, 1, 1.0))

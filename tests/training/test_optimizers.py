@@ -40,6 +40,12 @@ def test_a_rate_an_epoch_has_the_same_shape():
     np.testing.assert_allclose(rates[3:, 0], cosine, rtol=1e-6)
 
 
+@pytest.mark.parametrize("epochs", [0.5, 1])
+def test_a_single_epoch_has_the_peak(epochs):
+    schedule = epoch_schedule(OptimConfig(peak_lr=1.0, end_factor=0.1, epochs=epochs, warmup_epochs=0), 3)
+    assert [float(schedule(step)) for step in range(3)] == [1.0, 1.0, 1.0]
+
+
 def test_a_warm_up_may_end_within_an_epoch():
     rates = {}
     for warmup in (0.5, 1.5, 2.5):
