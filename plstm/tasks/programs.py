@@ -37,7 +37,7 @@ class Programs(NamedTuple):
         optimizer = build_optimizer(config.optim, schedule)
         model = nnx.eval_shape(lambda: task.build_model(0))
         if config.optim.only and jax.tree.leaves(nnx.state(model, nnx.BatchStat)):
-            raise UserError("optim.only: training changes the statistics of this model's batch norms, too; leave it out")
+            raise UserError("optim.only: training changes the model's batch norms, too; leave it out")
         graphdef = nnx.graphdef(model)
         is_one_cpu = jax.default_backend() == "cpu" and layout.mesh.size == 1
         microbatches = task.microbatches() if is_one_cpu else 1

@@ -50,5 +50,5 @@ def test_one_step_changes_every_parameter_that_it_should(composed, tmp_path_fact
 
 def test_training_the_head_alone_is_refused_where_other_parts_would_change(composed):
     task = TASKS["arrow"](to_config(composed("experiment=arrow_48/efficientnet", "debug=smoke", "optim.only=[head]")))
-    with pytest.raises(UserError, match=r"^optim\.only: training changes the statistics of this model's batch norms"):
+    with pytest.raises(UserError, match=r"^optim\.only: training changes the model's batch norms, too"):
         Programs.of(task, Plan(20, 20, 0, 1, 1, 1, 1.0))
