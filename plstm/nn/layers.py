@@ -82,9 +82,9 @@ def spread(x: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
 
 
 class Linear(nnx.Linear):
-    """With the sums of `spread` and `plstm.ops.common.matmul`."""
+    """With the sums of `spread` and `plstm.ops.common.matmul`, and without `out_sharding`."""
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]
         """[..., in] -> [..., out]"""
         x, kernel = self.promote_dtype((x, self.kernel[...]), dtype=self.dtype)
         if jax.device_count() > 1:  # with its axes merged, XLA would gather a map whose images are not on the first one
