@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import plstm
 from plstm.errors import UserError
@@ -110,7 +111,9 @@ def test_a_wrong_teacher_is_named_before_the_first_step(make, tmp_path):
     with pytest.raises(UserError, match=f"^data.teacher=0123456789ab: {file} has the weights of {digest}$"):
         task.batches(None)
     task = make("variant=stage_2", f'data.teacher="{digest}"', f"data.teacher_file={file}")
+    jax.eval_shape(lambda: task.teacher.embedding[...])  # a trace is the first to ask
     assert task.teacher.info.config == config
+    assert not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(nnx.state(task.teacher)))
     plstm.save(build_model(config, 0, {"vocabulary": 3, "classes": 2}), file)
     digest = plstm.load(file).info.sha256[:12]
     task = make("variant=stage_2", f'data.teacher="{digest}"', f"data.teacher_file={file}")
