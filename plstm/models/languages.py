@@ -37,7 +37,8 @@ TRANSFORMER = OnlyWith("kind", ("transformer",))
 
 @dataclass
 class LanguageConfig:
-    """The whole architecture; the sizes are those of arXiv 2605.17108 but for the Transformer's `dim`, 64."""
+    """The whole architecture; the sizes are those of arXiv 2605.17108 but for the Transformer's `dim`, 64, and for
+    `memory_cells`."""
 
     family: str = "language"  # of plstm.models.MODELS
     kind: Annotated[str, OneOf(*KINDS)] = "pr_lstm"

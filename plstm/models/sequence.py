@@ -92,7 +92,8 @@ LayerName = Annotated[str, OneOf(*LAYERS)]
 
 @dataclass
 class SequenceConfig:
-    """The whole architecture; `configs/model/sequence/*.yaml` hold the models of arXiv 2606.12364, and pLSTM."""
+    """The whole architecture; `configs/model/sequence/*.yaml` hold the models of arXiv 2606.12364, pLSTM and a
+    Transformer."""
 
     family: str = "sequence"  # of plstm.models.MODELS
     blocks: Annotated[list[LayerName], MinLen(1)] = field(default_factory=lambda: ["mlstm", "slstm"])  # in order

@@ -26,7 +26,8 @@ QUANTILES = 9  # 0.1, 0.2, ... 0.9
 
 @dataclass
 class SeriesConfig(SequenceConfig):
-    """The whole architecture; `configs/model/series/*.yaml` hold the models of arXiv 2606.12364, and pLSTM."""
+    """The whole architecture; `configs/model/series/*.yaml` hold the models of arXiv 2606.12364, pLSTM and a
+    Transformer."""
 
     family: str = "series"  # of plstm.models.MODELS
     patch: Annotated[int, Interval(ge=1, le=512)] = 16  # points that become a token

@@ -41,7 +41,7 @@ MAX_UNROLLED = 4  # pairs of blocks
 
 @dataclass
 class ViLConfig:
-    """The whole architecture; its defaults are those of the released runs."""
+    """The whole architecture; its defaults are those of the released runs but for `conv_grid`."""
 
     family: str = "vil"  # of plstm.models.MODELS
     image_size: Size = 192  # pixels a side in training; others are accepted, the position embedding is then resized

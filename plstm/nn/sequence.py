@@ -327,7 +327,8 @@ def rotation(a: jax.Array, size: int) -> jax.Array:
 
 
 class CausalAttention(nnx.Module):
-    """Softmax attention of a token to itself and earlier ones, with rotary positions (Su et al., 2021) or none."""
+    """Softmax attention of a token to itself and earlier ones, with rotary positions (Su et al., 2021) or none; dim: a
+    multiple of heads, with rotary positions of 2 x heads."""
 
     def __init__(self, dim: int, heads: int, rngs: nnx.Rngs, rotary: bool = True):
         check_heads(dim, heads, 2 if rotary else 1)

@@ -45,8 +45,8 @@ def plstm1d(q: Array, k: Array, v: Array, gates: SequenceGates, direct: Array, *
     q, k [..., T, d_k], v [..., T, d_v], gates and direct [..., T] -> [..., T, d_v] in v's dtype. q is scaled by
     d_k ** -0.5. Gating and accumulation are done in the gates' dtype, at least float32. "parallel" builds the T x T
     gating matrix and has reverse-mode derivatives only, "recurrent" steps through T with a d_k x d_v state, "auto"
-    takes the smaller of the two. Raises ValueError where shapes disagree, an axis that is named is empty or the method
-    is unknown.
+    is "parallel" up to T = d_k d_v. Raises ValueError where shapes disagree, an axis that is named is empty or the
+    method is unknown.
     """
     check_choice("method", method, ("auto", "parallel", "recurrent"))
     axes = "q, k [..., T, d_k]; v [..., T, d_v]; direct, source, transition, mark [..., T]"
