@@ -6,9 +6,6 @@ the elements on the way, both ends included, later ones on the left. All element
 whoever misses one cell of the walk is right by chance alone, and a sum over the grid tells nothing.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import numpy as np
 from numpy.random import RandomState
 
@@ -17,16 +14,7 @@ from data.tokens import cyclic_table, permutation_table, products
 PLANES = 3  # of a cell: element, arrow (1: down), start
 
 
-class Group(NamedTuple):
-    order: int
-    table: Callable[[], np.ndarray]  # int8 [order, order]: [x, s] is "x after s", 0 the identity
-
-
-GROUPS = {
-    "z2": Group(2, lambda: cyclic_table(2)),
-    "s3": Group(6, lambda: permutation_table(3)),
-    "z5": Group(5, lambda: cyclic_table(5)),
-}
+GROUPS = {"z2": cyclic_table(2), "s3": permutation_table(3), "z5": cyclic_table(5)}
 
 
 def longest(side: int) -> int:
@@ -46,7 +34,7 @@ def draw_walks(rng: RandomState, group: str, side: int, lengths: np.ndarray) -> 
     among the cells so far from the corner."""
     rows = len(lengths)
     cells = np.zeros((rows, side, side, PLANES), np.int8)
-    cells[..., 0] = rng.randint(0, GROUPS[group].order, cells.shape[:-1])
+    cells[..., 0] = rng.randint(0, len(GROUPS[group]), cells.shape[:-1])
     cells[..., 1] = rng.randint(0, 2, cells.shape[:-1])
     cells[:, -1, :, 1] = 0
     cells[:, :, -1, 1] = 1
@@ -76,4 +64,4 @@ def walk(cells: np.ndarray) -> np.ndarray:
 
 def answer(group: str, cells: np.ndarray) -> np.ndarray:
     """int32 [rows]: the product of each walk."""
-    return products(GROUPS[group].table(), walk(cells))[:, -1].astype(np.int32)
+    return products(GROUPS[group], walk(cells))[:, -1].astype(np.int32)

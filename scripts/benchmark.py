@@ -266,7 +266,7 @@ def prepare_step(config: Config) -> tuple[Callable[[], None], Row]:
     """A function that takes a training step and waits for it, and a report of the compiled step."""
     task = TASKS[config.task](config)
     programs = compile_programs(task, task.plan())
-    state = programs.layout.place_state(init_state(task.build_model(0), programs.optimizer)[1])
+    state = programs.layout.place_state(init_state(task.build_model(0), programs.optimizer))
     if config.task in IMAGE_TASKS:  # random images do, without the data set
         rng = np.random.default_rng(0)
         shapes = batch_shapes(task).items()

@@ -98,7 +98,7 @@ def compile_step(config: Config, devices: int) -> Any:
     optimizer = build_optimizer(config.optim, schedule)
     with mock.patch.object(jax, "default_backend", lambda: "gpu"):
         model = nnx.eval_shape(lambda: task.build_model(0))
-        state = nnx.eval_shape(lambda: init_state(model, optimizer)[1])
+        state = nnx.eval_shape(lambda: init_state(model, optimizer))
         graphdef = nnx.graphdef(model)
         step = make_train_step(graphdef, optimizer, schedule, task.loss, layout=layout, only=config.optim.only)
         state = jax.tree.map(place, state, layout.state(state))

@@ -130,7 +130,7 @@ KINDS = ("plstm", "lstm", *LAYERS)
 
 @dataclass
 class GraphConfig:
-    """The whole architecture; `configs/model/graphs/*.yaml` hold the sizes of the paper's Table 1."""
+    """The whole architecture; `configs/experiment/graphs/*.yaml` have the sizes of the paper's Table 1."""
 
     family: str = "graph"  # of plstm.models.MODELS
     kind: Annotated[str, OneOf(*KINDS)] = "plstm"

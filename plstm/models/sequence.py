@@ -92,7 +92,7 @@ LayerName = Annotated[str, OneOf(*LAYERS)]
 
 @dataclass
 class SequenceConfig:
-    """The whole architecture; `configs/model/sequence/*.yaml` hold the models of arXiv 2606.12364, pLSTM and a
+    """The whole architecture; `configs/experiment/tokens/*.yaml` have the models of arXiv 2606.12364, pLSTM and a
     Transformer."""
 
     family: str = "sequence"  # of plstm.models.MODELS

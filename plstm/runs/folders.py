@@ -153,6 +153,6 @@ def restore_state(
     optimizer = build_optimizer(config.optim, lambda step: 0.0)
     model = nnx.eval_shape(lambda: build_model(usable_here(config.model), 0, run.sizes))
     graphdef = nnx.graphdef(model)
-    state = nnx.eval_shape(lambda: init_state(model, optimizer)[1])
+    state = nnx.eval_shape(lambda: init_state(model, optimizer))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state)
     return graphdef, checkpoints.restore(step, like)[0], run

@@ -60,7 +60,7 @@ class Session:
         self.programs = compile_programs(task, self.plan)
         layout = self.programs.layout
         init_key, _, self.step_key = (jax.random.fold_in(jax.random.key(config.seed), n) for n in range(3))
-        self.state = layout.place_state(init_state(task.build_model(init_key), self.programs.optimizer)[1])
+        self.state = layout.place_state(init_state(task.build_model(init_key), self.programs.optimizer))
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
 
         # -------------------------------------------------------- data

@@ -62,7 +62,7 @@ class WalkTask(StreamTask):
     def infer_data(cls, data: DictConfig) -> Mapping[str, Any]:
         if data.name not in GROUPS:
             raise UserError(f"data.name={data.name}: choose one of {', '.join(GROUPS)}")
-        order = GROUPS[data.name].order
+        order = len(GROUPS[data.name])
         return {"channels": order + 3, "classes": order}
 
     # ------------------------------------------------------------------ data

@@ -86,13 +86,12 @@ class StepMetrics(NamedTuple):
     latest: dict[str, jax.Array]  # float32: learning_rate, gradient_norm (before clipping), parameter_norm, update_norm
 
 
-def init_state(model: nnx.Module, optimizer: optax.GradientTransformation) -> tuple[nnx.GraphDef, TrainState]:
-    """Splits a model into its static definition and the state of step 0."""
-    graphdef, *states = nnx.split(model, nnx.Param, nnx.BatchStat)
-    params, statistics = states
-    opt_state = optimizer.init(params)
+def init_state(model: nnx.Module, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state of step 0."""
+    _, params, statistics = nnx.split(model, nnx.Param, nnx.BatchStat)
     has_statistics = bool(jax.tree.leaves(statistics))
-    return graphdef, TrainState(jnp.int32(0), params, opt_state, jnp.int32(-1), statistics if has_statistics else None)
+    opt_state = optimizer.init(params)
+    return TrainState(jnp.int32(0), params, opt_state, jnp.int32(-1), statistics if has_statistics else None)
 
 
 def make_train_step(

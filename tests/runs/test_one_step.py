@@ -30,7 +30,7 @@ def test_one_step_changes_every_parameter_that_it_should(composed, tmp_path_fact
     config = to_config(composed(*words))
     task = TASKS[config.task](config)
     programs = Programs.of(task, Plan(20, 20, 0, 1, 1, 1, 1.0))
-    state = programs.layout.place_state(init_state(task.build_model(config.seed), programs.optimizer)[1])
+    state = programs.layout.place_state(init_state(task.build_model(config.seed), programs.optimizer))
     before = named_leaves(jax.tree.map(np.array, state.params))
     batch = next(task.batches(programs.layout).from_step(0))
     state, metrics = programs.step(state, batch, jax.random.key(0))

@@ -7,6 +7,7 @@ import re
 
 import jax
 import numpy as np
+from flax import nnx
 
 from plstm.config import OptimConfig
 from plstm.models import EfficientNetConfig, Mamba2DConfig, SS2DConfig, ViLConfig, VisionConfig, build_model
@@ -28,8 +29,9 @@ EXCHANGES = r" (all-gather|all-reduce|all-to-all|collective-permute)(?:-start)?\
 
 def exchanges(config) -> list[str]:
     layout, optimizer = Layout(make_mesh(BATCH)), build_optimizer(OptimConfig(), lambda step: 1e-2)
-    graphdef, state = init_state(build_model(config, 0), optimizer)
-    state = layout.place_state(jax.tree.map(np.asarray, state))
+    model = build_model(config, 0)
+    graphdef = nnx.graphdef(model)
+    state = layout.place_state(jax.tree.map(np.asarray, init_state(model, optimizer)))
     batch = next(iter(classifying.draw_split(BATCH).batches(BATCH)))
     batch = layout.place_rows({part: batch[part] for part in ("image", "label")})
     step = make_train_step(graphdef, optimizer, lambda step: 1e-2, classifying.loss, layout=layout)

@@ -45,8 +45,8 @@ class MLP(nnx.Module):
 def start_state(model: str, optimizer):
     """The model's definition and step 0, every parameter drawn by NumPy."""
     build = {"pLSTM": lambda: build_model(CONFIG, 0), "MLP": MLP}[model]
-    graphdef, state = init_state(fill(build, 0.1), optimizer)
-    return graphdef, jax.tree.map(np.asarray, state)
+    filled = fill(build, 0.1)
+    return nnx.graphdef(filled), jax.tree.map(np.asarray, init_state(filled, optimizer))
 
 
 def flat(tree) -> np.ndarray:

@@ -29,7 +29,7 @@ SCORES = {10: 0.9, 20: 0.5, 30: 0.6, 40: 0.7}
 @cache
 def abstract_state(kind, **changes) -> TrainState:
     model = nnx.eval_shape(lambda: build_model(tiny(**MODELS[kind] | changes), 0))
-    return nnx.eval_shape(lambda: init_state(model, build_optimizer(OptimConfig(), lambda step: 0.1))[1])
+    return nnx.eval_shape(lambda: init_state(model, build_optimizer(OptimConfig(), lambda step: 0.1)))
 
 
 def draw_state(seed=0, kind="pLSTM", **changes) -> TrainState:

@@ -23,10 +23,10 @@ def make_step(model, microbatches=1, only=()):
     """A fresh state and the step, a function of (state, batch) and of a seed."""
     schedule = lambda step: LR * (1 + step / 1000)  # noqa: E731
     optimizer = build_optimizer(OptimConfig(only=list(only), clip_norm=CLIP), schedule)
-    graphdef, state = init_state(model, optimizer)
     options = {"layout": LAYOUT, "microbatches": microbatches, "only": only}
-    step = make_train_step(graphdef, optimizer, schedule, classifying.loss, **options)
-    return jax.device_get(state), lambda state, batch, seed=0: step(state, batch, jax.random.key(seed))
+    step = make_train_step(nnx.graphdef(model), optimizer, schedule, classifying.loss, **options)
+    state = jax.device_get(init_state(model, optimizer))
+    return state, lambda state, batch, seed=0: step(state, batch, jax.random.key(seed))
 
 
 def loss_of(metrics):
