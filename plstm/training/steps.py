@@ -88,7 +88,8 @@ class StepMetrics(NamedTuple):
 
 def init_state(model: nnx.Module, optimizer: optax.GradientTransformation) -> TrainState:
     """The state of step 0."""
-    _, params, statistics = nnx.split(model, nnx.Param, nnx.BatchStat)
+    _, *states = nnx.split(model, nnx.Param, nnx.BatchStat)
+    params, statistics = states
     has_statistics = bool(jax.tree.leaves(statistics))
     opt_state = optimizer.init(params)
     return TrainState(jnp.int32(0), params, opt_state, jnp.int32(-1), statistics if has_statistics else None)
