@@ -20,7 +20,7 @@ from plstm.files import write_errors
 from plstm.runs.cli import one_line_errors, run_entry
 from plstm.runs.compose import to_config
 from plstm.runs.finetuning import check_start, initial_id
-from plstm.runs.folders import check_places, lock_folder
+from plstm.runs.folders import TO_TRAIN_AGAIN, check_places, lock_folder
 from plstm.runs.identity import named, portable_overrides, run_id, run_name
 from plstm.runs.overrides import check_machine_keys
 from plstm.runs.pictures import draw_run
@@ -69,7 +69,7 @@ def start(config: Config, overrides: list[str], interrupt: Interrupt) -> Record 
     if from_main(int(record is not None)):
         path = record_path((record or config).experiment, config.paths.results)
         log_main(f"{run_name(config)} ({run}) has finished; its record is in {path}")
-        again = "to train it again: the same command with paths.results=outputs/again paths.runs=outputs/again/runs"
+        again = f"to train it again: the same command with {TO_TRAIN_AGAIN}"
         log_main(f"its weights are in {folder}" if folder.is_dir() else again)
         return record
     check_places(config)

@@ -12,8 +12,6 @@ from numpy.random import RandomState
 from data.tokens import cyclic_table, permutation_table, products
 
 PLANES = 3  # of a cell: element, arrow (1: down), start
-
-
 GROUPS = {"z2": cyclic_table(2), "s3": permutation_table(3), "z5": cyclic_table(5)}
 
 

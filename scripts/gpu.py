@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from plstm.errors import UserError
 from plstm.files import write_file
 from plstm.runs.overrides import as_override
-from scripts.common import ROOT, Parser, positive, run_resumable, stop
+from scripts.common import ROOT, Parser, machine_folder, positive, run_resumable, stop
 from scripts.run_table import query_environment
 
 LONGEST = 9.0  # minutes of a process
@@ -159,7 +159,7 @@ def main() -> int:
         raise UserError("JAX finds no GPU here (make setup EXTRA=cuda installs CUDA); --small tries the steps without")
     device = re.sub(r"\W+", "-", hardware["device_kind"]).lower()
     place = options.out.resolve() / (f"small-{device}" if options.small else device)
-    summary = place / "report.json" if options.small else ROOT / f"results/benchmarks/gpu-{device}.json"
+    summary = place / "report.json" if options.small else machine_folder("results") / f"benchmarks/gpu-{device}.json"
     paths = [as_override(f"paths.{name}", str(place / name)) for name in ("runs", "results")] if options.small else []
     steps = [*plan(SMALL if options.small else FULL, place / "steps", on_gpu, paths)]
     failures = 0

@@ -30,6 +30,7 @@ from plstm.training.tracking import choose_mode
 
 MAX_NAME = 255  # letters of a file name that every file system takes
 OUTPUTS = CONFIGS.parent / "outputs"
+TO_TRAIN_AGAIN = "paths.results=outputs/again paths.runs=outputs/again/runs"  # beside a recorded run, with its command
 OTHER_RUNS = (OUTPUTS / "demo/checkpoints", OUTPUTS / "runs")  # where `make demo` and `debug=smoke` put theirs
 
 
@@ -90,8 +91,7 @@ def find_run(run: str, runs: Path, key: str = "run") -> Path:
         raise UserError(f"{key}={run}: {len(found)} runs begin so: {names}")
     names = ", ".join(path.name for path in known[:8])
     there_are = f"there are {names}{', ...' * (len(known) > 8)}" if known else "train one first"
-    places = "paths.results=outputs/again paths.runs=outputs/again/runs"
-    again = f"one that has a record is trained again by its command with {places}"
+    again = f"one that has a record is trained again by its command with {TO_TRAIN_AGAIN}"
     raise UserError(f"{key}={run}: no such run in {runs}; {there_are}; {again}")
 
 
