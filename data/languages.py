@@ -46,7 +46,7 @@ def tokens_below(vocabulary: int) -> Callable[[RandomState, int, int], np.ndarra
 
 
 def redraw(rng: RandomState, bits: np.ndarray, is_bad: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Bits with the rows that are bad drawn again until none is; `is_bad` takes bits [rows, n] of all rows."""
+    """Bits with the rows that are bad drawn again until none is; `is_bad`: bits [rows, n] -> bool [rows]."""
     while (bad := is_bad(bits)).any():
         bits[bad] = rng.randint(0, 2, (bad.sum(), bits.shape[1]), np.int8)
     return bits

@@ -21,12 +21,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
 from plstm.errors import ReadError, first_line
+from plstm.files import STOPS
 
-MAX_STEPS = 2**40  # effectively infinite
+ENDLESS = 2**40  # steps
 SECONDS_TO_SAVE = 60
-STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 @lru_cache(maxsize=4)
@@ -86,7 +87,14 @@ def unpack(bits: Any, size: int) -> Any:
 class DeviceBatches:
     """A packed split on the device, or by `put` a copy on each, shuffled there into batches sharded as `layout`."""
 
-    def __init__(self, split: PackedSplit, batch_size: int, seed: int, put=jnp.asarray, layout=None):
+    def __init__(
+        self,
+        split: PackedSplit,
+        batch_size: int,
+        seed: int,
+        put: Callable[[Any], Any] = jnp.asarray,
+        layout: Sharding | None = None,
+    ):
         self._bits = put(np.asarray(split.bits))
         self._labels = put(split.labels.astype(np.int32))
         self._batch_size = batch_size
@@ -130,6 +138,8 @@ def read(make: Callable[[int], Any], start: int, stop: int, workers: int, thread
             del element
             element = next(iterator, None)
     except RuntimeError as error:
+        if "terminated unexpectedly" not in str(error):  # as grain says of a process
+            raise
         why = f"a reading process ended ({first_line(error)})"
         raise ReadError(f"{why}; where memory ran out, take fewer data.workers") from error
     finally:

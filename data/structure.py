@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 NAME = re.compile(rb"(?<!\w)[A-Za-z_]\w{2,}")
-BRACKET = re.compile(rb"[()\[\]{}]")
+BRACKET = re.compile(rb"[()\[\]{}\0]")  # or a file's end, which is 0
 CLOSING = {ord(opening): ord(closing) for opening, closing in ("()", "[]", "{}")}
-LINE = re.compile(rb"\n( *)(?=[^\s#\0])")  # with something on it; a file's end is 0
+LINE = re.compile(rb"([\n\0])( *)(?=[^\s#\0])")  # with something on it
 MOST = 3  # occurrences that are told apart
 DEEPEST = 2
 
@@ -45,8 +45,8 @@ def mark(window: bytes, before: bytes = b"\0") -> Marks:
             stack.clear()
     width_before = 0
     for match in LINE.finditer(window):
-        width = len(match[1])
-        if width < width_before:
+        width = len(match[2])
+        if width < width_before and match[1] == b"\n":
             indent[match.end()] = width + 1
         width_before = width
     return Marks(*marks[:, 1:])

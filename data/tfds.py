@@ -31,7 +31,7 @@ def damage_named(what: str | os.PathLike, remedy: str) -> Iterator[None]:
     """Makes a ReadError of any of the dozen errors of TFDS, array_record, protobuf and Pillow for damaged files."""
     try:
         yield
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:
         raise ReadError(f"{what} cannot be read ({first_line(error)}); {remedy}") from error

@@ -48,7 +48,8 @@ def cyclic_table(order: int) -> np.ndarray:
 
 
 def products(table: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The state after every token, from the identity: s_t = x_t s_(t-1)."""
+    """The state after every token, from the identity: s_t = x_t s_(t-1); table int8 [order, order], rows int8
+    [rows, T] -> int8 [rows, T]."""
     states = np.empty_like(rows)
     state = np.zeros(len(rows), np.int8)
     for t in range(rows.shape[1]):
@@ -75,6 +76,7 @@ def draw_majority(rng: RandomState, length: int, rows: int) -> np.ndarray:
 
 
 def majorities(rows: np.ndarray) -> np.ndarray:
+    """Whether ones lead up to each token, NONE where they tie: bits int8 [rows, T] -> int8 [rows, T]."""
     lead = np.cumsum(2 * rows - 1, axis=1, dtype=np.int64)
     return np.where(lead == 0, NONE, lead > 0).astype(np.int8)
 

@@ -1,10 +1,11 @@
-"""This machine: its cores, where data sets live, locks, and writing a file whole or not at all."""
+"""This machine: its cores, signals, where data sets live, locks, and writing a file whole or not at all."""
 
 import contextlib
 import fcntl
 import glob
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import BinaryIO
 from plstm.errors import UserError
 
 HOME_DATA = "~/.cache/plstm/data"
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # which end a program
 
 
 def data_root(root: str | None) -> Path:

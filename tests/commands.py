@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 import jax
@@ -54,8 +55,16 @@ def call(*arguments: object, status: int = 0, **options) -> str:
     return end(begin(*arguments, **options), status)[1 if status else 0]
 
 
-def call_here(main: Callable[[], int | None], *arguments: object) -> tuple[int, str, str]:
-    """Runs a script's `main` in this process, sparing the start of one; returns exit status, output and errors."""
+class Ended(NamedTuple):
+    """What a script left: its exit status, its standard output and its standard error."""
+
+    status: int
+    output: str
+    errors: str
+
+
+def call_here(main: Callable[[], int | None], *arguments: object) -> Ended:
+    """Runs a script's `main` in this process, sparing the start of one."""
     output, errors = io.StringIO(), io.StringIO()
     with (
         mock.patch("sys.argv", ["script", *map(str, arguments)]),
@@ -64,7 +73,14 @@ def call_here(main: Callable[[], int | None], *arguments: object) -> tuple[int, 
         pytest.raises(SystemExit) as ended,
     ):
         run_script(main)
-    return ended.value.code or 0, output.getvalue(), errors.getvalue()
+    return Ended(ended.value.code or 0, output.getvalue(), errors.getvalue())
+
+
+def refused(main: Callable[[], int | None], *arguments: object) -> str:
+    """The one line, without "error: ", by which a script's `main` refuses its arguments."""
+    status, _, errors = call_here(main, *arguments)
+    assert status == 2 and errors.startswith("error: ") and errors.count("\n") == 1, errors
+    return errors.removeprefix("error: ").rstrip("\n")
 
 
 def one_error(output: str) -> str:

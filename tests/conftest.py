@@ -10,6 +10,7 @@ import jax
 import pytest
 from hydra import compose, initialize_config_dir
 
+from plstm.errors import UserError
 from plstm.runs.compose import register
 from tests.commands import ROOT, SMALLEST, paths
 from tests.fork_server import ForkServer
@@ -60,6 +61,15 @@ def _wandb_starts_elsewhere():
     """A client started in this process would leave a variable by which the programs of later tests join it."""
     yield
     assert "WANDB_SERVICE" not in os.environ, "start what uses W&B as a process of its own"
+
+
+@pytest.fixture(autouse=True)
+def _errors_have_one_line(monkeypatch):
+    def __init__(self, *message):
+        assert "\n" not in "".join(message)
+        Exception.__init__(self, *message)
+
+    monkeypatch.setattr(UserError, "__init__", __init__)
 
 
 @pytest.fixture

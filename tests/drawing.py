@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -31,6 +31,13 @@ def sines(*shapes: tuple[int, ...]) -> Iterator[jax.Array]:
         count = math.prod(shape)
         yield jnp.asarray(0.5 * np.sin(1.7 * np.arange(start, start + count) + 1).reshape(shape))
         start += count
+
+
+def wave(*channels: Sequence[int]) -> jax.Array:
+    """sin(1 + t + 2 c) at t = 0 .. 6, of which golden values are: [7, ...], an axis for each list of channels c, whose
+    entries are added up."""
+    offsets = sum(np.meshgrid(*channels, indexing="ij")) if channels else np.zeros(())
+    return jnp.sin(1.0 + jnp.arange(7).reshape(7, *(1,) * offsets.ndim) + 2 * jnp.asarray(offsets))
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:

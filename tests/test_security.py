@@ -101,9 +101,8 @@ BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]
 def test_yaml_that_takes_long_to_read_or_is_none_is_refused(tmp_path, text):
     path = write_config(tmp_path / "run", "")
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(UserError, match="not the config of a run") as refused:
+    with pytest.raises(UserError, match="not the config of a run"):
         load_config(tmp_path / "run")
-    assert "\n" not in str(refused.value)
     path.rename(path.with_name("overrides.yaml"))
     assert load_overrides(tmp_path / "run") == []
     with pytest.raises(UserError, match=f"{path.parent}/overrides.yaml: cannot be read"):

@@ -138,6 +138,8 @@ def _read(path: Path, count: int, size: int) -> tuple[np.ndarray, np.ndarray] | 
         with np.load(path, allow_pickle=False) as file:
             bits = file["bits"]
             labels = file["labels"]
+    except MemoryError:
+        raise
     except Exception:  # damaged zip files raise a dozen different ones
         return None
     fits = bits.shape == (count, packed_bytes(size)) and labels.shape == (count,)

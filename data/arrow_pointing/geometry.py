@@ -34,9 +34,9 @@ GAP = np.deg2rad([4, 8])  # between the ray and the circle, KAPPA times as large
 class Canvas:
     """`size` x `size` pixels; `scale` multiplies every other pixel length. The paper's: 192 and 384, 1.
 
-    thinnest: no arrow has thinner lines, nor is shorter than SLENDERNESS times as much. It acts on reduced canvases
-    only, where a scaled arrow would hardly show its direction: at 8 x 1 pixels small models stay at chance for
-    thousands of steps.
+    thinnest: no arrow has thinner lines, nor is shorter than SLENDERNESS times as much. The default acts only where
+    `scale` is under 1 and a scaled arrow would hardly show its direction: at 8 x 1 pixels small models stay at chance
+    for thousands of steps.
 
     Raises UserError for a canvas too small for the objects.
     """

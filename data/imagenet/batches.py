@@ -22,7 +22,7 @@ from PIL import Image
 from data.augment.recipes import AugmentConfig
 from data.augment.views import augment, view_rng
 from data.decoding import CorruptImage, decode
-from data.loading import MAX_STEPS, epoch_order, read
+from data.loading import ENDLESS, epoch_order, read
 from plstm.errors import ReadError
 from plstm.files import core_count
 from plstm.preprocessing import evaluation_crop
@@ -128,7 +128,7 @@ class ImageBatches(_Reader):
         """Endless {"image": uint8 [rows, size, size, 3], "label": int32 [rows]}; `step` 0 is the first of the training.
         Raises ReadError for too many corrupt images, and UserError where shared memory is too small."""
         shared = (4 * self.workers + 3) * len(self._rows(self.batch_size)) * self.size**2 * 3 + self.beside
-        for batch in self._read(self._batch, step, MAX_STEPS, self.workers, shared):
+        for batch in self._read(self._batch, step, ENDLESS, self.workers, shared):
             yield {name: self.put(value) for name, value in batch.items()}
             del batch
 

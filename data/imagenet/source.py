@@ -9,6 +9,7 @@ held out to choose models and learning rates by; `train`, the others; `test`, th
 Also mosaics drawn when read.
 """
 
+import functools
 import io
 import json
 import os
@@ -35,10 +36,11 @@ SPLITS = {"train": "train", "val": "train", "test": "validation"}  # ours -> TFD
 HELD_OUT = 10_000
 
 
-def synsets(file: str = "labels.txt") -> list[str]:
+@functools.cache
+def synsets(file: str = "labels.txt") -> Sequence[str]:
     """The WordNet ids of the 1,000 classes, such as n01440764, in the order of the labels; in validation_labels.txt
     those of the 50,000 official validation images, in the order of their names."""
-    return tfds.core.tfds_path(f"datasets/imagenet2012/{file}").read_text().split()
+    return tuple(tfds.core.tfds_path(f"datasets/imagenet2012/{file}").read_text().split())
 
 
 def class_words() -> dict[str, str]:

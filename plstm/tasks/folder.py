@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from annotated_types import Interval
-from omegaconf import MISSING, DictConfig
+from omegaconf import MISSING
 
 from data.imagenet.folders import Pictures, read_pictures
 from plstm.errors import UserError
@@ -40,7 +40,7 @@ class FolderTask(PhotoTask):
     upright = True  # as phones store most pictures turned
 
     @classmethod
-    def infer_data(cls, data: DictConfig) -> dict[str, Any]:
+    def infer_data(cls, data: Any) -> dict[str, Any]:
         """What the config takes from the folder: so a run's id is the same wherever the folder lies, and another once
         a class or picture is added, renamed, removed or edited, as far as that changes its size in bytes."""
         pictures = cls._read(data.path, data.held_out)

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from data.imagenet.source import MosaicSource, load_source, synsets
+from data.imagenet.batches import MAX_CORRUPT
+from data.imagenet.source import HELD_OUT, MosaicSource, load_source, synsets
 from plstm.config import Config
 from plstm.errors import UserError, require
 from plstm.limits import Count, Natural, OneOf, Share
@@ -23,11 +24,11 @@ class ImageNetData(MachineData):
     size: Count = 224  # pixels a side of the model's input
     train_images: Count = 1_281_167  # in the prepared data, those held out included
     # Training images kept for the split `val`; 0: train on all, as the paper did, without `val`.
-    held_out: Natural = 10_000
+    held_out: Natural = HELD_OUT
     eval_images: Count | None = None  # evaluate on the first so many of a split; null: on all
     # Evaluation: the centre crop's side over the resized image's shorter side.
     crop_ratio: Annotated[float, Interval(ge=0.1, le=1)] = 1.0
-    max_corrupt: Share = 0.001  # share of images that may be undecodable before the run ends with an error
+    max_corrupt: Share = MAX_CORRUPT  # share of images that may be undecodable before the run ends with an error
 
 
 class ImageNetTask(PhotoTask):

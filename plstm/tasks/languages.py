@@ -96,7 +96,7 @@ class LanguageTask(StreamTask):
         return max(len(self.lengths(split)) for split in self.splits)
 
     def draw_batch(self, step: int) -> Batch:
-        rng = RandomState((self.config.seed, step))
+        rng = self.train_rng(step)
         data = self.config.data
         length = rng.randint(1, data.max_length + 1)
         half = -(-data.max_length // 2)
@@ -104,7 +104,7 @@ class LanguageTask(StreamTask):
 
     def draw_at(self, split: str, length: int) -> Batch:
         data = self.config.data
-        rng = RandomState((data.eval_seed, self.splits.index(split), length))
+        rng = self.eval_rng(split, length)
         parts = [-(-data.longest * (n + 1) // WIDTHS) for n in range(WIDTHS)]
         widest = data.max_length if split == "val" else next(part for part in parts if part >= length)
         return self._batch(rng, length, data.eval_rows, widest)

@@ -1,5 +1,6 @@
 """Photographs, which reading processes decode and augment: what ImageNet and pictures of one's own share."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,8 @@ LOSSES = {
 
 
 class PhotoTask(VisionTask):
-    """Augmented views to train on, centre crops to evaluate on. Subclasses say where the photographs lie."""
+    """Augmented views to train on, centre crops to evaluate on. Subclasses say where the photographs lie. The loss of
+    an evaluation is the plain cross entropy, whatever `optim.loss` is."""
 
     losses = tuple(LOSSES)
     augments = True
@@ -71,7 +73,15 @@ class PhotoTask(VisionTask):
         return f"{self.train_examples:,} images, {self.config.data.size} pixels a side{views}"
 
     def split(self, name: str) -> ImageSplit:
-        return ImageSplit(self.source(name), self.config.data.size, self.config.data.crop_ratio, **self._reading)
+        if name not in self._splits:
+            data = self.config.data
+            self._splits[name] = ImageSplit(self.source(name), data.size, data.crop_ratio, **self._reading)
+        return self._splits[name]
+
+    @functools.cached_property
+    def _splits(self) -> dict[str, ImageSplit]:
+        """Those that were opened."""
+        return {}
 
     def batches(self, layout: Layout) -> ImageBatches:
         """Augmented views; order and augmentation follow the run's seed."""

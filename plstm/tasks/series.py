@@ -21,8 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from annotated_types import Interval
 from flax import nnx
-from numpy.random import RandomState
-from omegaconf import MISSING, DictConfig
+from omegaconf import MISSING
 
 from data.series.bank import digest, draw_rows, load_bank, toy_sets
 from data.series.folder import folder_digest, load_test, load_train
@@ -57,9 +56,9 @@ class SeriesData(MachineData):
     # Synthetic series to train on.
     bank: Annotated[int, Interval(ge=1, le=1_000_000), OnlyWith("name", ("packages", "toy"))] = 10_000
     bank_seed: Annotated[Natural, OnlyWith("name", ("packages", "toy"))] = 0
-    bank_points: Annotated[int, Interval(ge=HORIZON + 2, le=2**14)] = 640  # of each of these; `val` is the end of one
+    bank_points: Annotated[int, Interval(ge=HORIZON + 2, le=2**14)] = 640  # of each, also of `val`'s
     points: int = 576  # points of a training row
-    eval_rows: Annotated[int, Interval(ge=1, le=4096)] = 256  # synthetic series of `val`
+    eval_rows: Annotated[int, Interval(ge=1, le=4096)] = 256  # synthetic series of `val`, whose ends are forecast
     eval_seed: Natural = 1001  # of these
     digest: str = MISSING  # of a folder's series, from which it follows; otherwise empty
 
@@ -92,7 +91,7 @@ class SeriesTask(StreamTask):
         )
 
     @classmethod
-    def infer_data(cls, data: DictConfig) -> Mapping[str, Any]:
+    def infer_data(cls, data: Any) -> Mapping[str, Any]:
         return {"digest": folder_digest(data.path) if data.name == "folder" else ""}
 
     @classmethod
@@ -133,7 +132,7 @@ class SeriesTask(StreamTask):
 
     def draw_batch(self, step: int) -> Batch:
         config = self.config
-        rng = RandomState((config.seed, step))
+        rng = self.train_rng(step)
         patch = config.model.patch
         return draw_rows(self.bank, rng, config.optim.batch_size, config.data.points // patch, patch)._asdict()
 

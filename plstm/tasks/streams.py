@@ -16,6 +16,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.random import RandomState
 
 from plstm.config import Config
 from plstm.tasks.base import Task
@@ -117,6 +118,13 @@ class StreamTask(Task):
     @classmethod
     def name_parts(cls, config: Config) -> tuple[str, ...]:
         return (config.data.name,)
+
+    def train_rng(self, step: int) -> RandomState:
+        return RandomState((self.config.seed, step))
+
+    def eval_rng(self, split: str, length: int) -> RandomState:
+        """A split's place in `splits` is part of its seed, so their order is part of the data."""
+        return RandomState((self.config.data.eval_seed, self.splits.index(split), length))
 
     def draw_batch(self, step: int) -> Batch:
         """The training batch of a step: NumPy arrays [optim.batch_size, ...]."""

@@ -70,11 +70,11 @@ class TokenTask(StreamTask):
         return [factor * length for factor in FACTORS] if split == "test" else [length]
 
     def draw_batch(self, step: int) -> Batch:
-        rng = RandomState((self.config.seed, step))
+        rng = self.train_rng(step)
         return self._batch(rng, self.config.data.length, self.config.optim.batch_size)
 
     def draw_at(self, split: str, length: int) -> Batch:
-        rng = RandomState((self.config.data.eval_seed, self.splits.index(split), length))
+        rng = self.eval_rng(split, length)
         return self._batch(rng, length, self.config.data.eval_rows)
 
     def _batch(self, rng: RandomState, length: int, rows: int) -> Batch:

@@ -64,7 +64,7 @@ class VisionTask(Task):
     def preprocessing(self) -> Preprocessing:
         return Preprocessing(self.config.data.size, getattr(self.config.data, "crop_ratio", 1.0))
 
-    def folder(self, path: str, max_corrupt: float | None = None) -> Split:
+    def folder(self, path: str, max_corrupt: float | None) -> Split:
         """The images of path/<class>/, see `folder_source`; `max_corrupt` as the run's data have it, unless given."""
         how = self.preprocessing
         data = self.config.data

@@ -14,7 +14,7 @@ import numpy as np
 from annotated_types import Interval
 from flax import nnx
 from numpy.random import RandomState
-from omegaconf import MISSING, DictConfig
+from omegaconf import MISSING
 
 from data.walk import GROUPS, answer, draw_lengths, draw_walks, longest
 from plstm.config import Config
@@ -59,7 +59,7 @@ class WalkTask(StreamTask):
         replace(model, image_size=2 * data.side).check()
 
     @classmethod
-    def infer_data(cls, data: DictConfig) -> Mapping[str, Any]:
+    def infer_data(cls, data: Any) -> Mapping[str, Any]:
         if data.name not in GROUPS:
             raise UserError(f"data.name={data.name}: choose one of {', '.join(GROUPS)}")
         order = len(GROUPS[data.name])
@@ -78,12 +78,12 @@ class WalkTask(StreamTask):
         return sorted({side // 2, side, longest(side), longest(self.side_of(split))})
 
     def draw_batch(self, step: int) -> Batch:
-        rng = RandomState((self.config.seed, step))
+        rng = self.train_rng(step)
         side = self.config.data.side
         return self._batch(rng, side, draw_lengths(rng, side, self.config.optim.batch_size))
 
     def draw_at(self, split: str, length: int) -> Batch:
-        rng = RandomState((self.config.data.eval_seed, self.splits.index(split), length))
+        rng = self.eval_rng(split, length)
         return self._batch(rng, self.side_of(split), np.full(self.config.data.eval_rows, length))
 
     def _batch(self, rng: RandomState, side: int, lengths: np.ndarray) -> Batch:

@@ -1,6 +1,6 @@
 """What a run was made with; out-of-memory errors in one line; where compiled programs are kept.
 
-Records XLA_FLAGS and no other environment variable, since those may hold secrets.
+Records XLA_FLAGS, NPROC and no other environment variable, since those may hold secrets.
 """
 
 import contextlib
@@ -22,7 +22,8 @@ from plstm.errors import UserError, first_line, print_once
 from plstm.files import core_count
 
 CODE_PATHS = ("train.py", "eval.py", "plstm", "data", "configs", "scripts", "pyproject.toml", "requirements.lock")
-DISTRIBUTIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow", "tensorflow-datasets")
+DISTRIBUTIONS = ["jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow", "tensorflow-datasets"]
+DISTRIBUTIONS += ["scipy", "scikit-learn"]  # which draw series and split graphs
 # Settings of JAX that change numbers, with their defaults; others enter the record.
 NUMERIC = {"jax_threefry_partitionable": True, "jax_default_prng_impl": "threefry2x32", "jax_enable_x64": False}
 NUMERIC |= {"jax_default_matmul_precision": None}
@@ -51,7 +52,7 @@ class Environment(TypedDict):
     versions: dict[str, str | None]
     hardware: Hardware
     xla_flags: NotRequired[str | None]  # its threads change the last digits of sums
-    jax_settings: NotRequired[dict[str, Any]]  # those that change numbers, where they are not JAX's defaults
+    jax_settings: NotRequired[dict[str, Any]]  # those that change numbers, where they are not the defaults
 
 
 def describe_environment(repo_root: str | Path) -> dict[str, Any]:
@@ -64,6 +65,9 @@ def describe_environment(repo_root: str | Path) -> dict[str, Any]:
         commit = None
     status = _git(root, "status", "--porcelain", "--untracked-files=all", "--", *CODE_PATHS) if commit else None
     found = {name: next((d.version for d in metadata.distributions(name=name)), None) for name in DISTRIBUTIONS}
+    settings = {name: value for name in NUMERIC if (value := getattr(jax.config, name)) != NUMERIC[name]}
+    if "NPROC" in os.environ:  # threads of XLA, which change the last digits of sums
+        settings["NPROC"] = os.environ["NPROC"]
     device = jax.devices()[0]
     hardware = {
         "platform": device.platform,
@@ -78,7 +82,7 @@ def describe_environment(repo_root: str | Path) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), "plstm": plstm.__version__, **found},
         "hardware": hardware,
         "xla_flags": os.environ.get("XLA_FLAGS"),
-        "jax_settings": {name: value for name in NUMERIC if (value := getattr(jax.config, name)) != NUMERIC[name]},
+        "jax_settings": settings,
     }
 
 
@@ -103,8 +107,8 @@ def _git(root: Path, *arguments: str) -> str | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, env=own).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
         if (root / ".git").exists():
-            why = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[0]
-            print_once(f"{root}: records will not name its commit, which git does not tell ({why})")
+            why = (getattr(error, "stderr", None) or str(error)).strip() or type(error).__name__
+            print_once(f"{root}: records will not name its commit, which git does not tell ({why.splitlines()[0]})")
         return None
 
 
@@ -120,7 +124,7 @@ def check_devices() -> None:
 # ---------------------------------------------------------------------- memory
 @contextlib.contextmanager
 def memory_errors(batch_size: int, remedy: str) -> Iterator[None]:
-    """Turns out-of-memory errors of JAX and Python into UserError; a device's names the batch size."""
+    """Turns out-of-memory errors of JAX and Python into UserError, with what to do."""
     try:
         yield
     except MemoryError as error:  # of the data, maybe, or of pictures
@@ -131,8 +135,7 @@ def memory_errors(batch_size: int, remedy: str) -> Iterator[None]:
             raise
         each = -(-batch_size // jax.device_count())
         raise UserError(
-            f"optim.batch_size={batch_size}: a device ran out of memory, at {each:,} examples a device "
-            f"({first_line(error)}); {remedy}"
+            f"a device ran out of memory, at {each:,} examples a device ({first_line(error)}); {remedy}"
         ) from error
 
 

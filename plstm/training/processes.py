@@ -19,10 +19,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from plstm.errors import UserError
+from plstm.files import STOPS
 from plstm.training.meshes import Layout
 
 VARIABLES = ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")  # each also with JAX_ before it
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STEPS_LATE = 2  # steps until the result of a reduction is read, when it has arrived anyway
 
 
@@ -124,8 +124,9 @@ class Interrupt:
     """A context manager within which signals of `STOPS` end a run, with one line and exit status 128 + their number.
 
     They stop it at once, even during a compilation, but after `save_before_leaving` the first of them sets
-    `signal_number`, and a second SIGINT ends the run. SIGUSR2 sets it, too, if something handles it: submitit has Slurm
-    send it when a job's time is nearly up, and queues the job again when the signal is raised once more, after saving.
+    `signal_number`, and a SIGINT after it ends the run unsaved. SIGUSR2 sets it, too, if something handles it: submitit
+    has Slurm send it when a job's time is nearly up, and queues the job again when the signal is raised once more,
+    after saving.
     """
 
     def __init__(self) -> None:

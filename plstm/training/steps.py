@@ -208,7 +208,8 @@ def evaluate(
     place: Callable[[Batch], Batch] = lambda batch: batch,
     each_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """The mean of each metric over every example of a split, each exactly once, and "count", the number of examples.
+    """Each metric's sum over its count, over every example of a split, each exactly once, and "count", the number of
+    examples.
 
     The last batch is padded, so that one compiled program serves the whole split; the metrics leave out the padding.
     `batch_size` fixes the order of the floating-point sums. A metric that is a vector becomes one for each of the
@@ -226,6 +227,8 @@ def evaluate(
     means = {}
     for name, pair in sums.items():
         lengths: Sequence[int | str] = getattr(split, "lengths", ()) if pair.ndim > 1 else ()
+        if pair.ndim > 1 and not lengths:
+            raise TypeError(f"{name}: a vector, and the split has no lengths, which its entries are of")
         names = [f"{name}{length}" for length in lengths] or [name]
         for each, total, count in zip(names, *pair.reshape(2, -1)[:, : len(names)], strict=True):
             means[each] = float(total / count) if count else math.nan

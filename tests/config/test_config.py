@@ -194,9 +194,8 @@ def test_the_config_of_a_run_is_written_once_and_read_back(config_of, tmp_path):
     bad_value = "data: {train_seed: 43}\noptim: {epochs: 0}"
     for text, word in (("model: {dims: 3}", "dims"), ("model: [", str(path)), (bad_value, "optim.epochs=0")):
         path.write_text(text)
-        with pytest.raises(UserError, match=word) as caught:
+        with pytest.raises(UserError, match=word):
             load_config(tmp_path)
-        assert "\n" not in str(caught.value)
     path.unlink()
     with pytest.raises(UserError, match=str(path)):
         load_config(tmp_path)
@@ -278,7 +277,7 @@ def test_bad_values_are_named(config_of, experiment, key, value, words):
     check(valid)
     with pytest.raises(UserError, match=words) as caught:
         check(with_value(valid, key, value))
-    assert key in str(caught.value) and "\n" not in str(caught.value)
+    assert key in str(caught.value)
 
 
 def test_relative_folders_lie_in_the_clone_wherever_a_command_is_typed(composed, tmp_path, monkeypatch):

@@ -1,8 +1,11 @@
 """What the tests of batches share."""
 
 import itertools
+from collections.abc import Callable
 
+import jax
 import numpy as np
+import pytest
 
 
 def take(batches, steps: int, start: int = 0) -> list[dict]:
@@ -26,3 +29,13 @@ def assert_same(actual: list[dict], expected: list[dict]) -> None:
         for name in one:
             assert one[name].dtype == other[name].dtype
             np.testing.assert_array_equal(one[name], other[name])
+
+
+def assert_parts_make_up(batches: Callable[[], list[dict]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `batches` gives each of two processes, side by side, is what it gives a single one."""
+    whole, parts = batches(), []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    for number in range(2):
+        monkeypatch.setattr(jax, "process_index", lambda number=number: number)
+        parts.append(batches())
+    assert_same(joined(parts), whole)

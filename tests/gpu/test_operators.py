@@ -12,11 +12,10 @@ import pytest
 
 from plstm.ops import grid
 from plstm.ops.mamba2d import mamba2d
-from plstm.ops.mlstm import mlstm
 from plstm.ops.sequence import plstm1d
 from plstm.ops.slstm import slstm
 from plstm.ops.ss2d import ss2d
-from tests.ops import test_dag, test_grid, test_mlstm, test_recurrences, test_scans, test_sequence
+from tests.ops import test_dag, test_grid, test_recurrences, test_scans, test_sequence
 from tests.ops.comparing import check, check_bfloat16
 from tests.ops.test_grid import EXTREMES, STRUCTURE
 
@@ -95,14 +94,6 @@ def test_recurrences_in_every_method(device, operator, method, length):
 def test_sequences_in_every_method(device, method):
     form = functools.partial(plstm1d, method=method)
     check(form, test_sequence.recurrent, *test_sequence.draw(33), FLOAT32, device)
-
-
-@in_float32
-@pytest.mark.parametrize("length", [7, 65])
-@pytest.mark.parametrize("method", ["chunkwise", "recurrent"])
-def test_mlstm_in_every_method(device, method, length):
-    form = functools.partial(mlstm, method=method, chunk=16)
-    check(form, test_mlstm.recurrent, *test_mlstm.draw(length), FLOAT32, device)
 
 
 @in_float32

@@ -53,9 +53,8 @@ WRONG = [
 
 @pytest.mark.parametrize(("config", "changes", "message"), WRONG)
 def test_what_does_not_fit_together_is_named(config, changes, message):
-    with pytest.raises(UserError, match=f"^model.{message}") as caught:
+    with pytest.raises(UserError, match=f"^model.{message}"):
         config(**changes).check()
-    assert "\n" not in str(caught.value)
 
 
 def test_attention_has_no_gates_that_must_divide_the_channels():

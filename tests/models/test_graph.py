@@ -1,4 +1,4 @@
-"""Graph models: sizes, layers against dense formulas, and what must not change a graph's logits."""
+"""Graph models: layers against dense formulas, and what must not change a graph's logits."""
 
 import jax
 import jax.numpy as jnp

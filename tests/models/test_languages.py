@@ -1,4 +1,4 @@
-"""Models of formal languages: golden logits of sequential references, published sizes, padding that changes nothing."""
+"""Models of formal languages: golden logits of sequential references, padding that changes nothing."""
 
 import functools
 

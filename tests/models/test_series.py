@@ -1,7 +1,6 @@
 """Series models: patches, horizons, gaps, scales, parameters level between backbones, and what they refuse."""
 
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,8 @@ from plstm.models.series import standardised_end
 from plstm.runs.compose import compose_experiment
 from plstm.studies.definitions import load_table
 from plstm.tasks import TASKS
+from tests.commands import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = json.loads((ROOT / "tests/data/series/golden.json").read_text())["patching"]
 SMALL = {"dim": 8, "patch": 4, "context": 16, "mlp_width": 8}
 NAN = np.nan
@@ -96,9 +95,8 @@ def test_series_that_are_hard(model, series):
     ],
 )
 def test_what_has_no_forecast_is_named(model, context, horizon, words):
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=words):
         model.forecast(context, horizon)
-    assert "\n" not in str(caught.value)
 
 
 def test_weights_forecast_alike(model, series, tmp_path):

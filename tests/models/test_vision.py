@@ -1,4 +1,4 @@
-"""The vision models: published sizes, starts, what goes where, and that they learn from finite gradients."""
+"""The vision models: starts, what goes where, finite gradients."""
 
 import itertools
 import math

@@ -13,7 +13,7 @@ from flax import nnx
 
 from plstm.models import SequenceConfig, build_model, named_variables
 from plstm.nn.distillation import BRANCHES, Student, alignment_loss, student_inputs, window_attention
-from tests.drawing import sines
+from tests.drawing import sines, wave
 
 GOLDEN = json.loads(Path(__file__).with_suffix(".json").with_stem("distillation").read_text())
 SIZES = {"vocabulary": 5, "classes": 5}
@@ -35,10 +35,6 @@ def published(block):
         student.linear.q.weight.set_value(q)
         student.linear.k.weight.set_value(k)
     return student
-
-
-def inputs():
-    return jnp.sin(1.0 + jnp.arange(7)[:, None] + 2 * jnp.arange(8))
 
 
 def window_mask(length: int, window: int, sinks: int) -> jax.Array:
@@ -78,14 +74,14 @@ def test_blocks_see_what_the_mask_shows(x64, length, window, sinks):
 
 @pytest.mark.parametrize("block", [block for block in BRANCHES if block in GOLDEN["student"]])
 def test_published_students(x64, block):
-    found = jax.jit(lambda x: published(block)(x))(inputs())
+    found = jax.jit(lambda x: published(block)(x))(wave(range(8)))
     np.testing.assert_allclose(found, GOLDEN["student"][block], atol=3e-8)
 
 
 def test_published_alignment(x64):
     case = GOLDEN["alignment"]
     student = published("window")
-    hidden, out = jax.jit(lambda x: (student.teacher(x), student.out(student.teacher(x))))(inputs())
+    hidden, out = jax.jit(lambda x: (student.teacher(x), student.out(student.teacher(x))))(wave(range(8)))
     np.testing.assert_allclose(hidden, case["teacher"], atol=3e-8)
     np.testing.assert_allclose(out, GOLDEN["student"]["teacher"], atol=3e-8)
     pair = SimpleNamespace(hidden=lambda _: jnp.array(case["student"]), teacher=lambda _: jnp.array(case["teacher"]))

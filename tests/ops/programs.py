@@ -28,7 +28,6 @@ from plstm.ops.ssd import ssd
 from tests.ops import (
     test_dag,
     test_grid,
-    test_mlstm,
     test_recurrences,
     test_scans,
     test_sequence,
@@ -60,7 +59,7 @@ def draw_model() -> tuple:
 
 GRID = draw_grid()
 TRACKING = test_recurrences.draw_tracking(5, f32)[0]
-MLSTM = test_mlstm.draw(5)[0]
+MLSTM = test_recurrences.draw_mlstm(5, f32)[0]
 DELTA = test_recurrences.draw_delta_rule(5, f32)[0]
 LINEAR = test_recurrences.draw_linear_attention(5, f32)[0]
 SSD = test_recurrences.draw_ssd(5, f32)[0]

@@ -1,5 +1,5 @@
-"""sLSTM, Mamba-2's state space, the gated delta rule, linear attention, pLSTM with state tracking: forms and published
-cells."""
+"""mLSTM, sLSTM, Mamba-2's state space, the gated delta rule, linear attention, pLSTM with state tracking: forms and
+published cells."""
 
 import functools
 
@@ -10,11 +10,15 @@ import pytest
 
 from plstm.ops.delta_rule import gated_delta_rule
 from plstm.ops.linear_attention import linear_attention
+from plstm.ops.mlstm import mlstm
 from plstm.ops.sequence import SequenceGates, plstm1d, plstm1d_tracking
 from plstm.ops.slstm import slstm
 from plstm.ops.ssd import ssd
+from tests.drawing import wave
+from tests.models.golden import check as check_golden
+from tests.models.golden import waves
 
-from .comparing import assert_close, check, check_bfloat16
+from .comparing import assert_close, check, check_bfloat16, outputs_and_gradients
 
 
 def as_arrays(dtype, *trees):
@@ -52,6 +56,17 @@ def draw_linear_attention(length, dtype):
     return as_arrays(dtype, arguments, rng.normal(size=(2, length, 3)))
 
 
+def draw_mlstm(length, dtype):
+    """Half of the second entry's gates are -50 or 50."""
+    rng = np.random.default_rng(0)
+    arguments = {name: rng.normal(size=(2, length, size)) for name, size in {"q": 4, "k": 4, "v": 3}.items()}
+    for name, mean in {"i": 0, "f": 3}.items():
+        gate = rng.normal(mean, 2, size=(2, length))
+        gate[1] = np.where(rng.random(length) < 0.5, rng.choice([-50, 50], length), gate[1])
+        arguments[name] = gate
+    return as_arrays(dtype, arguments, rng.normal(size=(2, length, 3)))
+
+
 def draw_tracking(length, dtype, sizes=(2, 4, 2, 5, 3)):
     """Eigenvalues of the transitions are -1, 0 and 1 in the second entry."""
     rng, (j_o, j_q, j_k, j_v, j_t) = np.random.default_rng(0), sizes
@@ -65,9 +80,12 @@ def draw_tracking(length, dtype, sizes=(2, 4, 2, 5, 3)):
 
 
 DRAWS = {ssd: draw_ssd, gated_delta_rule: draw_delta_rule, plstm1d_tracking: draw_tracking}
-DRAWS |= {linear_attention: draw_linear_attention}
+DRAWS |= {linear_attention: draw_linear_attention, mlstm: draw_mlstm}
 CHUNKS = {operator: functools.partial(operator, method="chunkwise", chunk=8) for operator in DRAWS}
 STEPS = {operator: functools.partial(operator, method="recurrent") for operator in DRAWS}
+# Of the mLSTM, equal gates of 50 tie in the maximum, whose gradient is then arbitrary: it enters by the normaliser's
+# 1e-6 only.
+TOLERANCES = {operator: {64: 1e-10, 32: 1e-3} for operator in DRAWS} | {mlstm: {64: 1e-8, 32: 1e-5}}
 SLOW = [*((length, 64) for length in (1, 7, 64, 65, 200)), (65, 32)]
 over_operators = pytest.mark.parametrize("operator", DRAWS, ids=lambda operator: operator.__name__)
 
@@ -78,7 +96,7 @@ over_operators = pytest.mark.parametrize("operator", DRAWS, ids=lambda operator:
 )
 def test_chunks_are_the_steps_in_values_and_gradients(operator, length, bits):
     with jax.enable_x64(bits == 64):
-        check(CHUNKS[operator], STEPS[operator], *DRAWS[operator](length, f"float{bits}"), {64: 1e-10, 32: 1e-3}[bits])
+        check(CHUNKS[operator], STEPS[operator], *DRAWS[operator](length, f"float{bits}"), TOLERANCES[operator][bits])
 
 
 @pytest.mark.parametrize("decay", [1e3, 1e6, np.inf])
@@ -91,10 +109,21 @@ def test_what_follows_a_token_that_forgets_all_is_as_exact_as_steps(decay):
     arguments["dt"] = jnp.clip(arguments["dt"], max=1).at[:, 9].set(min(decay, 1e30))
     arguments["x"] = arguments["x"].at[:, 9].set(0)
     check(CHUNKS[ssd], STEPS[ssd], arguments, cotangent, 1e-4)
+    arguments, cotangent = draw_mlstm(24, jnp.float32)
+    arguments["f"] = arguments["f"].at[:1, 9].set(-min(decay, 1e30))
+    check(CHUNKS[mlstm], STEPS[mlstm], arguments, cotangent, 1e-4)
+
+
+@pytest.mark.parametrize("form", [CHUNKS, STEPS], ids=["chunkwise", "recurrent"])
+def test_gates_of_the_mlstm_that_close_for_good_have_finite_gradients(form):
+    arguments, cotangent = draw_mlstm(40, jnp.float32)
+    arguments |= {"i": jnp.full((2, 40), -100.0), "f": jnp.full((2, 40), -3.0)}
+    gradients = outputs_and_gradients(form[mlstm], arguments, cotangent)["gradients"]
+    assert all(jnp.isfinite(gradient).all() for gradient in gradients.values())
 
 
 @pytest.mark.parametrize(
-    "operator", [gated_delta_rule, linear_attention, pytest.param(plstm1d_tracking, marks=pytest.mark.slow)]
+    "operator", [gated_delta_rule, linear_attention, mlstm, pytest.param(plstm1d_tracking, marks=pytest.mark.slow)]
 )
 def test_bfloat16_inputs(operator):
     check_bfloat16(CHUNKS[operator], STEPS[operator], *DRAWS[operator](8, jnp.float32), 3e-2)
@@ -144,15 +173,9 @@ def test_slstm_is_the_plain_recurrence_in_values_and_gradients(x64):
     check(slstm, plain_slstm, *draw_slstm(5, jnp.float64), 1e-10)
 
 
-def wave(*offsets):
-    """sin(1 + t + 2 c) at t = 0 .. 6 for arrays of channels c that are added up: [7, ...]."""
-    channels = sum(np.meshgrid(*offsets, indexing="ij")) if offsets else np.zeros(())
-    return jnp.sin(1.0 + jnp.arange(7).reshape(7, *(1,) * channels.ndim) + 2 * jnp.asarray(channels))
-
-
 @pytest.mark.parametrize("method", ["recurrent", "chunkwise"])
 def test_published_cells(x64, method):
-    """Cells of arXiv 2606.12364 and of pLSTM's released operator, at the last and the third step."""
+    """Cells of arXiv 2606.12364 and of pLSTM's released operator, at the last and the third step; of Vision-LSTM."""
     q, k, v, form = wave(range(4)), wave(range(3, 7)), wave(range(7, 10)), {"method": method, "chunk": 4}
     i, f = 3 * wave([11])[:, 0], 3 * wave([13])[:, 0]
     norm = lambda x: x / jnp.linalg.norm(x, axis=-1, keepdims=True)  # noqa: E731
@@ -162,6 +185,14 @@ def test_published_cells(x64, method):
     y = ssd(v[:, None], jax.nn.softplus(i)[:, None], jnp.array([0.5]), k, q, **form)[:, 0]
     np.testing.assert_allclose(y[6], [0.21740789, -2.57648559, 1.92698477], atol=1e-8)
     np.testing.assert_allclose(y[2], [-0.81105763, 0.13669398, 0.69728810], atol=1e-8)
+
+    y = mlstm(q, k, v, i, f, **form)
+    np.testing.assert_allclose(y[6], [-0.02940930, -0.86297242, 0.74765578], atol=1e-8)
+    np.testing.assert_allclose(y[2], [-0.50700822, 0.07899670, 0.44125976], atol=1e-8)
+    n, gate = (1, 2, 5, 3), (1, 2, 5)
+    inputs = {"q": waves(n), "k": waves(n, 0.41, 0.5), "v": waves(n, 0.29, 1.0)}
+    inputs |= {"i": 8 * waves(gate, 1.3), "f": 3 + 2 * waves(gate, 0.7, 0.4)}
+    check_golden("V1", lambda **inputs: (mlstm(**inputs, **form), None), **inputs)
 
     rotation = lambda a: jax.scipy.linalg.expm(a - a.swapaxes(-1, -2))  # noqa: E731
     after, before = rotation(wave([17, 19], [0, 1])), rotation(wave([23, 25], [0, 1]))

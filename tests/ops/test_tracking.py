@@ -1,5 +1,5 @@
-"""State tracking on graphs and grids (Appendices D.6 and D.7): scalars are the operator without it, the rows of a grid
-are the recurrence on its graph, and spectral norms bound the states."""
+"""State tracking on graphs and grids (Appendices D.6 and D.7): scalars are the operator without it, and the rows of a
+grid are the recurrence on its graph."""
 
 import functools
 

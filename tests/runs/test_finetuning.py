@@ -17,6 +17,7 @@ from plstm.runs.cli import quote_ids
 from plstm.runs.compose import to_config, to_eval_config
 from plstm.runs.finetuning import adapt, check_start, initial_id, initial_weights
 from plstm.runs.identity import run_id
+from plstm.runs.session import Session
 from plstm.runs.weights import from_checkpoint
 from plstm.training.steps import named_leaves
 from tests.models.vision_models import filled
@@ -132,19 +133,19 @@ def test_blocks_may_become_students_alone(composed, tmp_path, old, new, fits):
 
 def test_a_training_starts_from_those_weights(finetuning, trained, weights, tmp_path, monkeypatch):
     class Seen(Exception):
-        """The arguments of describe_run, the last before the first step."""
+        """The arguments of `Session.describe`, which comes before the first step."""
 
     def see(*arguments):
         raise Seen(*arguments)
 
     config = finetuning("data.size=48", "logger.mode=disabled", f"init_from={trained}", f"paths.results={tmp_path}")
-    monkeypatch.setattr("plstm.runs.session.describe_run", see)
+    monkeypatch.setattr(Session, "describe", see)
     with pytest.raises(Seen) as seen:
         start(config, [], None)
-    *_, state, folder, origin = seen.value.args
+    session, _, origin = seen.value.args
     assert origin == f"the weights of {trained}, step 16"
-    jax.tree.map(lambda ours, first: np.testing.assert_array_equal(ours, 2 * first), state.params, weights)
-    assert folder.name == run_id(config) and config.init_from == trained.name
+    jax.tree.map(lambda ours, first: np.testing.assert_array_equal(ours, 2 * first), session.state.params, weights)
+    assert session.folder.name == run_id(config) and config.init_from == trained.name
 
 
 @pytest.mark.parametrize(("names", "is_new"), [(("away", "at"), False), (("at", "away"), True), ((), False)])

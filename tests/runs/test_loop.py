@@ -249,7 +249,7 @@ def test_a_value_of_another_shape_is_refused_by_its_name_or_does_no_harm(tmp_pat
         try:
             changed = RunState.from_json(saved | {name: value}, tmp_path)
         except UserError as error:
-            assert f"(field {name}" in str(error) and "\n" not in str(error)
+            assert f"(field {name}" in str(error)
             refused.append(value)
         else:
             changed.summary("accuracy")

@@ -200,9 +200,8 @@ def test_an_imported_model_computes_what_the_released_one_does(changes, logits):
 def test_a_leaf_that_does_not_fit_is_named(name, leaf, words):
     config = tiny()
     tree = drawn(config) | {name: leaf}
-    with pytest.raises(UserError, match=f"^{name}: {words}") as caught:
+    with pytest.raises(UserError, match=f"^{name}: {words}"):
         from_released({name: leaf for name, leaf in tree.items() if leaf is not None}, config)
-    assert "\n" not in str(caught.value)
 
 
 def test_what_cannot_be_known_is_an_error():

@@ -28,6 +28,7 @@ from plstm.training.optimizers import build_optimizer
 from plstm.training.state import RunState
 from plstm.training.steps import TrainState
 from scripts import classify
+from tests.commands import call_here
 from tests.models.test_weights import rewrite
 from tests.models.vision_models import filled
 
@@ -145,20 +146,13 @@ def test_the_file_has_the_config_of_the_training(runs, exported, tmp_path):
         config_of(other)
 
 
-def test_names_of_classes_do_nothing_to_a_terminal(exported, tmp_path, monkeypatch, capsys):
+def test_names_of_classes_do_nothing_to_a_terminal(exported, tmp_path):
     rewrite(exported, tmp_path / "other.safetensors", class_names=json.dumps(["\x1b[2Jweit\n", "für"]))
     picture = tmp_path / "turned.jpg"
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn
     drawn = np.random.default_rng(0).integers(0, 255, (48, 48, 3), np.uint8)
     Image.fromarray(drawn).save(picture, exif=exif)
-    weights = str(tmp_path / "other.safetensors")
-    monkeypatch.setattr("sys.argv", ["classify.py", weights, str(picture)])
-    classify.main()
-    names = [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]]
+    output = call_here(classify.main, tmp_path / "other.safetensors", picture).output
+    names = [line.split()[1] for line in output.splitlines()[1:]]
     assert sorted(names) == [r"\x1b[2Jweit\n", "für"]
-
-
-def test_a_run_that_is_not_there(runs):
-    with pytest.raises(UserError, match="abc: no such run"):
-        from_checkpoint("abc", runs=runs)

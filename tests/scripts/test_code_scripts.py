@@ -12,7 +12,7 @@ from plstm.runs.weights import trained_info
 from plstm.tasks.code import CodeTask
 from scripts import complete, probe_code
 from scripts.probe_code import is_correct, pass_at_k, prompts
-from tests.commands import call_here
+from tests.commands import call_here, refused
 
 # samples, correct, k -> value
 PASS_AT_K = [
@@ -85,8 +85,8 @@ def weights(tmp_path_factory, composed):
 def test_a_text_is_continued(weights):
     code, out, err = call_here(complete.main, str(weights), "def area(self", "--bytes", "4")
     assert (code, err) == (0, "") and out.startswith("def area(self") and len(out) > len("def area(self\n")
-    bad = call_here(complete.main, str(weights), "a", "--temperature", "-1")
-    assert bad[0] == 2 and "model.safetensors: temperature=-1.0: must be at least 0" in bad[2]
+    refusal = refused(complete.main, weights, "a", "--temperature", "-1")
+    assert "model.safetensors: temperature=-1.0: must be at least 0" in refusal
 
 
 def test_functions_are_finished_and_counted(weights, tmp_path, monkeypatch):

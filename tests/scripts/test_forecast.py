@@ -10,7 +10,7 @@ from PIL import Image
 import plstm
 from plstm.models import SequenceConfig, SeriesConfig, build_model
 from scripts import forecast
-from tests.commands import call_here
+from tests.commands import call_here, refused
 
 run = functools.partial(call_here, forecast.main)
 
@@ -72,12 +72,11 @@ def test_an_empty_line_between_others_is_a_gap(tmp_path):
 )
 def test_bad_series_are_named_and_nothing_is_written(weights, series, text, options, words):
     series.write_bytes(text if isinstance(text, bytes) else text.encode())
-    code, out, err = run(str(weights), str(series), "--horizon", "6", *options)
-    assert (code, out) == (2, "") and words in err and err.count("\n") == 1
+    assert words in refused(forecast.main, weights, series, "--horizon", "6", *options)
     assert [path.name for path in series.parent.iterdir()] == ["sales.csv"]
 
 
 def test_a_model_of_tokens_is_refused(tmp_path, series):
     path = tmp_path / "tokens.safetensors"
     plstm.save(build_model(SequenceConfig(dim=8), 0, {"vocabulary": 2, "classes": 2}), path)
-    assert "this model of family sequence forecasts no series" in run(str(path), str(series))[2]
+    assert "this model of family sequence forecasts no series" in refused(forecast.main, path, series)

@@ -1,13 +1,13 @@
 """The shortcut classifiers of arrow pointing."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
 from data.arrow_pointing.geometry import Canvas, sample_parameters
 from scripts import shortcut_baselines as script
+from tests.commands import call_here
 
 
 def test_shortcuts_reach_their_known_accuracies():
@@ -58,18 +58,17 @@ def test_the_whole_balanced_geometry_tells_the_label_after_pixel_rounding(size, 
     assert right.mean() >= np.mean((script.evidence_from_pixels(arrow) > 0) == arrow.label)
 
 
-def test_record_on_disk(tmp_path, monkeypatch, capsys):
+def test_record_on_disk(tmp_path, monkeypatch):
     out = tmp_path / "made" / "arrow.json"
     arguments = ["--size=48", "--scale=0.25", "--samples=2000", "--count=300", f"--out={out}", "--sizes", "48", "64"]
-    monkeypatch.setattr(sys, "argv", ["shortcut_baselines.py", *arguments])
     monkeypatch.setattr(script, "SPLITS_SEEN", ["val", "val_ext"])
-    script.main()
+    status, output, _ = call_here(script.main, *arguments)
     record = json.loads(out.read_text())
     assert (record["size"], record["scale"], record["fit_samples"], record["seed"]) == (48, 0.25, 2000, 0)
     assert f"--out={out}" in record["command"] and record["versions"]["numpy"] and "commit" in record
     assert [row["name"] for row in record["baselines"]] == [*script.SHORTCUTS, script.PERFECT]
     assert all(0.4 < row[split] <= 1 for row in record["baselines"] for split in ("val", "val_ext"))
-    assert str(out) in capsys.readouterr().out and "distribution" not in record
+    assert status == 0 and str(out) in output and "distribution" not in record
     sizes = {(row["canvas_pixels"], row["name"]): row for row in record["sizes"] if row["probe"] == "as given"}
     assert {row["canvas_pixels"] for row in record["sizes"] if row["probe"] != "as given"} == {48}
     assert list(sizes) == [(size, name) for size in (48, 64) for name in (*script.SHORTCUTS, script.PERFECT)]

@@ -1,12 +1,9 @@
 """Example records: finished runs of the tables here with made-up accuracies."""
 
 import csv
-import importlib
 import io
 import json
 import math
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from matplotlib.text import Text
@@ -17,9 +14,8 @@ from plstm.studies.plans import planned_config
 from plstm.studies.records import Record, read_records, write_record
 from plstm.studies.sweeps import planned_runs
 from plstm.studies.tables import render_table
-from tests.commands import call_here
+from tests.commands import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "configs/study"
 HARDWARE = {"platform": "gpu", "device_kind": "H100", "device_count": 1, "cpu_model": "Xeon", "cpu_cores": 8}
 RECORD = dict(
@@ -186,12 +182,6 @@ def edit_line(path, edit, number=0):
     edit(line["record"])
     lines[number] = json.dumps(line)
     path.write_text("\n".join(lines) + "\n")
-
-
-def run_script(name, *arguments):
-    """What `main` of a script prints with these arguments, the status that it ends with, and the line of its error."""
-    status, output, errors = call_here(importlib.import_module(f"scripts.{name}").main, *arguments)
-    return SimpleNamespace(returncode=status, stdout=output, stderr=errors)
 
 
 def texts_of(figure):

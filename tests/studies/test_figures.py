@@ -13,8 +13,10 @@ from plstm.studies.figures import draw_table
 from plstm.studies.probes import points_by_size, read_probes
 from plstm.studies.records import read_records, record_path
 from plstm.studies.sweeps import t_interval
+from scripts import make_tables
+from tests.commands import ROOT, call_here
 
-from .conftest import ROOT, TABLES, example_curve, rendered, run_script, texts_of
+from .conftest import TABLES, example_curve, rendered, texts_of
 
 
 @pytest.fixture
@@ -117,12 +119,12 @@ def test_a_missing_curve_is_named(arrow, add, tmp_path):
 
 def test_script_draws_what_has_runs_the_same_byte_for_byte(add, tmp_path):
     add()
-    done = run_script("make_tables", "arrow", "arrow-demo", "--results", tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = call_here(make_tables.main, "arrow", "arrow-demo", "--results", tmp_path)
+    assert done.status == 0, done.errors
     png = tmp_path / "arrow/curves.png"
-    assert [line for line in done.stdout.splitlines() if line.startswith("drew")] == [f"drew {png}"]
+    assert [line for line in done.output.splitlines() if line.startswith("drew")] == [f"drew {png}"]
     first = png.read_bytes()
-    run_script("make_tables", "arrow", "--results", tmp_path)
+    call_here(make_tables.main, "arrow", "--results", tmp_path)
     assert png.read_bytes() == first and Image.open(png).size[0] == 1200
 
 

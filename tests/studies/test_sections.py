@@ -11,8 +11,10 @@ from plstm.runs.overrides import CONFIGS
 from plstm.studies.definitions import load_table
 from plstm.studies.records import read_records
 from plstm.studies.sweeps import find_groups, superfluous_runs, t_interval
+from scripts import run_table
+from tests.commands import call_here
 
-from .conftest import folds_of, lines_of, long_values, rendered, run_script
+from .conftest import folds_of, lines_of, long_values, rendered
 
 
 def chosen(table, folder, section="MUTAG"):
@@ -82,12 +84,12 @@ def test_one_seed_chooses_the_layers_that_the_others_run(graphs, add_folds, tmp_
     every = graphs.model_copy(update={"choose_once": False})
     assert superfluous_runs(every, read_records(tmp_path)) == set()
     options = ["--dry-run", "--sections", "MUTAG", "--results", tmp_path, "--runs", tmp_path]
-    done = run_script("run_table", "graphs", *options)
-    *lines, total = done.stdout.splitlines()
+    done = call_here(run_table.main, "graphs", *options)
+    *lines, total = done.output.splitlines()
     rejected = [line.split()[7:9] for line in lines if line.startswith("rejected")]
     assert rejected == [["seed=44", "model.depth=4"], ["seed=45", "model.depth=4"]], done
     assert total == "480 runs: 40 finished, 20 not needed, at most 420 to run"
-    total = run_script("run_table", "graphs", *options, "--seeds", "44").stdout.splitlines()[-1]
+    total = call_here(run_table.main, "graphs", *options, "--seeds", "44").output.splitlines()[-1]
     assert total == "160 runs: 10 finished, 10 not needed, at most 140 to run"
 
 

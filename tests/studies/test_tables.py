@@ -9,10 +9,11 @@ from plstm.studies.markdown import DASH
 from plstm.studies.records import read_records, record_path
 from plstm.studies.sweeps import planned_runs, t_interval
 from plstm.studies.tables import text_table
-from tests.commands import begin, end
+from scripts import make_tables
+from tests.commands import ROOT, begin, call_here, end, refused
 from tests.wandb_files import history
 
-from .conftest import ROOT, TABLES, edit_line, lines_of, long_values, rendered, run_script
+from .conftest import TABLES, edit_line, lines_of, long_values, rendered
 
 
 def cells_of(text, row):
@@ -176,17 +177,15 @@ def test_script_logs_a_table_to_wandb(add, tmp_path):
 
 def test_script_writes_what_check_accepts_and_reports_bad_input_in_one_line(add, tmp_path):
     record = add()
-    assert run_script("make_tables", "--results", tmp_path, "arrow", "arrow-demo").returncode == 0
-    done = run_script("make_tables", "--results", tmp_path, "--check", "arrow", "arrow-demo")
-    assert (done.returncode, "up to date" in done.stdout) == (0, True)
+    assert call_here(make_tables.main, "--results", tmp_path, "arrow", "arrow-demo").status == 0
+    done = call_here(make_tables.main, "--results", tmp_path, "--check", "arrow", "arrow-demo")
+    assert (done.status, "up to date" in done.output) == (0, True)
     path, missing = (tmp_path / f"arrow/table.{kind}" for kind in ("md", "csv"))
     path.write_text(path.read_text().replace("| 0.970 |", "| 0.971 |"))
     missing.unlink()
-    done = run_script("make_tables", "--results", tmp_path, "--check", "arrow")
-    assert done.stdout.splitlines() == [f"stale: {stale}; run: make tables" for stale in (path, missing)]
-    assert done.returncode == 1 and not missing.exists()
+    done = call_here(make_tables.main, "--results", tmp_path, "--check", "arrow")
+    assert done.output.splitlines() == [f"stale: {stale}; run: make tables" for stale in (path, missing)]
+    assert done.status == 1 and not missing.exists()
     edit_line(record_path(record.experiment, tmp_path), lambda fields: fields.pop("id"))
     for arguments, words in ((["--results", tmp_path], "arrow-plstm.jsonl, line 1"), (["tabel"], "arrow-demo")):
-        done = run_script("make_tables", *arguments)
-        assert done.returncode == 2 and done.stdout == ""
-        assert words in done.stderr and len(done.stderr.splitlines()) == 1
+        assert words in refused(make_tables.main, *arguments)

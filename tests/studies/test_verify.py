@@ -4,8 +4,9 @@ import pytest
 
 from plstm.studies.records import record_problems, write_record
 from scripts import make_tables
+from tests.commands import call_here
 
-from .conftest import example_record, run_script
+from .conftest import example_record
 
 
 @pytest.fixture
@@ -45,8 +46,8 @@ def test_a_metric_that_was_not_finite_has_no_point_in_the_curve(run, tmp_path, m
     assert run(lambda metrics: metrics["last"]["test"].update(loss=None)) == []
     (line,) = run(lambda metrics: metrics["last"]["val"].update(loss=None))
     monkeypatch.setattr(make_tables, "render_table", lambda *_: {})
-    done = run_script("make_tables", "--check", "--results", tmp_path)
-    assert done.returncode == 1 and line in done.stdout.splitlines()
+    done = call_here(make_tables.main, "--check", "--results", tmp_path)
+    assert done.status == 1 and line in done.output.splitlines()
 
 
 @pytest.mark.parametrize(

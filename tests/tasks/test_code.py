@@ -118,6 +118,7 @@ def test_what_is_asked_of_names_brackets_and_indentation():
     assert {place: value for place, value in enumerate(indent) if value not in "-0"} == {53: "5", 64: "1"}
     assert mark(b"([{x}])").depth.tolist() == [0, 0, 0, 2, 2, 1] and not mark(b"(x]))").depth.any()
     assert not mark(b"    x\n\n    # y\n\0\ny").indent[:-1].any()
+    assert not mark(b"f:\n    (x\n\0y)\nz").indent.any() and not mark(b"(\0)").depth.any()  # of another file
     assert mark(b" 0xabc abc", b"9").occurrence.tolist() == [0] * 6 + [1] * 3  # no name within a number
     assert mark(b"abcd abcd").occurrence.tolist() == [1, 1, 1, 0, 2, 2, 2, 2]
     assert mark(b"abcd abcd", b"_").occurrence.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]  # a name's end is none

@@ -1,7 +1,6 @@
 """Distillation: what the two losses are, which teachers are refused, and that the study names one teacher."""
 
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +17,8 @@ from plstm.runs.identity import portable_config, run_id
 from plstm.studies.definitions import load_table
 from plstm.studies.sweeps import planned_runs
 from plstm.tasks.distill import DistillTask, sparse_divergence
+from tests.commands import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = json.loads((ROOT / "tests/nn/distillation.json").read_text())["divergence"]
 STAGE_2 = ["variant=stage_2", "data.teacher=0123456789ab"]
 

@@ -21,7 +21,6 @@ from plstm.tasks.graphs import GraphBatches, GraphSplit
 from plstm.training.steps import evaluate, make_ready, named_leaves
 from tests.commands import SPEED, TIMES, read_metrics, state_of, steps_of
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = ["debug=smoke", "experiment=graphs/gin", "model.dim=8", "optim.epochs=8", "loop.save_every=2"]
 
 

@@ -20,7 +20,7 @@ from plstm.tasks.imagenet import ImageNetData, ImageNetTask
 from plstm.tasks.photographs import LOSSES
 from plstm.tasks.vision import normalise
 from plstm.training.meshes import Layout, make_mesh
-from tests.data.batching import assert_same, joined, take
+from tests.data.batching import assert_parts_make_up, take
 
 MIXED = dict(mixup=0.8, cutmix=1.0)
 LAYOUT = Layout(make_mesh(1))
@@ -131,12 +131,7 @@ def test_the_parts_of_processes_make_up_each_batch(monkeypatch):
         task = ImageNetTask(config_of(AugmentConfig()))
         return take(task.batches(layout), 1) + list(task.split("val").batches(6))
 
-    whole, parts = batches(), []
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    for number in range(2):
-        monkeypatch.setattr(jax, "process_index", lambda number=number: number)
-        parts.append(batches())
-    assert_same(joined(parts), whole)
+    assert_parts_make_up(batches, monkeypatch)
 
 
 def test_another_number_of_images_than_the_config_s_is_refused(monkeypatch):

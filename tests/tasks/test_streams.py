@@ -1,10 +1,10 @@
-"""Drawn batches: each step's once, the same after a resume; evaluation over every row of every length."""
+"""Drawn batches: each step's once, the same after a resume; evaluation over every row."""
 
 import jax
 import numpy as np
 
 from plstm.tasks.streams import LengthSplit, StreamBatches
-from tests.data.batching import assert_same, joined, take
+from tests.data.batching import assert_parts_make_up, take
 
 
 def draw_at(length: int) -> dict[str, np.ndarray]:
@@ -31,9 +31,4 @@ def test_the_parts_of_processes_make_up_each_batch(monkeypatch):
         training = StreamBatches(lambda step: {"row": np.arange(6) + step}, place=lambda batch: batch)
         return take(training, 2) + list(LengthSplit(draw_at, lengths=(3,), rows=5, batch_rows=4).batches(64))
 
-    whole, parts = batches(), []
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    for number in range(2):
-        monkeypatch.setattr(jax, "process_index", lambda number=number: number)
-        parts.append(batches())
-    assert_same(joined(parts), whole)
+    assert_parts_make_up(batches, monkeypatch)

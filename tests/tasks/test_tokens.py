@@ -1,4 +1,4 @@
-"""The task of token models: its batches, its metrics, what configs it refuses."""
+"""The task of token models: its batches, its metrics."""
 
 import jax
 import jax.numpy as jnp

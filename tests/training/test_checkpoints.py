@@ -105,9 +105,8 @@ def test_one_too_many_after_a_kill_is_removed(folder, tmp_path):
     ],
 )
 def test_another_model_s_checkpoint_is_refused_by_a_parameter_s_name(folder, kind, changes, name):
-    with pytest.raises(UserError, match=rf"checkpoints/40: a checkpoint of another model .*\({name}") as caught:
+    with pytest.raises(UserError, match=rf"checkpoints/40: a checkpoint of another model .*\({name}"):
         Checkpoints(folder, RUN, read_only=True).restore(40, draw_state(1, kind, **changes))
-    assert "\n" not in str(caught.value)
 
 
 def test_folders_without_checkpoints(tmp_path):
@@ -141,7 +140,7 @@ def test_one_bit_in_any_file_is_found_and_whichever_file_is_cut_it_is_whole_or_r
         try:
             state, info = Checkpoints(step.parent, RUN, read_only=True).restore(40, expected)
         except UserError as error:
-            assert str(step) in str(error) and "\n" not in str(error), name
+            assert str(step) in str(error), name
             refused += 1
         else:
             assert_equal(state, expected)
@@ -175,9 +174,8 @@ DAMAGES = {
 def test_a_damaged_checkpoint_is_refused_and_a_run_falls_back_to_the_one_before(folder, tmp_path, capsys, damage):
     copy = shutil.copytree(folder, tmp_path / "checkpoints")
     DAMAGES[damage](copy / "40")
-    with pytest.raises(UserError, match=f"{copy}/40: .*; move it away") as caught:
+    with pytest.raises(UserError, match=f"{copy}/40: .*; move it away"):
         Checkpoints(copy, RUN, read_only=True).restore(40, draw_state(1))
-    assert "\n" not in str(caught.value)
     checkpoints = Checkpoints(copy, RUN)
     assert checkpoints.last_step() == 30
     assert_equal(checkpoints.restore(30, draw_state(1))[0], draw_state(30))

@@ -96,6 +96,16 @@ def test_a_clone_whose_commit_git_does_not_tell_is_said_once(clone, monkeypatch,
     assert line.startswith(f"{clone}: records will not name its commit, which git does not tell (fatal: ")
 
 
+@pytest.fixture
+def restored_cache():
+    """JAX's settings of its cache are as before after the test."""
+    before = {name: getattr(jax.config, name) for name in CACHE}
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.mark.usefixtures("restored_cache")
 @pytest.mark.parametrize("kind", ["no home", "a file", "read-only"])
 def test_programs_that_cannot_be_kept_cost_one_line(tmp_path, monkeypatch, capsys, kind):
     folder = {"no home": "~/.cache/plstm/jax", "a file": f"{tmp_path}/file/jax", "read-only": str(tmp_path)}[kind]
@@ -104,32 +114,24 @@ def test_programs_that_cannot_be_kept_cost_one_line(tmp_path, monkeypatch, capsy
         monkeypatch.setattr(environment.os, "access", lambda path, mode: path != folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(environment, "CACHE", folder)
-    before = {name: getattr(jax.config, name) for name in CACHE}
-    try:
-        jax.config.update("jax_compilation_cache_dir", None)
-        keep_programs()
-        keep_programs()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            jax.jit(lambda x: x * len(kind))(3)
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
+    jax.config.update("jax_compilation_cache_dir", None)
+    keep_programs()
+    keep_programs()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.jit(lambda x: x * len(kind))(3)
     assert capsys.readouterr().err.startswith(f"{folder}: cannot be written, so that programs are compiled anew; ")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.usefixtures("restored_cache")
 @pytest.mark.parametrize(("chosen", "processes"), [(None, 1), (None, 2), ("chosen", 2)])
 def test_programs_of_several_processes_are_kept_where_all_see_them(tmp_path, monkeypatch, chosen, processes):
-    before = {name: getattr(jax.config, name) for name in CACHE}
     monkeypatch.setattr(jax, "process_count", lambda: processes)
     monkeypatch.setattr(environment, "CACHE", str(tmp_path / "home"))
-    try:
-        jax.config.update("jax_compilation_cache_dir", chosen and str(tmp_path / chosen))
-        keep_programs()
-        share_programs(tmp_path / "runs")
-        kept = jax.config.jax_compilation_cache_dir
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-    assert kept == str(tmp_path / (chosen or ("runs/.compiled" if processes > 1 else "home")))
+    jax.config.update("jax_compilation_cache_dir", chosen and str(tmp_path / chosen))
+    keep_programs()
+    share_programs(tmp_path / "runs")
+    assert jax.config.jax_compilation_cache_dir == str(
+        tmp_path / (chosen or ("runs/.compiled" if processes > 1 else "home"))
+    )

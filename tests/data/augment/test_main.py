@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from data.augment import __main__ as commands
-from tests.commands import call_here
+from tests.commands import call_here, refused
 
 run = functools.partial(call_here, commands.main)
 
@@ -47,6 +47,5 @@ def test_sheet_holds_the_views(folder, recipe, count, columns):
 def test_bad_input_is_one_line(folder, arguments, message):
     (folder / "text.jpg").write_text("no picture")
     before = sorted(path.name for path in folder.iterdir())
-    status, output, errors = run(*arguments.split())
-    assert (status, output) == (2, "") and errors.startswith(f"error: {message}") and errors.count("\n") == 1
+    assert refused(commands.main, *arguments.split()).startswith(message)
     assert sorted(path.name for path in folder.iterdir()) == before

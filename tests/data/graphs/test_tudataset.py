@@ -1,4 +1,4 @@
-"""Reading graph sets in their text format: a small set that lies beside this test, damage, fetching, and the folds."""
+"""Reading graph sets in their text format: a small set, damage, fetching, and the folds."""
 
 import hashlib
 import json

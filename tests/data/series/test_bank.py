@@ -1,7 +1,5 @@
 """The synthetic bank and the rows that are made of it."""
 
-import functools
-
 import numpy as np
 import pytest
 from numpy.random import RandomState
@@ -10,9 +8,7 @@ from data.series import __main__ as program
 from data.series import bank
 from data.series.bank import MOST, draw_bank, draw_rows, load_bank
 from plstm.errors import UserError
-from tests.commands import call_here
-
-command = functools.partial(call_here, program.main)
+from tests.commands import call_here, refused
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +69,7 @@ def test_rows_may_have_few_patches(series, patches):
 
 def test_the_bank_is_kept_and_named_where_it_is_damaged(tmp_path, monkeypatch):
     monkeypatch.setenv("PLSTM_DATA", str(tmp_path))
-    code, out, _ = command("bank", "--count", "9", "--seed", "2")
+    code, out, _ = call_here(program.main, "bank", "--count", "9", "--seed", "2")
     assert (code, out) == (0, f"{bank.digest(draw_bank(2, 9))}\n")
     (path,) = tmp_path.glob("*.npy")
     whole = path.read_bytes()
@@ -81,4 +77,4 @@ def test_the_bank_is_kept_and_named_where_it_is_damaged(tmp_path, monkeypatch):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"series-bank-2-9\.npy: damaged; delete it"):
             load_bank(None, 2, 9)
-    assert command("bank", "--count", "0")[::2] == (2, "error: --count 0: must be from 1 to 1000000\n")
+    assert refused(program.main, "bank", "--count", "0") == "--count 0: must be from 1 to 1000000"
