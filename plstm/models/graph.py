@@ -52,7 +52,7 @@ class GAT(nnx.Module):
         self.weight = nnx.Param(GLOROT(rngs.params(), (dim, 2), jnp.float32))  # of a sender, of a receiver
         self.bias = nnx.Param(jnp.zeros((dim,), jnp.float32))
 
-    def __call__(self, h: jax.Array, edges: Neighbours, train: bool) -> jax.Array:
+    def __call__(self, h: jax.Array, edges: Neighbours) -> jax.Array:
         """[N, dim] -> [N, dim]."""
         z = self.linear(h)
         sent, received = (z @ self.weight[...]).T
@@ -72,7 +72,7 @@ class GCN(nnx.Module):
         self.linear = nnx.Linear(dim, dim, kernel_init=GLOROT, rngs=rngs, use_bias=False)
         self.bias = nnx.Param(jnp.zeros((dim,), jnp.float32))
 
-    def __call__(self, h: jax.Array, edges: Neighbours, train: bool) -> jax.Array:
+    def __call__(self, h: jax.Array, edges: Neighbours) -> jax.Array:
         """[N, dim] -> [N, dim]."""
         scale = jax.lax.rsqrt(edges.degree + 1.0)[:, None]
         z = scale * self.linear(h)
@@ -104,7 +104,7 @@ class MPNN(nnx.Module):
         self.own = dense(dim, dim, rngs)
         self.neighbour = dense(dim, dim, rngs, use_bias=False)
 
-    def __call__(self, h: jax.Array, edges: Neighbours, train: bool) -> jax.Array:
+    def __call__(self, h: jax.Array, edges: Neighbours) -> jax.Array:
         """[N, dim] -> [N, dim]."""
         return jax.nn.relu(self.own(h) + self.neighbour(edges.mean(h)))
 
@@ -124,8 +124,8 @@ class LSTMCell(nnx.Module):
         return jax.nn.sigmoid(read) * jnp.tanh(c), c
 
 
-LAYERS = {"gat": GAT, "gcn": GCN, "gin": GIN, "mpnn": MPNN}
-KINDS = ("plstm", "lstm", *LAYERS)
+LAYERS = {"gat": GAT, "gcn": GCN, "mpnn": MPNN}
+KINDS = ("plstm", "lstm", "gin", *LAYERS)
 
 
 @dataclass
@@ -236,13 +236,12 @@ class GNN(ReadoutModel):
         h = self.encoder(batch["features"])
         edges = neighbourhood(batch)
         for layer in self.layers:
-            h = layer(h, edges, train=key is not None)
+            h = layer(h, edges)
         if self.cell is not None:
-            state: jax.Array | None = None
-            c = h
-            for _ in range(self.depth):
+            state, c = self.cell(None, h, edges)
+            for _ in range(self.depth - 1):
                 state, c = self.cell(state, c, edges)
-            h = jnp.tanh(c) if self.lstm_pool == "tanh_c" or state is None else state
+            h = jnp.tanh(c) if self.lstm_pool == "tanh_c" else state
         return self.readout(pool(h, batch))
 
 
@@ -251,7 +250,7 @@ class GINModel(nnx.Module):
 
     def __init__(self, config: GraphConfig, features: int, classes: int, rngs: nnx.Rngs):
         self.encoder = dense(features, config.dim, rngs)
-        self.layers = nnx.List([LAYERS["gin"](config.dim, rngs) for _ in range(config.depth)])
+        self.layers = nnx.List([GIN(config.dim, rngs) for _ in range(config.depth)])
         self.readouts = nnx.List([dense(config.dim, classes, rngs) for _ in range(config.depth + 1)])
 
     def __call__(self, batch: Batch, *, key: jax.Array | None = None) -> jax.Array:

@@ -17,20 +17,22 @@ from plstm.errors import require
 from plstm.limits import OneOf, Size, check_limits
 from plstm.nn.layers import (
     DTYPES,
+    EXACT,
     MLP,
     Dtype,
     dense,
     divide_heads,
     exact_gelu,
     inverse_softplus_steps,
+    log_of_states,
     norm,
     recomputes,
     run_block,
+    softmax_attention,
     spread,
     uniform_within,
 )
 from plstm.nn.maps import unfold
-from plstm.ops.common import HIGHEST
 from plstm.ops.mamba2d import mamba2d
 
 Mixer = Annotated[str, OneOf("m2d", "attention")]
@@ -67,11 +69,6 @@ class Mamba2DConfig:
             ("mixers", len(self.mixers) == stages, description),
             prefix="model.",
         )
-
-
-def log_of_states(*shape: int) -> nnx.Param:
-    """The logarithms [..., states] of 1 .. states."""
-    return nnx.Param(jnp.broadcast_to(jnp.log(jnp.arange(1.0, shape[-1] + 1)), shape))
 
 
 class M2DMixer(nnx.Module):
@@ -112,7 +109,7 @@ class Attention(nnx.Module):
     def __call__(self, x: Array) -> Array:
         """[H, W, B, dim] -> the same."""
         qkv = divide_heads(divide_heads(jax.lax.collapse(self.qkv(x), 0, 2), 3), self.heads)
-        hidden = jax.nn.dot_product_attention(*qkv.transpose(2, 1, 0, 3, 4)).swapaxes(0, 1)
+        hidden = softmax_attention(*qkv.transpose(2, 1, 3, 0, 4)).transpose(2, 0, 1, 3)
         return self.out(hidden.reshape(*x.shape[:-1], self.out.in_features))
 
 
@@ -154,7 +151,7 @@ class Mamba2D(nnx.Module):
             self.stages.append(nnx.List([make() for _ in range(depth)]))
             dim_in = dim
         self.norm = norm("layernorm", dim_in, rngs)
-        self.head = dense(dim_in, config.classes, rngs, dtype=DTYPES["float32"], precision=HIGHEST)
+        self.head = dense(dim_in, config.classes, rngs, **EXACT)
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] of any size -> float32 logits [batch, classes]. `key`

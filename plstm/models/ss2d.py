@@ -15,9 +15,10 @@ from jax import Array
 
 from plstm.errors import require
 from plstm.limits import OneOf, Rate, Size, check_limits
-from plstm.models.mamba2d import MLP_RATIO, log_of_states
+from plstm.models.mamba2d import MLP_RATIO
 from plstm.nn.layers import (
     DTYPES,
+    EXACT,
     MLP,
     Dtype,
     dense,
@@ -25,13 +26,13 @@ from plstm.nn.layers import (
     exact_gelu,
     inverse_softplus_steps,
     linear,
+    log_of_states,
     norm,
     recomputes,
     run_block,
     uniform_within,
 )
 from plstm.nn.maps import depthwise, unfold
-from plstm.ops.common import HIGHEST
 from plstm.ops.ss2d import ss2d
 
 MAPS = 4
@@ -188,8 +189,7 @@ class SS2DModel(nnx.Module):
             self.down.append(make(channels, *window))
             self.stages.append(nnx.List([Block(dim, config, next(rates), rngs) for _ in range(depth)]))
         self.norm = norm("layernorm", dim, rngs)
-        exact = {"dtype": DTYPES["float32"], "precision": HIGHEST}
-        self.head = linear(dim, config.classes, kernel_init=NORMAL, **exact, rngs=rngs)
+        self.head = linear(dim, config.classes, kernel_init=NORMAL, **EXACT, rngs=rngs)
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] -> float32 logits [batch, classes]. `key` turns stochastic

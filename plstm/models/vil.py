@@ -7,7 +7,7 @@ Tokens are [S, B, dim], so that they become a grid, or change their order, witho
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,11 @@ from plstm.errors import require
 from plstm.limits import OneOf, Size, check_limits
 from plstm.nn.layers import (
     DTYPES,
+    EXACT,
     Dtype,
     PatchEmbedding,
     divide_heads,
+    forget_biases,
     head_norm,
     linear,
     norm,
@@ -30,8 +32,7 @@ from plstm.nn.layers import (
     uniform_within,
 )
 from plstm.nn.maps import bicubic, depthwise
-from plstm.nn.sequence import BLOCK, BlockDiagonal
-from plstm.ops.common import HIGHEST
+from plstm.nn.sequence import QKV_BLOCK, BlockDiagonal
 from plstm.ops.mlstm import mlstm
 
 CHUNK = 48  # tokens of the mLSTM at a time, at most
@@ -64,7 +65,7 @@ class ViLConfig:
             self,
             ("patch_size", self.image_size % self.patch_size == 0, f"must divide model.image_size={self.image_size}"),
             ("depth", self.depth % 2 == 0, "must be even, as blocks come in pairs, forwards and backwards"),
-            ("dim", 2 * self.dim % BLOCK == 0, f"must be a multiple of {BLOCK // 2}"),
+            ("dim", 2 * self.dim % QKV_BLOCK == 0, f"must be a multiple of {QKV_BLOCK // 2}"),
             ("heads", 2 * self.dim % self.heads == 0, f"must divide 2 x model.dim={self.dim}"),
             prefix="model.",
         )
@@ -84,10 +85,11 @@ class ViLLayer(nnx.Module):
         self.up = linear(dim, 2 * inner, dtype=dtype, rngs=rngs)
         self.kernel = draw(3, 3, 1, inner)
         self.bias = draw(inner)
-        self.q, self.k, self.v = (BlockDiagonal(inner // BLOCK, BLOCK, dim, rngs, use_bias=True) for _ in range(3))
+        blocks = inner // QKV_BLOCK
+        self.q, self.k, self.v = (BlockDiagonal(blocks, QKV_BLOCK, dim, rngs, use_bias=True) for _ in range(3))
         gate = partial(linear, 3 * inner, heads, kernel_init=nnx.initializers.zeros, dtype=dtype, rngs=rngs)
         self.input_gate = gate(bias_init=nnx.initializers.normal(0.1))
-        self.forget_gate = gate(bias_init=lambda *_: jnp.linspace(3.0, 6.0, heads))
+        self.forget_gate = gate(bias_init=forget_biases)
         self.norm_scale = nnx.Param(jnp.ones(inner))
         self.norm_bias = nnx.Param(jnp.zeros(inner))
         self.skip = nnx.Param(jnp.ones(inner))
@@ -153,8 +155,7 @@ class ViL(nnx.Module):
         make = nnx.vmap(lambda key: Pair(config, nnx.Rngs(key)), in_axes=0, out_axes=0)
         self.pairs = make(jax.random.split(rngs.params(), self.pairs_count))
         self.norm = nnx.LayerNorm(config.dim, epsilon=HEAD_EPSILON, dtype=DTYPES["float32"], rngs=rngs)
-        exact: dict[str, Any] = {"dtype": DTYPES["float32"], "precision": HIGHEST}
-        self.head = linear(2 * config.dim, config.classes, kernel_init=normal(2e-5), **exact, rngs=rngs)
+        self.head = linear(2 * config.dim, config.classes, kernel_init=normal(2e-5), **EXACT, rngs=rngs)
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] of any size that the patch size divides -> float32 logits

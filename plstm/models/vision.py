@@ -15,6 +15,7 @@ from plstm.errors import UserError, require
 from plstm.limits import OneOf, OnlyWith, Rate, Size, check_limits
 from plstm.nn.layers import (
     DTYPES,
+    EXACT,
     MLP,
     NORMS,
     Dtype,
@@ -29,9 +30,8 @@ from plstm.nn.layers import (
     spread,
 )
 from plstm.nn.mixers import AttentionMixer, PLSTMMixer
-from plstm.nn.sequence import LARGEST
+from plstm.nn.sequence import MAX_TRACK
 from plstm.nn.tracking import TRANSITIONS, TrackingMixer
-from plstm.ops.common import HIGHEST
 from plstm.ops.grid import METHODS, WIDEST_FUSED, gating_matrix
 
 Mode = Annotated[str, OneOf("P", "D", "attention")]
@@ -62,7 +62,7 @@ class VisionConfig:
     # bfloat16, as released: transitions that start at tanh(5) stay at 1, see plstm.nn.gates.squash_transition.
     transition_dtype: Annotated[Dtype, WITH_GATES] = "float32"
     # Rows of pLSTM's transitions: matrices that track states, in gates of their own. null: the paper's scalar gates.
-    track: Annotated[int, Interval(ge=1, le=LARGEST), WITH_GATES] | None = None
+    track: Annotated[int, Interval(ge=1, le=MAX_TRACK), WITH_GATES] | None = None
     transitions: Annotated[str, OneOf(*TRANSITIONS)] = "rotation"  # of `track`, see plstm.nn.tracking
     position_embedding: bool = True  # learned, added to the patches
     pooling: Annotated[str, OneOf("corners", "class_token")] = "corners"  # what the head reads
@@ -203,8 +203,7 @@ class VisionModel(nnx.Module):
         self.norm = norm(config.norm, config.dim, rngs)
         pooled = config.dim * (4 if config.pooling == "corners" else 1)
         head_init = nnx.initializers.lecun_normal()
-        exact = {"dtype": jnp.float32, "precision": HIGHEST}
-        self.head = linear(pooled, config.classes, **exact, rngs=rngs, kernel_init=head_init)
+        self.head = linear(pooled, config.classes, **EXACT, rngs=rngs, kernel_init=head_init)
 
     def __call__(self, images: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
         """Normalised images [batch, height, width, channels] of any size that the patch size divides -> float32 logits

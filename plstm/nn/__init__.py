@@ -6,7 +6,7 @@ y = mixer(x)  # [batch, Y, X, 64] -> the same
 
 from plstm.nn.graph import GraphMixer
 from plstm.nn.mixers import AttentionMixer, PLSTMMixer
-from plstm.nn.recurrent import PRLSTM, PRRNN
+from plstm.nn.recurrent import PRLSTM, PRRNN, Rows
 from plstm.nn.sequence import MLSTM, SLSTM, CausalAttention, GatedDeltaNet, Mamba2, TrackingPLSTM
 from plstm.nn.tracking import TrackingMixer
 
@@ -21,6 +21,7 @@ __all__ = [
     "GraphMixer",
     "Mamba2",
     "PLSTMMixer",
+    "Rows",
     "TrackingMixer",
     "TrackingPLSTM",
 ]

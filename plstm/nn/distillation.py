@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from plstm.nn.layers import divide_heads, linear, softmax_attention
+from plstm.nn.layers import divide_heads, forget_biases, linear, softmax_attention
 from plstm.nn.sequence import CausalAttention, rotate, unit_norm
+from plstm.ops.common import HIGHEST
 from plstm.ops.delta_rule import gated_delta_rule
 from plstm.ops.linear_attention import linear_attention
 from plstm.ops.mlstm import mlstm
@@ -51,11 +52,11 @@ def window_attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int, sink
 
 def gate(dim: int, heads: int, rngs: nnx.Rngs, **options) -> nnx.Linear:
     """From [q; k; v] of all heads before the rotation, [..., T, 3 dim], to a number a head; it starts as its bias."""
-    return linear(3 * dim, heads, kernel_init=nnx.initializers.zeros, rngs=rngs, **options)
+    return linear(3 * dim, heads, kernel_init=nnx.initializers.zeros, precision=HIGHEST, rngs=rngs, **options)
 
 
 def forget_gate(dim: int, heads: int, rngs: nnx.Rngs) -> nnx.Linear:
-    return gate(dim, heads, rngs, bias_init=lambda *_: jnp.linspace(3.0, 6.0, heads))
+    return gate(dim, heads, rngs, bias_init=forget_biases)
 
 
 class Features(nnx.Module):
@@ -95,18 +96,18 @@ class MLSTMBranch(LinearBranch):
 
 
 class DeltaBranch(LinearBranch):
-    """Gated DeltaNet; beta is up to `most`."""
+    """Gated DeltaNet; beta is up to `max_beta`."""
 
-    def __init__(self, most: float, dim: int, heads: int, rngs: nnx.Rngs):
+    def __init__(self, max_beta: float, dim: int, heads: int, rngs: nnx.Rngs):
         super().__init__(dim, heads, rngs)
-        self.most = most
+        self.max_beta = max_beta
         self.write = gate(dim, heads, rngs)
         self.forget = forget_gate(dim, heads, rngs)
 
     def __call__(self, features: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         q, k, v = (jax.nn.silu(part) for part in (q, k, v))
         log_alpha = jnp.maximum(jax.nn.log_sigmoid(self.forget(features)), LEAST_LOG_DECAY)
-        beta = self.most * jax.nn.sigmoid(self.write(features))
+        beta = self.max_beta * jax.nn.sigmoid(self.write(features))
         return gated_delta_rule(unit_norm(q), unit_norm(k), v, log_alpha.swapaxes(-1, -2), beta.swapaxes(-1, -2))
 
 

@@ -24,7 +24,7 @@ def squash_transition(pre: jax.Array, dtype=jnp.float32) -> jax.Array:
     """tanh(5 pre), float32, taken in `dtype`. In bfloat16, as the released code takes it, what is above 0.998 is 1 and
     has no gradient: a transition that starts at tanh(5) stays at 1 until its input weights, if they do not start at
     zero, take it elsewhere."""
-    if dtype == jnp.float32:
+    if dtype != jnp.bfloat16:
         return jnp.tanh(TRANSITION_SCALE * pre)
     return _rounded_tanh(_round(TRANSITION_SCALE * _round(pre)))
 

@@ -8,16 +8,18 @@ import jax.numpy as jnp
 from flax import nnx
 
 from plstm.limits import OneOf
-from plstm.ops.common import accumulation_dtype, matmul
+from plstm.ops.common import HIGHEST, accumulate, accumulation_dtype, matmul
 
 NORM_EPSILON = 1e-5
 KERNEL_INIT = nnx.initializers.variance_scaling(0.4, "fan_in", "normal")  # std sqrt(2 / (5 fan_in))
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 Dtype = Annotated[str, OneOf(*DTYPES)]  # of a config
+EXACT: dict[str, Any] = {"dtype": jnp.float32, "precision": HIGHEST}  # options of heads, also on GPUs
 NORMS = {"rmsnorm": nnx.RMSNorm, "layernorm": nnx.LayerNorm}
 
 
 def norm(kind: str, dim: int, rngs: nnx.Rngs) -> nnx.Module:
+    """RMSNorm or LayerNorm over channels, computed in float32, which it returns."""
     return NORMS[kind](dim, epsilon=NORM_EPSILON, dtype=DTYPES["float32"], rngs=rngs)
 
 
@@ -47,16 +49,18 @@ def sinusoids(number: jax.Array, dim: int) -> jax.Array:
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 
-def softmax_attention(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> jax.Array:
+def softmax_attention(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array | None = None) -> jax.Array:
     """softmax(q k^T / sqrt(d)) v over the pairs that are seen: q [..., T, d], k, v [..., S, d], seen bool, which
-    broadcasts to [..., T, S] -> as q.
+    broadcasts to [..., T, S], None: all -> as v; the softmax is taken in float32 or more.
 
     On CPUs a gradient takes half the time of JAX's own attention, which has the heads between tokens and channels."""
-    scores = jnp.einsum("...td,...sd->...ts", q / math.sqrt(q.shape[-1]), k)
-    scores = jnp.where(seen, scores, jnp.finfo(scores.dtype).min)  # finite, for a padded row that sees nothing
+    dtype = accumulation_dtype(q, k, v)
+    scores = accumulate("...td,...sd->...ts", q, k, dtype) / math.sqrt(q.shape[-1])
+    if seen is not None:
+        scores = jnp.where(seen, scores, jnp.finfo(dtype).min)  # finite, for a padded row that sees nothing
     weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
-    # Divided last: d numbers a token, not S.
-    return jnp.einsum("...ts,...sd->...td", weights, v) / weights.sum(-1, keepdims=True)
+    hidden = accumulate("...ts,...sd->...td", weights.astype(v.dtype), v, dtype)
+    return (hidden / weights.sum(-1, keepdims=True)).astype(v.dtype)  # divided last: d numbers a token, not S
 
 
 def head_norm(hidden: jax.Array, centred: bool = False) -> jax.Array:
@@ -105,6 +109,16 @@ def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, use_bias: bool = True, **op
     return linear(dim_in, dim_out, use_bias=use_bias, kernel_init=start, bias_init=start, rngs=rngs, **options)
 
 
+def forget_biases(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32) -> jax.Array:
+    """An initialiser of the mLSTM's forget gates: from 3 to 6 over the heads [heads]."""
+    return jnp.linspace(3.0, 6.0, shape[0], dtype=dtype)
+
+
+def log_of_states(*shape: int) -> nnx.Param:
+    """The logarithms [..., states] of 1 .. states, of which decays of a state-space model start."""
+    return nnx.Param(jnp.broadcast_to(jnp.log(jnp.arange(1.0, shape[-1] + 1)), shape))
+
+
 def inverse_softplus_steps(key: jax.Array, dim: int) -> jax.Array:
     """Biases [dim] whose softplus is a step of a state-space model, drawn log-uniformly from [0.001, 0.1]."""
     step = jnp.exp(jax.random.uniform(key, (dim,), minval=math.log(1e-3), maxval=math.log(0.1)))
@@ -136,21 +150,37 @@ class PatchEmbedding(nnx.Module):
 @jax.custom_vjp
 def exact_gelu(x: jax.Array) -> jax.Array:
     """x Phi(x), Phi the standard normal distribution function; `jax.nn.gelu` takes it from erfc, slower on CPUs."""
-    return _gelu_and_slope(x)[0]
+    return _exact_gelu_and_slope(x)[0]
 
 
-def _gelu_and_slope(x):
+def _exact_gelu_and_slope(x):
     dtype = x.dtype  # 1 + erf cancels, in bfloat16 to nothing
     x = x.astype(accumulation_dtype(x))
     phi = 0.5 * (1 + jax.lax.erf(x * math.sqrt(0.5)))
     return (x * phi).astype(dtype), (phi + x * jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)).astype(dtype)
 
 
-exact_gelu.defvjp(_gelu_and_slope, lambda slope, cotangent: (slope * cotangent,))
+@jax.custom_vjp
+def tanh_gelu(x: jax.Array) -> jax.Array:
+    """The tanh approximation of `exact_gelu`. JAX's own keeps five arrays for its gradient, this one keeps one."""
+    return _tanh_gelu_and_slope(x)[0]
+
+
+def _tanh_gelu_and_slope(x):
+    dtype = x.dtype
+    x = x.astype(accumulation_dtype(x))
+    factor = math.sqrt(2 / math.pi)
+    phi = 0.5 * (1 + jnp.tanh(factor * (x + 0.044715 * x**3)))
+    slope = phi + 2 * x * phi * (1 - phi) * factor * (1 + 3 * 0.044715 * x**2)
+    return (x * phi).astype(dtype), slope.astype(dtype)
+
+
+for gelu, both in ((exact_gelu, _exact_gelu_and_slope), (tanh_gelu, _tanh_gelu_and_slope)):
+    gelu.defvjp(both, lambda slope, cotangent: (slope * cotangent,))
 
 
 class MLP(nnx.Module):
-    """Two layers made by `make` with a GELU between them, by its tanh approximation or exact."""
+    """[..., dim] -> the same: two layers made by `make`, between them a GELU, by its tanh approximation or exact."""
 
     def __init__(self, dim: int, ratio: int, *, dtype, rngs: nnx.Rngs, approximate: bool = True, make=linear):
         self.approximate = approximate
@@ -158,11 +188,11 @@ class MLP(nnx.Module):
         self.down = make(ratio * dim, dim, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down((jax.nn.gelu if self.approximate else exact_gelu)(self.up(x)))
+        return self.down((tanh_gelu if self.approximate else exact_gelu)(self.up(x)))
 
 
 class LayerScale(nnx.Module):
-    """A learned factor a channel on a residual branch (Touvron et al., 2021)."""
+    """A learned factor a channel on a residual branch (Touvron et al., 2021): [..., dim] -> the same."""
 
     def __init__(self, dim: int, start: float):
         self.scale = nnx.Param(jnp.full((dim,), start, jnp.float32))

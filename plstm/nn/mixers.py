@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from plstm.nn.gates import DIRECT_BIAS, DModeGates, PModeGates
-from plstm.nn.layers import check_grid, check_heads, divide_heads, head_norm, linear
+from plstm.nn.layers import check_grid, check_heads, divide_heads, head_norm, linear, softmax_attention
 from plstm.ops.common import HIGHEST
 from plstm.ops.grid import plstm2d
 
@@ -99,5 +99,5 @@ class AttentionMixer(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[batch, tokens, dim] -> [batch, tokens, dim]."""
-        hidden = jax.nn.dot_product_attention(*self.qkv(x))
-        return self.out(hidden.reshape(x.shape))
+        q, k, v = (tensor.swapaxes(-2, -3) for tensor in self.qkv(x))
+        return self.out(softmax_attention(q, k, v).swapaxes(-2, -3).reshape(x.shape))

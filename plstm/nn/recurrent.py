@@ -54,6 +54,7 @@ class Recursion(nnx.Module):
     output: Callable[[Any], Array]
 
     def __call__(self, rows: Rows, answers: int, key: Array | None = None) -> Array:
+        """float32 [rows, answers, dim]: what was read by the end of each row's tokens and by each blank after it."""
         index = rows.tokens.T
         leaves = self.leaf(jnp.eye(self.tokens))
         if answers == 1:
@@ -272,7 +273,7 @@ class EncoderLayer(nnx.Module):
         def attend(x: Array, is_step: Array) -> Array:
             return self.attention(x, mask=is_step[:, None, None])
 
-        chunks = -(-4 * x.shape[0] * self.attention.num_heads * x.shape[1] ** 2 // ATTENTION_BYTES)
+        chunks = max(1, -(-4 * x.shape[0] * self.attention.num_heads * x.shape[1] ** 2 // ATTENTION_BYTES))
         keys = (None, None) if key is None else jax.random.split(key)
         x = self.attention_norm(x + drop(chunked_map(attend, (x, is_step), chunks), self.dropout, keys[0]))
         return self.mlp_norm(x + drop(self.down(jax.nn.relu(self.up(x))), self.dropout, keys[1]))

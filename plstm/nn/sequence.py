@@ -16,6 +16,7 @@ from plstm.nn.layers import (
     check_heads,
     dense,
     divide_heads,
+    forget_biases,
     head_norm,
     inverse_softplus_steps,
     linear,
@@ -23,7 +24,7 @@ from plstm.nn.layers import (
     spread,
     uniform_within,
 )
-from plstm.ops.common import add_up, product, small_product, vary_alike
+from plstm.ops.common import HIGHEST, add_up, product, small_product, vary_alike
 from plstm.ops.delta_rule import gated_delta_rule
 from plstm.ops.mlstm import mlstm
 from plstm.ops.sequence import plstm1d_tracking
@@ -31,13 +32,13 @@ from plstm.ops.slstm import slstm
 from plstm.ops.ssd import ssd
 
 WIDTH = 4  # of causal convolutions
-BLOCK = 4  # channels of a block of mLSTM's block-diagonal maps
+QKV_BLOCK = 4  # channels of a block of mLSTM's block-diagonal maps
 KEY_EPSILON = 1e-6
 GATE_LIMIT = 15.0  # of the gates of MLSTMLarge
 ROPE_BASE = 10_000.0
-BLOCKS = 8  # of `causal_attention`, at most, of at least so many queries
-FEWEST_QUERIES = 64
-LARGEST = 4  # rows of a transition, as of `rotation`
+QUERY_BLOCKS = 8  # of `causal_attention`, at most
+FEWEST_QUERIES = 64  # of a block
+MAX_TRACK = 4  # rows of a transition, as of `rotation`
 # l x and x r of quaternions as matrices times the vector x: the sum over k of l[k] LEFT_UNITS[k].
 LEFT_UNITS = np.array(
     [
@@ -115,17 +116,19 @@ class MLSTM(nnx.Module):
     inner width 2 dim, `depth` the number of layers of the model, without MLPs."""
 
     def __init__(self, dim: int, heads: int, depth: int, rngs: nnx.Rngs):
-        if dim % (BLOCK // 2):
-            raise ValueError(f"dim={dim} must be a multiple of {BLOCK // 2}")
+        if dim % (QKV_BLOCK // 2):
+            raise ValueError(f"dim={dim} must be a multiple of {QKV_BLOCK // 2}")
         inner = 2 * dim
         check_heads(inner, heads, name="inner width")
         self.heads = heads
         self.up = linear(dim, 2 * inner, use_bias=False, rngs=rngs)
         self.conv = CausalConv(inner, rngs)
-        self.q, self.k, self.v = (BlockDiagonal(inner // BLOCK, BLOCK, dim, rngs) for _ in range(3))
-        gate = functools.partial(linear, 3 * inner, heads, kernel_init=nnx.initializers.zeros, rngs=rngs)
+        self.q, self.k, self.v = (BlockDiagonal(inner // QKV_BLOCK, QKV_BLOCK, dim, rngs) for _ in range(3))
+        gate = functools.partial(
+            linear, 3 * inner, heads, kernel_init=nnx.initializers.zeros, precision=HIGHEST, rngs=rngs
+        )
         self.input_gate = gate(bias_init=nnx.initializers.normal(0.1))
-        self.forget_gate = gate(bias_init=lambda *_: jnp.linspace(3.0, 6.0, heads))
+        self.forget_gate = gate(bias_init=forget_biases)
         self.norm_scale = nnx.Param(jnp.ones(inner))
         self.skip = nnx.Param(jnp.ones(inner))
         start = nnx.initializers.normal(2 / depth / math.sqrt(dim))
@@ -152,9 +155,9 @@ class MLSTMLarge(nnx.Module):
         make = functools.partial(linear, dim, use_bias=False, rngs=rngs)
         self.q, self.k = (make(dim // 2) for _ in range(2))
         self.v, self.gate, self.out = (make(dim) for _ in range(3))
-        gate = functools.partial(linear, dim, heads, kernel_init=nnx.initializers.zeros, rngs=rngs)
+        gate = functools.partial(linear, dim, heads, kernel_init=nnx.initializers.zeros, precision=HIGHEST, rngs=rngs)
         self.input_gate = gate(bias_init=nnx.initializers.constant(-10.0))
-        self.forget_gate = gate(bias_init=lambda *_: jnp.linspace(3.0, 6.0, heads))
+        self.forget_gate = gate(bias_init=forget_biases)
         self.norm_scale = nnx.Param(jnp.ones(dim))
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -235,13 +238,12 @@ class GatedDeltaNet(nnx.Module):
     def __init__(self, dim: int, heads: int, key_dim: int, negative: bool, rngs: nnx.Rngs):
         check_heads(key_dim, heads, name="key_dim")
         self.heads = heads
-        self.scale = 2.0 if negative else 1.0
+        self.max_beta = 2.0 if negative else 1.0
         make = functools.partial(dense, rngs=rngs, use_bias=False)
         self.q = make(dim, key_dim)
         self.k = make(dim, key_dim)
         self.v = make(dim, 2 * key_dim)
-        self.decay = make(dim, heads)
-        self.beta = make(dim, heads)
+        self.decay, self.beta = (make(dim, heads, precision=HIGHEST) for _ in range(2))
         self.a_log = nnx.Param(jnp.log(jax.random.uniform(rngs.params(), (heads,), minval=1e-3, maxval=16.0)))
         self.step_bias = nnx.Param(inverse_softplus_steps(rngs.params(), heads))
         self.convs = nnx.List([CausalConv(size, rngs, use_bias=False) for size in (key_dim, key_dim, 2 * key_dim)])
@@ -253,7 +255,7 @@ class GatedDeltaNet(nnx.Module):
         projected = (conv(part(x)) for conv, part in zip(self.convs, (self.q, self.k, self.v), strict=True))
         q, k, v = (split_heads(part, self.heads) for part in projected)
         log_alpha = -jnp.exp(self.a_log[...]) * jax.nn.softplus(self.decay(x) + self.step_bias[...])
-        beta = self.scale * jax.nn.sigmoid(self.beta(x))
+        beta = self.max_beta * jax.nn.sigmoid(self.beta(x))
         y = gated_delta_rule(unit_norm(q), unit_norm(k), v, log_alpha.swapaxes(-1, -2), beta.swapaxes(-1, -2))
         scale = jnp.tile(self.norm_scale[...], self.heads)
         return self.out(head_norm(y.swapaxes(-2, -3)) * scale * jax.nn.silu(self.gate(x)))
@@ -266,8 +268,8 @@ class TrackingPLSTM(nnx.Module):
     identity: with equal entries a state is written and read along one direction, and a small rotation does not show."""
 
     def __init__(self, dim: int, track: int, rngs: nnx.Rngs):
-        if not 1 <= track <= LARGEST or dim % track:
-            raise ValueError(f"track={track} must be from 1 to {LARGEST}, and dim={dim} a multiple of it")
+        if not 1 <= track <= MAX_TRACK or dim % track:
+            raise ValueError(f"track={track} must be from 1 to {MAX_TRACK}, and dim={dim} a multiple of it")
         self.track = track
         start = nnx.initializers.normal(1 / math.sqrt(dim))
         make = functools.partial(linear, dim, use_bias=False, kernel_init=start, rngs=rngs)
@@ -275,14 +277,15 @@ class TrackingPLSTM(nnx.Module):
         self.q = make(dim)
         self.k = make(dim)
         self.v = make(dim)
-        self.before, self.after = (make(track**2, use_bias=True) for _ in range(2))
+        gate = functools.partial(make, use_bias=True, precision=HIGHEST)
+        self.before, self.after = (gate(track**2) for _ in range(2))
         # At the start the first eigenvalue's sign differs from token to token, so that some transitions reflect and
         # some rotate; the others are memory.
         is_first = jnp.arange(track) == 0
-        self.eigenvalues = make(track, use_bias=True, bias_init=lambda *_: jnp.where(is_first, 0.0, 2.5))
+        self.eigenvalues = gate(track, bias_init=lambda *_: jnp.where(is_first, 0.0, 2.5))
         self.eigenvalues.kernel[...] *= jnp.where(is_first, 4.0, 1.0)
         near_identity = nnx.initializers.constant(6 * jnp.eye(track).reshape(-1) - 3)  # sigmoid: .95, elsewhere .05
-        self.source, self.mark = (make(track**2, use_bias=True, bias_init=near_identity) for _ in range(2))
+        self.source, self.mark = (gate(track**2, bias_init=near_identity) for _ in range(2))
         self.direct = nnx.Param(jnp.zeros(track**2))
         self.norm_scale = nnx.Param(jnp.ones(dim))
         self.gate = make(dim)
@@ -349,10 +352,11 @@ class CausalAttention(nnx.Module):
 def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Softmax attention of a token to itself and earlier ones: float32 q, k, v [..., T, heads, d] -> as v.
 
-    At most BLOCKS blocks of queries, each with the keys up to its end alone: nearly half the pairs are never computed.
+    At most QUERY_BLOCKS blocks of queries, each with the keys up to its end alone: nearly half the pairs are never
+    computed.
     The backward pass computes the weights again."""
     length = q.shape[-3]
-    size = max(FEWEST_QUERIES, -(-length // BLOCKS))
+    size = max(FEWEST_QUERIES, -(-length // QUERY_BLOCKS))
     q, k, v = (x.swapaxes(-2, -3) for x in (q, k, v))
     attend = jax.checkpoint(softmax_attention)
     parts = []

@@ -10,7 +10,7 @@ from flax import nnx
 
 from plstm.nn.gates import DIRECT_BIAS, DIRECTIONS
 from plstm.nn.layers import check_grid, divide_heads, head_norm, linear
-from plstm.nn.sequence import LARGEST, rotation
+from plstm.nn.sequence import MAX_TRACK, rotation
 from plstm.ops.common import HIGHEST, check_choice, small_product
 from plstm.ops.grid import GridGates, plstm2d_tracking
 
@@ -79,8 +79,8 @@ class TrackingMixer(nnx.Module):
         dtype=jnp.float32,
         rngs: nnx.Rngs,
     ):
-        if mode not in ("P", "D") or not 1 <= track <= LARGEST or heads < 1 or dim % (heads * track):
-            sizes = f"track={track} from 1 to {LARGEST}, and dim={dim} a multiple of heads x track"
+        if mode not in ("P", "D") or not 1 <= track <= MAX_TRACK or heads < 1 or dim % (heads * track):
+            sizes = f"track={track} from 1 to {MAX_TRACK}, and dim={dim} a multiple of heads x track"
             raise ValueError(f"mode={mode!r} must be P or D, {sizes}")
         check_choice("transitions", transitions, tuple(TRANSITIONS))
         self.mode = mode

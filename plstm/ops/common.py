@@ -1,5 +1,6 @@
 """What operators share: checks of arguments, the gates' dtype, products, attention with a gating matrix, chunks."""
 
+import inspect
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -38,12 +39,15 @@ def public_operator(function: Callable[Arguments, Array]) -> Callable[Arguments,
     Over mesh axes of explicit type it computes as over automatic ones, and the output is sharded as the first array,
     except along the last axis."""
 
+    signature = inspect.signature(function)
+
     @wraps(function)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Array:
         mesh = jax.sharding.get_abstract_mesh()
         if not (mesh.manual_axes or mesh.explicit_axes):
             return function(*args, **kwargs)
-        leaves, tree = jax.tree.flatten((args, kwargs))
+        bound = signature.bind(*args, **kwargs)  # in the order of the signature, also those given by keyword
+        leaves, tree = jax.tree.flatten((bound.args, bound.kwargs))
         places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Array | np.ndarray)]
         arrays = [leaves[n] for n in places]
 

@@ -29,9 +29,13 @@ def segment_products(transition: Array) -> Array:
     return jnp.where(later, before, 0)
 
 
+@public_operator
 def gating_matrix_1d(gates: SequenceGates) -> Array:
     """G [..., T, T], source node, then target (Equations 25-28): G[a, b] = source[a] prod_{a < u < b} transition[u]
-    mark[b] for b > a, else 0; no direct term."""
+    mark[b] for b > a, else 0; no direct term. Gates [..., T]; in their dtype, at least float32. Raises ValueError where
+    shapes disagree."""
+    check_axes("source, transition, mark [..., T]", *gates)
+    gates = SequenceGates(*cast(gates, accumulation_dtype(*gates)))
     return gates.source[..., :, None] * segment_products(gates.transition) * gates.mark[..., None, :]
 
 

@@ -12,7 +12,7 @@ from plstm.models.mamba2d import HEAD_DIM, MLP_RATIO, STEM, STEP, Mamba2DConfig
 from plstm.models.ss2d import MAPS, SS2DConfig
 from plstm.models.vil import CHUNK, ViLConfig
 from plstm.models.vision import VisionConfig
-from plstm.nn.sequence import BLOCK
+from plstm.nn.sequence import QKV_BLOCK
 from plstm.ops.scans import even_chunk
 
 # Multiply-adds a pair of nodes in the cheapest form of the gating matrix: P-mode merges both edges of a node, D-mode is
@@ -67,7 +67,7 @@ def vil_flops(config: ViLConfig) -> int:
     tokens = (config.image_size // config.patch_size) ** 2
     dim = config.dim
     inner = 2 * config.dim
-    maps = dim * 2 * inner + 9 * inner + 3 * BLOCK * inner + 2 * 3 * inner * config.heads + inner * dim
+    maps = dim * 2 * inner + 9 * inner + 3 * QKV_BLOCK * inner + 2 * 3 * inner * config.heads + inner * dim
     chunk = even_chunk(CHUNK, tokens)
     key = inner // config.heads
     read_and_write = 2 * chunk * key * (key + 1)

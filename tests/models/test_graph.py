@@ -118,7 +118,8 @@ def test_layers_are_their_formulas(make):
         actual = run(layer, h, c, neighbourhood(batch))
         np.testing.assert_allclose(actual, lstm_by_formula(layer, h, c, adjacency), atol=1e-5)
     else:
-        actual = run(layer, h, neighbourhood(batch), train=True)
+        training = {"train": True} if make is GIN else {}
+        actual = run(layer, h, neighbourhood(batch), **training)
         np.testing.assert_allclose(np.asarray(actual)[real], by_formula(layer, h, adjacency, real)[real], atol=2e-5)
 
 

@@ -1,5 +1,6 @@
 """The small layers: starts, numbers against NumPy, and stochastic depth's statistics."""
 
+import functools
 import math
 
 import jax
@@ -19,7 +20,17 @@ from plstm.nn import (
     TrackingMixer,
     TrackingPLSTM,
 )
-from plstm.nn.layers import PatchEmbedding, divide_heads, drop_path, exact_gelu, linear, norm, sinusoids
+from plstm.nn.layers import (
+    PatchEmbedding,
+    divide_heads,
+    drop_path,
+    exact_gelu,
+    linear,
+    norm,
+    sinusoids,
+    softmax_attention,
+    tanh_gelu,
+)
 from plstm.nn.sequence import MLSTMLarge
 from tests.drawing import fill, normal
 from tests.ops.comparing import assert_close
@@ -73,17 +84,34 @@ def test_norms_compute_in_float32_with_an_epsilon_of_1e_5(kind):
     assert hasattr(layer, "bias") == (kind == "layernorm")
 
 
-def test_exact_gelu_is_the_librarys_in_value_and_gradient():
-    x = jnp.concatenate([jnp.linspace(-12, 12, 4001), jnp.array([0.0, -1e4, 1e4, -1e30, 1e30])])
-    slope = jax.jit(jax.vmap(jax.grad(exact_gelu)))
-    oracle = lambda x: jax.nn.gelu(x, approximate=False)  # noqa: E731
-    np.testing.assert_allclose(jax.jit(exact_gelu)(x), oracle(x), rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(slope(x), jax.vmap(jax.grad(oracle))(x), rtol=1e-6, atol=2e-6)
+@pytest.mark.parametrize("gelu", [exact_gelu, tanh_gelu])
+def test_gelus_are_the_library_s_in_value_and_gradient(gelu):
+    x = jnp.concatenate([jnp.linspace(-12, 12, 4001), jnp.array([0.0, -1e4, 1e4, -1e12, 1e12])])
+    slope = jax.jit(jax.vmap(jax.grad(gelu)))
+    oracle = functools.partial(jax.nn.gelu, approximate=gelu is tanh_gelu)
+    np.testing.assert_allclose(jax.jit(gelu)(x), jax.jit(oracle)(x), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(slope(x), jax.jit(jax.vmap(jax.grad(oracle)))(x), rtol=1e-6, atol=2e-6)
     half = x.astype(jnp.bfloat16)
-    assert exact_gelu(half).dtype == slope(half).dtype == jnp.bfloat16
+    assert gelu(half).dtype == slope(half).dtype == jnp.bfloat16
     rounded = half.astype(jnp.float32)
-    np.testing.assert_array_equal(exact_gelu(half), exact_gelu(rounded).astype(jnp.bfloat16))
+    np.testing.assert_array_equal(gelu(half), gelu(rounded).astype(jnp.bfloat16))
     np.testing.assert_array_equal(slope(half), slope(rounded).astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 2e-6), (jnp.bfloat16, 2e-2)])
+def test_attention_is_the_library_s_in_values_and_gradients(dtype, tolerance):
+    *qkv, cotangent = (jnp.asarray(normal(2, 9, 3, 8, seed=n), dtype) for n in range(4))  # [batch, tokens, heads, d]
+
+    def by_heads(q, k, v):
+        return softmax_attention(*(x.swapaxes(1, 2) for x in (q, k, v))).swapaxes(1, 2)
+
+    def with_gradients(function):
+        out, backward = jax.vjp(function, *qkv)
+        return [out, *backward(cotangent)]
+
+    found = with_gradients(by_heads)
+    assert {x.dtype for x in found} == {jnp.dtype(dtype)}
+    assert_close(found, with_gradients(jax.nn.dot_product_attention), tolerance)
 
 
 @pytest.mark.parametrize("axis", [0, 2])

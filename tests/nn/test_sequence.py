@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plstm.nn.sequence import BLOCKS, FEWEST_QUERIES, WIDTH, causal_attention, causal_conv
+from plstm.nn.sequence import FEWEST_QUERIES, QUERY_BLOCKS, WIDTH, causal_attention, causal_conv
 from tests.ops.comparing import check
 
 
@@ -30,7 +30,7 @@ def plain_attention(q, k, v):
 
 
 @pytest.mark.parametrize("scale", [1, 100])
-@pytest.mark.parametrize("lead", [(1,), (2, FEWEST_QUERIES + 1), (BLOCKS * FEWEST_QUERIES + 7,)])
+@pytest.mark.parametrize("lead", [(1,), (2, FEWEST_QUERIES + 1), (QUERY_BLOCKS * FEWEST_QUERIES + 7,)])
 def test_causal_attention_is_its_definition_in_values_and_gradients(x64, lead, scale):
     """At a scale of 100 a token attends to one other, and exponentials of plain scores would overflow."""
     rng = np.random.default_rng(0)

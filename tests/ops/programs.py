@@ -164,7 +164,11 @@ def lower(name: str, program: str) -> None:
 
     with jax.sharding.use_abstract_mesh(mesh):
         placed = {name: place(x, shardings[name]) for name, x in arguments.items()}
-        function.trace(placed).lower(lowering_platforms=("cpu",))
+        traced = function.trace(placed)
+        traced.lower(lowering_platforms=("cpu",))
+    if program == "explicit":
+        output, _ = traced.out_info
+        assert output.sharding.spec[0] == "data"
 
 
 def run(name: str, program: str, arguments: dict):

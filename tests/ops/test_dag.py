@@ -149,6 +149,13 @@ def test_normalised_transitions_sum_to_less_than_one(norm, shared):
         normalise_transitions(jnp.asarray(t), padded, "l2")
 
 
+def test_transitions_are_normalised_in_float32():
+    """300 that leave one edge: in bfloat16 they would sum to more than 1."""
+    dag = Dag.from_edges(302, [(0, 1), *((1, n) for n in range(2, 302))])
+    normalised = normalise_transitions(jnp.ones(len(dag.line_to), jnp.bfloat16), dag)
+    assert len(dag.line_to) == 300 and normalised.dtype == jnp.float32 and 0.99 < normalised.sum() < 1
+
+
 def test_auto_chooses_by_backend_and_size(monkeypatch):
     small, wide = DAGS["sparse"].packed, pack([DAGS["sparse"]], 600, 300)[0]
     many = pack([DAGS["sparse"]], 20, 300)[0]

@@ -80,3 +80,11 @@ def test_combining_halves_gives_the_whole(x64):
         mark = np.concatenate([mark[left], transition[left, None] * mark[right]], axis=1)  # 27
         transition = transition[left] * transition[right]  # 26
     np.testing.assert_allclose(gating_matrix_1d(gates), gating[0], rtol=1e-13, atol=1e-13)
+
+
+def test_the_gating_matrix_is_at_least_float32():
+    gates = SequenceGates(*jnp.full((3, 64), 0.992, jnp.bfloat16))
+    expected = gating_matrix_1d(SequenceGates(*(gate.astype(jnp.float32) for gate in gates)))
+    np.testing.assert_array_equal(gating_matrix_1d(gates), expected)
+    with pytest.raises(ValueError, match=r"transition must be \[..., T\]"):
+        gating_matrix_1d(gates._replace(transition=jnp.ones(63)))

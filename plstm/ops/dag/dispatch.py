@@ -12,7 +12,7 @@ from jax import Array
 
 from plstm.ops.common import accumulation_dtype, attend, check_axes, check_choice, direct_term, public_operator
 from plstm.ops.dag.forms import IN_BOUNDS, by_doubling, by_levels, recurrent
-from plstm.ops.dag.gates import DagGates
+from plstm.ops.dag.gates import DAG_AXES, DagGates
 from plstm.ops.dag.line_graph import Dag, PackedDags
 
 METHODS = ("auto", "levels", "doubling", "recurrent")
@@ -48,8 +48,7 @@ def plstm_dag(
     """
     dag = dag.packed if isinstance(dag, Dag) else dag
     check_choice("method", method, METHODS)
-    axes = "q, k [..., N, d_k]; v [..., N, d_v]; direct [..., N]; source [..., E]; transition [..., L]; mark [..., E]"
-    check_axes(axes, q, k, v, direct, *gates, N=dag.num_nodes, E=dag.num_edges, L=dag.num_line_edges)
+    check_axes(DAG_AXES, q, k, v, direct, *gates, N=dag.num_nodes, E=dag.num_edges, L=dag.num_line_edges)
     if method == "auto":
         method = choose_method(dag, q.shape[-1] * v.shape[-1])
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -74,19 +73,23 @@ def plstm_dag(
 def normalise_transitions(transition: Array, dag: Dag | PackedDags, norm: str = "l1") -> Array:
     """The P-mode's stabilisation: t / (0.5 + sum of |t|), over line edges that share an edge.
 
-    transition [..., L], finite also in padding, gives [..., L]; sums of magnitudes over a shared edge stay below 1.
-    norm: "l1" sums over the line edges that leave the edge e', so that Equation 4 holds; "linf" over those that enter
-    the edge e, as in the paper's released code. Another one raises ValueError.
+    transition [..., L], finite also in padding, gives [..., L], at least float32; sums of magnitudes over a shared edge
+    stay below 1. norm: "l1" sums over the line edges that leave the edge e', so that Equation 4 holds; "linf" over
+    those that enter the edge e, as in the paper's released code. Raises ValueError for another one, and where shapes
+    disagree.
     """
+    dag = dag.packed if isinstance(dag, Dag) else dag
     check_choice("norm", norm, NORMS)
+    check_axes("transition [..., L]", transition, L=dag.num_line_edges)
     shared = dag.line_from if norm == "l1" else dag.line_to
-    real = True if isinstance(dag, Dag) else dag.line_mask
-    size = jnp.where(real, jnp.abs(transition), 0)
+    transition = transition.astype(accumulation_dtype(transition))
+    size = jnp.where(dag.line_mask, jnp.abs(transition), 0)
     sums = jnp.zeros((*transition.shape[:-1], dag.num_edges), size.dtype).at[..., shared].add(size, mode=IN_BOUNDS)
     return transition / (NORM_OFFSET + sums[..., shared])
 
 
 def choose_method(dag: PackedDags, state_size: int) -> str:
+    """What "auto" takes for states of so many numbers."""
     if dag.block_nodes > state_size:
         return "recurrent"
     if jax.default_backend() == "cpu":

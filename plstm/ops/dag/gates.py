@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from jax import Array
 
+DAG_AXES = "q, k [..., N, d_k]; v [..., N, d_v]; direct [..., N]; source [..., E]; transition [..., L]; mark [..., E]"
+
 
 class DagGates(NamedTuple):
     """The gates of a DAG of E edges and L line edges, or those of a sequence, each [..., T]."""

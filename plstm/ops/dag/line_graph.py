@@ -43,9 +43,9 @@ class Dag:
     @classmethod
     def from_edges(cls, num_nodes: int, edges) -> Self:
         """The graph of `edges` [E, 2], pairs (tail, head) of node numbers, among which a pair may come twice. Nodes
-        without an order between them are visited lowest number first, which decides what the multitree keeps. Raises
-        ValueError for `num_nodes` under 1, edges of another shape or dtype, numbers outside 0 to num_nodes - 1, and a
-        cycle."""
+        without an order between them are visited lowest number first, which decides what the multitree keeps. Memory
+        grows with the square of the edges. Raises ValueError for `num_nodes` under 1, edges of another shape or dtype,
+        numbers outside 0 to num_nodes - 1, and a cycle."""
         if num_nodes < 1:
             raise ValueError(f"num_nodes must be at least 1; got {num_nodes}")
         edges = np.asarray(edges) if len(edges) else np.zeros((0, 2), np.int32)

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from plstm.ops.common import accumulation_dtype, attend, check_axes, direct_term, product, public_operator
-from plstm.ops.dag.gates import DagGates
+from plstm.ops.dag.gates import DAG_AXES, DagGates
 from plstm.ops.dag.line_graph import Dag
 from plstm.ops.scans import cast
 
@@ -120,8 +120,7 @@ def plstm_dag_by_parts(
     with reverse-mode derivatives only. Raises ValueError where shapes disagree, d_k or d_v is 0, or parts is no number
     from 1 to N.
     """
-    axes = "q, k [..., N, d_k]; v [..., N, d_v]; direct [..., N]; source [..., E]; transition [..., L]; mark [..., E]"
-    check_axes(axes, q, k, v, direct, *gates, N=dag.num_nodes, E=dag.num_edges, L=len(dag.line_to))
+    check_axes(DAG_AXES, q, k, v, direct, *gates, N=dag.num_nodes, E=dag.num_edges, L=len(dag.line_to))
     cuts = cut(dag, parts)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     size = v.shape[-1]

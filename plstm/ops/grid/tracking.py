@@ -30,7 +30,7 @@ def plstm2d_tracking(q: Array, k: Array, v: Array, gates: GridGates, direct: Arr
     """
     check_axes(AXES, *gates, q, k, v, direct)
     dtype = v.dtype
-    wide = accumulation_dtype(*gates)
+    wide = accumulation_dtype(*gates, q, k, v, direct)
     gates = GridGates(*cast(gates, wide))
     q, k, v, direct = cast((q, k, v, direct), wide)
     q = q * q.shape[-2] ** -0.5
