@@ -1,7 +1,8 @@
 """What the tests of batches share."""
 
 import itertools
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 
 import jax
 import numpy as np
@@ -14,6 +15,11 @@ def take(batches, steps: int, start: int = 0) -> list[dict]:
     found = list(itertools.islice(stream, steps))
     stream.close()
     return found
+
+
+def crc(arrays: Iterable[np.ndarray]) -> str:
+    """Of their bytes, 8 hexadecimal digits."""
+    return f"{zlib.crc32(b''.join(array.tobytes() for array in arrays)):08x}"
 
 
 def joined(parts: list[list[dict]]) -> list[dict]:

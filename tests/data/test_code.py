@@ -108,5 +108,5 @@ def test_a_folder_of_text(tmp_path):
 def test_the_toy_is_python_and_the_same_each_time():
     for file in files_of(toy()["train"]["toy"]):
         compile(file, "toy", "exec")
-    assert digest(toy()) == digest(toy())
+    assert digest(toy()) == "fb5de38de240"
     np.testing.assert_array_equal(as_tokens([b"a", b"bc"]), [256, 97, 256, 98, 99])

@@ -12,6 +12,7 @@ from data import languages
 from data.commands import DIGITS
 from data.languages import LANGUAGES, draw
 from tests.commands import call_here, refused
+from tests.data.batching import crc
 
 # A character a token, 10 as a: rows and answers that the released samplers' code gives.
 GOLDEN = {
@@ -51,6 +52,14 @@ SUPPORT = {
     "compute_sqrt": ("1", "01 10 11", 7),
     "bucket_sort": (5, 25, 125),
 }
+# Of the bytes of rows of several lengths, whose seeds are the lengths.
+NAMES_AND_CRCS = """
+    even_pairs a74bae80 modular_arithmetic 8c75217d parity_check a74bae80 cycle_navigation 61f72359
+    stack_manipulation 4c0f64b2 reverse_string a74bae80 modular_arithmetic_brackets a1175c62 solve_equation 1e76ffad
+    duplicate_string a74bae80 missing_duplicate a4e346d1 odds_first a74bae80 binary_addition 5abd43f2
+    binary_multiplication 5abd43f2 compute_sqrt 75d1c30c bucket_sort 5a8c15cb
+"""
+CRCS = dict(zip(NAMES_AND_CRCS.split()[::2], NAMES_AND_CRCS.split()[1::2], strict=True))
 
 
 def as_text(row) -> str:
@@ -137,6 +146,11 @@ def test_short_rows_are_all_those_of_the_task_and_no_others(name):
         own = [*map("".join, itertools.product(DIGITS[: LANGUAGES[name].vocabulary], repeat=length))]
         length = len(next(iter(found)))
         assert {text for text in own if len(text) == length and LANGUAGES[name].accepts(text)} <= found
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_the_rows_of_a_seed_never_change(name):
+    assert crc(draw(name, RandomState(length), length, 50)[0] for length in (1, 2, 7, 16)) == CRCS[name]
 
 
 @pytest.mark.parametrize("name", LANGUAGES)

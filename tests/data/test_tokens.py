@@ -11,6 +11,7 @@ from numpy.random import RandomState
 from data import tokens
 from data.tokens import TASKS
 from tests.commands import call_here
+from tests.data.batching import crc
 
 command = functools.partial(call_here, tokens.main)
 
@@ -24,12 +25,22 @@ GOLDEN = {
     "anbn": "0 0 1 1 2 2 -> - - - 1 - -; 0 0 1 2 2 2 -> - - 0 - - -",
     "anbncn": "0 1 2 3 3 3 -> - - 1 - - -; 0 0 1 2 2 3 -> - - - - 0 -",
 }
+# Of the bytes of rows of several lengths, whose seeds are the lengths.
+NAMES_AND_CRCS = """
+    parity 7e3b31d9 z5 d987eb18 s3 90edd330 a5 1a6586cd s5 919ec50a majority 6fe3104f anbn da618006 anbncn e4fc64a5
+"""
+CRCS = dict(zip(NAMES_AND_CRCS.split()[::2], NAMES_AND_CRCS.split()[1::2], strict=True))
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_golden_rows_by_the_command(name):
     for row, answer in (pair.split(" -> ") for pair in GOLDEN[name].split("; ")):
         assert command("answer", name, *row.split()) == (0, answer + "\n", "")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_rows_of_a_seed_never_change(name):
+    assert crc(TASKS[name].draw(RandomState(length), length, 50) for length in (6, 7, 16)) == CRCS[name]
 
 
 def word(runs, length):

@@ -131,18 +131,46 @@ def lstm_by_formula(cell, h, c, adjacency):
     return expit(read) * np.tanh(memory), memory
 
 
+def sums_of(nodes, batch) -> np.ndarray:
+    """Over the nodes of each real graph: [N, dim] -> [graphs, dim]."""
+    return np.stack([nodes[batch["graph"] == n].sum(0) for n in range(batch["mask"].sum())])
+
+
 @pytest.mark.parametrize("pooled", ["tanh_c", "h"])
 def test_the_lstm_gnn_sums_tanh_of_its_memory_or_its_state(pooled):
     model, batch = small("lstm", lstm_pool=pooled), SOURCE.batch(np.arange(6))
-    adjacency, real = dense_graph(batch)
+    adjacency, _ = dense_graph(batch)
     c = np.asarray(batch["features"] @ model.encoder.kernel[...] + model.encoder.bias[...])
     h = np.zeros_like(c)
     for _ in range(2):
         h, c = lstm_by_formula(model.cell, h, c, adjacency)
-    nodes = (np.tanh(c) if pooled == "tanh_c" else h)[real]
-    sums = np.stack([nodes[batch["graph"][real] == n].sum(0) for n in range(6)])
+    sums = sums_of(np.tanh(c) if pooled == "tanh_c" else h, batch)
     expected = model.readout.out(model.readout(jnp.asarray(sums)))
     np.testing.assert_allclose(logits(model, batch), expected, rtol=2e-4, atol=2e-5)
+
+
+def test_a_training_pass_of_gin_adds_up_readouts_of_all_depths_and_moves_its_statistics():
+    model, batch = small("gin"), SOURCE.batch(np.arange(6))
+    graphdef, state = nnx.split(model)
+
+    @jax.jit
+    def train(state, batch):
+        model = nnx.merge(graphdef, state, copy=True)
+        logits = model(batch, key=jax.random.key(0))
+        return logits, model.layers[0].inner_norm.mean[...], model.layers[0].inner_norm.var[...]
+
+    found, mean, variance = train(state, batch)
+    adjacency, real = dense_graph(batch)
+    h = np.asarray(batch["features"] @ model.encoder.kernel[...] + model.encoder.bias[...])
+    first = model.layers[0]
+    z = ((h + adjacency @ h) @ weight(first.up) + first.up.bias[...])[real]
+    np.testing.assert_allclose(mean, 0.9 * first.inner_norm.mean[...] + 0.1 * z.mean(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(variance, 0.9 * first.inner_norm.var[...] + 0.1 * z.var(0), rtol=1e-4, atol=1e-5)
+    expected = model.readouts[0](sums_of(h, batch))
+    for layer, readout in zip(model.layers, model.readouts[1:], strict=True):
+        h = by_formula(layer, h, adjacency, real)
+        expected = expected + readout(sums_of(h, batch))
+    np.testing.assert_allclose(found[batch["mask"]], expected, rtol=2e-4, atol=2e-4)
 
 
 def test_layers_alternate_modes_and_directions():

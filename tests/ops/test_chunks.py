@@ -39,7 +39,7 @@ def test_the_numbers_of_the_recurrence(x64, structure, form, number):
     assert_close(found["output"], jax.jit(plstm2d_oracle)(**arguments), 1e-10)
 
 
-def test_every_entry_is_computed_once_and_in_its_place():
+def test_entries_keep_their_places_in_chunks_of_equal_size():
     a, b = np.arange(7.0), np.arange(14.0).reshape(7, 2)
     calls = []
     found = chunked_map(lambda a, b: calls.append(a.shape) or a[:, None] * b["b"], (a, {"b": b}), 3)

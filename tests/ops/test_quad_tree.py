@@ -1,14 +1,17 @@
-"""The quad-tree of Appendix D.3, its misprints corrected, against the recurrence node by node.
+"""The quad-tree of Appendix D.3, its misprints corrected, against the form that merges two blocks at a time.
 
 Gates have the names of `GridGates`, here of square blocks: a source is [nodes, edges out], a transition [edges in,
 edges out], a mark [edges in, nodes]. One level merges the blocks a, b (above) and c, d (below). Of the new block's
 edges along a side, the upper or left half comes first.
 """
 
+import functools
+
+import jax
 import numpy as np
 import pytest
 
-from plstm.ops.grid import GridGates, gating_matrix_oracle
+from plstm.ops.grid import GridGates, gating_matrix
 
 from .comparing import draw_gates
 
@@ -68,7 +71,8 @@ def quarters(blocks: np.ndarray) -> list[np.ndarray]:
 def test_merging_blocks_gives_the_whole(x64, size):
     one_direction = (np.arange(4) == 0)[:, None, None]
     gates = draw_gates(size, size)
-    expected = gating_matrix_oracle(gates._replace(s_r=gates.s_r * one_direction, s_d=gates.s_d * one_direction))
+    gates_of_one = gates._replace(s_r=gates.s_r * one_direction, s_d=gates.s_d * one_direction)
+    expected = jax.jit(functools.partial(gating_matrix, form="hierarchical"))(gates_of_one)
     blocks = GridGates(*(np.asarray(gate)[0, ..., None, None] for gate in gates))
     nodes = np.arange(size**2).reshape(size, size, 1)
     gating = np.zeros((size, size, 1, 1))

@@ -24,7 +24,7 @@ def python(code: str, name: str = "step", minutes: float = 0) -> Step:
 def test_the_most_telling_steps_come_first():
     names = [step.name for step in STEPS]
     first = ["device", "test-operators", "test-models", "step-plstm-192-256-parallel", "step-plstm-192-256-fused"]
-    assert names[:5] == first and len({*names}) == len(names) == 1 + 2 + 12 + 2 + 12 + 2 + 4
+    assert names[:5] == first and len({*names}) == len(names)
     assert names.index("arrow-vit-s43") < names.index("grid-12-d_mode") < names.index("arrow-plstm-s44")
     assert all(step.minutes < gpu.LONGEST for step in STEPS)
 

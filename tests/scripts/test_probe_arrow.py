@@ -76,6 +76,7 @@ def test_the_area_under_the_roc_curve_does_not_depend_on_the_threshold():
     naive = ((at > past) + (at == past) / 2).mean()
     assert scores["area_under_roc"] == shifted["area_under_roc"] == pytest.approx(naive, abs=1e-5)
     assert scores["accuracy"] > shifted["accuracy"] + 0.1 and scores["answered_at"] > shifted["answered_at"] + 0.3
+    assert scores["balanced_accuracy"] == pytest.approx(((at > 0).mean() + (past <= 0).mean()) / 2, abs=1e-5)
     assert score(evidence[labels == 1], labels[labels == 1])["area_under_roc"] is None
 
 

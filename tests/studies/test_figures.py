@@ -11,12 +11,12 @@ from plstm.studies import figures
 from plstm.studies.definitions import load_table
 from plstm.studies.figures import draw_table
 from plstm.studies.probes import points_by_size, read_probes
-from plstm.studies.records import read_records, record_path
+from plstm.studies.records import read_records, record_path, write_record
 from plstm.studies.sweeps import t_interval
 from scripts import make_tables
 from tests.commands import ROOT, call_here
 
-from .conftest import TABLES, example_curve, rendered, texts_of
+from .conftest import TABLES, example_curve, example_record, rendered, texts_of
 
 
 @pytest.fixture
@@ -102,11 +102,13 @@ def test_all_values_stand_beside_the_papers_numbers(add, drawn, tmp_path):
     assert "pLSTM at 0.002,48,as given,43,accuracy,0.92\n" in files["probes.csv"]
 
 
-def test_the_mean_curve_is_taken_where_all_runs_were_evaluated(add, tmp_path):
-    runs = [add(seed=seed, val=val) for seed, val in ((43, 0.9), (44, 0.7))]
-    curves = figures._mean_curves(runs, tmp_path)
-    assert len(curves["val"]) == 20 and curves["val"]["mean"].iloc[-1] == pytest.approx(0.8, abs=1e-4)
-    assert set(curves) == {"train", "val", "val_ext"} and curves["val"]["x"].iloc[0] == 2.5
+def test_the_mean_curve_is_taken_where_all_runs_were_evaluated(arrow, add, drawn, tmp_path):
+    add(seed=43, val=0.9)
+    write_record(example_record(seed=44, val=0.7), example_curve(0.7)[:-4], tmp_path)  # without its last evaluation
+    for axis, mean in zip(drawn(arrow)["curves"].axes, (0.8, 0.6), strict=True):
+        points = lines_of(axis)["pLSTM (n=2)"].get_xydata()
+        assert points[:, 0].tolist() == [2.5 * (n + 1) for n in range(19)]
+        assert points[-1, 1] == pytest.approx(mean, abs=1e-4)
 
 
 def test_a_missing_curve_is_named(arrow, add, tmp_path):

@@ -20,6 +20,7 @@ from plstm.tasks import TASKS, graphs
 from plstm.tasks.graphs import GraphBatches, GraphSplit
 from plstm.training.steps import evaluate, make_ready, named_leaves
 from tests.commands import SPEED, TIMES, read_metrics, state_of, steps_of
+from tests.training.classifying import expected_metrics
 
 TINY = ["debug=smoke", "experiment=graphs/gin", "model.dim=8", "optim.epochs=8", "loop.save_every=2"]
 
@@ -117,6 +118,20 @@ def test_a_readout_whose_units_all_stay_at_zero_is_seen(composed):
     model.readout.hidden.bias[...] -= 1e6
     total, count = task.metrics(model, batch)["active_units"]
     assert (total, count) == (0, 4)
+
+
+def test_the_training_loss_leaves_out_padding_graphs(composed):
+    task = TASKS["graphs"](to_config(composed(*TINY, "model.kind=gcn")))
+    batch = task.source.batch(task.fold.train[:11])
+
+    @jax.jit
+    def found(batch):
+        model = task.build_model(0)
+        return task.loss(model, batch, jax.random.key(0)), task.logits(model, batch)
+
+    (loss, metrics), logits = found(batch)
+    expected = expected_metrics(logits[:11], batch["label"][:11])
+    assert float(loss) == pytest.approx(expected["loss"], rel=1e-5) and metrics["loss"][1] == 11
 
 
 def test_a_set_that_is_not_compared_with_the_known_one_has_its_own_sizes(task, monkeypatch):

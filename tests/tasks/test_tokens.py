@@ -8,6 +8,7 @@ import pytest
 from plstm.runs.compose import to_config
 from plstm.tasks.tokens import TokenTask, token_metrics
 from plstm.training.steps import evaluate
+from tests.data.batching import crc
 
 from .batches import assert_batches_depend_on_seed_and_step
 
@@ -21,11 +22,12 @@ def make(composed):
 
 
 def test_batches_depend_on_seed_and_step_alone(make):
-    task, other, _ = assert_batches_depend_on_seed_and_step(make, "data.name=s3")
+    task, other, _ = assert_batches_depend_on_seed_and_step(make, "data.name=s3", pinned="2bbe5efa")
     for array in task.draw_batch(7).values():
         assert array.shape == (32, 16) and array.dtype == np.int8
-    for split in ("val", "test"):
+    for split, pinned in (("val", "349477bf"), ("test", "1c47679a")):
         np.testing.assert_array_equal(task.draw_at(split, 16)["tokens"], other.draw_at(split, 16)["tokens"])
+        assert crc(task.draw_at(split, 16).values()) == pinned
     assert (task.draw_at("val", 16)["tokens"] != task.draw_at("test", 16)["tokens"]).any()
 
 
@@ -38,6 +40,22 @@ def test_metrics_count_the_last_label_all_labels_and_no_padding():
     assert found["accuracy"] == (2, 2) and found["accuracy_all"] == (4, 6)
     np.testing.assert_allclose(found["loss"], (4 * low + 2 * high, 6), rtol=1e-6)
     np.testing.assert_allclose(token_metrics(logits, batch, "last")["loss"], (2 * low, 2), rtol=1e-6)
+
+
+def test_a_loss_of_the_last_labels_alone_trains_and_evaluates(make):
+    task = make("data.name=s3", "data.supervision=last")
+    batch = task.draw_batch(0) | {"mask": np.ones(32, bool), "group": np.zeros(32, np.int32)}
+
+    @jax.jit
+    def found(batch, logits):
+        def model(tokens, key):
+            return logits
+
+        expected = token_metrics(logits, batch, "last")["loss"]
+        return expected, task.loss(model, batch, None)[0], task.metrics(model, batch)["loss"]
+
+    (total, count), loss, evaluated = found(batch, np.random.default_rng(0).normal(size=(32, 16, 6)))
+    assert count == 32 and loss == total / count and evaluated == (total, count)
 
 
 def test_evaluation_has_each_length_and_rescales_by_chance(make):

@@ -10,10 +10,10 @@ from flax import nnx
 from plstm.config import OptimConfig
 from plstm.errors import UserError
 from plstm.runs.compose import compose_experiment
-from plstm.runs.overrides import CONFIGS
 from plstm.tasks import TASKS
 from plstm.training.optimizers import build_optimizer, decay_mask, epoch_schedule, learning_rate_schedule
 from plstm.training.steps import named_leaves
+from tests.config.test_experiments import EXPERIMENTS
 
 STEPS, WARMUP = 39_050, 781
 PEAK = 3e-4
@@ -63,16 +63,20 @@ def test_short_schedules(steps, warmup, expected):
     np.testing.assert_allclose([schedule(step) for step in range(steps)], expected, rtol=1e-6)
 
 
-def test_all_models_decay_the_same_kinds_of_matrices():
+LARGE = ("ablation/", "arrow/", "imagenet/", "code/paper", "series/paper")  # others have the same models, smaller
+OTHERS = [name for name in EXPERIMENTS if not name.startswith((*LARGE, "folder/"))]  # which has a folder's classes
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in EXPERIMENTS if name.startswith(LARGE)]
+
+
+@pytest.mark.parametrize("experiment", [*OTHERS, *SLOW])
+def test_all_models_decay_the_same_kinds_of_matrices(experiment):
     """A tensor of two or more axes decays unless it is an embedding, a decay of a state, a skip, a bias or a scale."""
     kept = {"embedding", "position", "log_a", "log_left", "log_top", "skip"}
-    folders = (CONFIGS / "experiment" / name for name in ("arrow_48", "imagenet_small", "languages", "tokens"))
-    for path in (path for folder in folders for path in sorted(folder.glob("*.yaml"))):
-        mask, shapes = mask_of(f"{path.parent.name}/{path.stem}")
-        whole = {name.rpartition(".")[2] for name in mask if not mask[name] and len(shapes[name].shape) > 1}
-        assert all(name in kept or name.endswith(("bias", "scale")) for name in whole), (path, whole)
-        decayed = {name.rpartition(".")[2] for name in mask if mask[name]}
-        assert not [name for name in decayed if name in kept or name.endswith(("bias", "scale"))], (path, decayed)
+    mask, shapes = mask_of(experiment)
+    whole = {name.rpartition(".")[2] for name in mask if not mask[name] and len(shapes[name].shape) > 1}
+    assert all(name in kept or name.endswith(("bias", "scale")) for name in whole), whole
+    decayed = {name.rpartition(".")[2] for name in mask if mask[name]}
+    assert not [name for name in decayed if name in kept or name.endswith(("bias", "scale"))]
 
 
 def mask_of(experiment):

@@ -47,12 +47,21 @@ def batch():
 
 @pytest.fixture(scope="module", params=["pLSTM", "ViT"])
 def trained(request, batch):
-    """One compiled step, its states 0 and 1, the metrics of the first step, and the logits before it."""
+    """One compiled step, its states 0 and 1, the metrics of the first step, and logits and gradient before it."""
     model = filled(tiny(classes=2, **MODELS[request.param]))
     state, step = make_step(model)
     after, metrics = jax.device_get(step(put(state), batch))
-    logits = make_predict(nnx.split(model)[0], classifying.logits)(state.params, batch)
-    return {"step": step, "start": state, "after": after, "metrics": metrics, "logits": np.asarray(logits, np.float64)}
+    graphdef = nnx.graphdef(model)
+    logits = make_predict(graphdef, classifying.logits)(state.params, batch)
+
+    @jax.jit
+    @jax.grad
+    def gradient(params):
+        loss, _ = classifying.loss(nnx.merge(graphdef, params), batch, jax.random.key(0))
+        return loss
+
+    found = {"logits": np.asarray(logits, np.float64), "gradient": jax.device_get(gradient(state.params))}
+    return found | {"step": step, "start": state, "after": after, "metrics": metrics}
 
 
 def test_metrics_equal_a_computation_from_the_logits(trained, batch):
@@ -72,9 +81,11 @@ def test_metrics_equal_a_computation_from_the_logits(trained, batch):
 
 
 def test_gradients_are_clipped_and_their_norm_is_taken_before(trained):
+    gradient = trained["gradient"]
+    norm = np.sqrt(sum((leaf.astype(np.float64) ** 2).sum() for leaf in jax.tree.leaves(gradient)))
+    assert trained["metrics"].latest["gradient_norm"] == pytest.approx(norm, rel=1e-4) and norm > 1.1 * CLIP
     mean = trained["after"].opt_state[1].mu  # of Adam; after one step a tenth of the clipped gradient
-    clipped = 10 * np.sqrt(sum((leaf.astype(np.float64) ** 2).sum() for leaf in jax.tree.leaves(mean)))
-    assert clipped == pytest.approx(CLIP, rel=1e-4) and trained["metrics"].latest["gradient_norm"] > 1.1 * CLIP
+    assert_close(mean, jax.tree.map(lambda leaf: 0.1 * CLIP / norm * leaf, gradient), 1e-4)
 
 
 def test_a_batch_in_microbatches_takes_the_same_step(batch):
