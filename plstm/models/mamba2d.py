@@ -17,11 +17,11 @@ from plstm.errors import require
 from plstm.limits import OneOf, Size, check_limits
 from plstm.nn.layers import (
     DTYPES,
-    EXACT,
     MLP,
     Dtype,
     dense,
     divide_heads,
+    exact,
     exact_gelu,
     inverse_softplus_steps,
     log_of_states,
@@ -151,7 +151,7 @@ class Mamba2D(nnx.Module):
             self.stages.append(nnx.List([make() for _ in range(depth)]))
             dim_in = dim
         self.norm = norm("layernorm", dim_in, rngs)
-        self.head = dense(dim_in, config.classes, rngs, **EXACT)
+        self.head = dense(dim_in, config.classes, rngs, **exact())
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] of any size -> float32 logits [batch, classes]. `key`

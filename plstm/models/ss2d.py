@@ -18,11 +18,11 @@ from plstm.limits import OneOf, Rate, Size, check_limits
 from plstm.models.mamba2d import MLP_RATIO
 from plstm.nn.layers import (
     DTYPES,
-    EXACT,
     MLP,
     Dtype,
     dense,
     drop_path,
+    exact,
     exact_gelu,
     inverse_softplus_steps,
     linear,
@@ -189,7 +189,7 @@ class SS2DModel(nnx.Module):
             self.down.append(make(channels, *window))
             self.stages.append(nnx.List([Block(dim, config, next(rates), rngs) for _ in range(depth)]))
         self.norm = norm("layernorm", dim, rngs)
-        self.head = linear(dim, config.classes, kernel_init=NORMAL, **EXACT, rngs=rngs)
+        self.head = linear(dim, config.classes, kernel_init=NORMAL, **exact(), rngs=rngs)
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] -> float32 logits [batch, classes]. `key` turns stochastic

@@ -18,10 +18,10 @@ from plstm.errors import require
 from plstm.limits import OneOf, Size, check_limits
 from plstm.nn.layers import (
     DTYPES,
-    EXACT,
     Dtype,
     PatchEmbedding,
     divide_heads,
+    exact,
     forget_biases,
     head_norm,
     linear,
@@ -155,7 +155,7 @@ class ViL(nnx.Module):
         make = nnx.vmap(lambda key: Pair(config, nnx.Rngs(key)), in_axes=0, out_axes=0)
         self.pairs = make(jax.random.split(rngs.params(), self.pairs_count))
         self.norm = nnx.LayerNorm(config.dim, epsilon=HEAD_EPSILON, dtype=DTYPES["float32"], rngs=rngs)
-        self.head = linear(2 * config.dim, config.classes, kernel_init=normal(2e-5), **EXACT, rngs=rngs)
+        self.head = linear(2 * config.dim, config.classes, kernel_init=normal(2e-5), **exact(), rngs=rngs)
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] of any size that the patch size divides -> float32 logits

@@ -15,13 +15,13 @@ from plstm.errors import UserError, require
 from plstm.limits import OneOf, OnlyWith, Rate, Size, check_limits
 from plstm.nn.layers import (
     DTYPES,
-    EXACT,
     MLP,
     NORMS,
     Dtype,
     LayerScale,
     PatchEmbedding,
     drop_path,
+    exact,
     linear,
     norm,
     recomputes,
@@ -203,7 +203,7 @@ class VisionModel(nnx.Module):
         self.norm = norm(config.norm, config.dim, rngs)
         pooled = config.dim * (4 if config.pooling == "corners" else 1)
         head_init = nnx.initializers.lecun_normal()
-        self.head = linear(pooled, config.classes, **EXACT, rngs=rngs, kernel_init=head_init)
+        self.head = linear(pooled, config.classes, **exact(), rngs=rngs, kernel_init=head_init)
 
     def __call__(self, images: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
         """Normalised images [batch, height, width, channels] of any size that the patch size divides -> float32 logits

@@ -14,13 +14,17 @@ NORM_EPSILON = 1e-5
 KERNEL_INIT = nnx.initializers.variance_scaling(0.4, "fan_in", "normal")  # std sqrt(2 / (5 fan_in))
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 Dtype = Annotated[str, OneOf(*DTYPES)]  # of a config
-EXACT: dict[str, Any] = {"dtype": jnp.float32, "precision": HIGHEST}  # options of heads, also on GPUs
 NORMS = {"rmsnorm": nnx.RMSNorm, "layernorm": nnx.LayerNorm}
 
 
 def norm(kind: str, dim: int, rngs: nnx.Rngs) -> nnx.Module:
     """RMSNorm or LayerNorm over channels, computed in float32, which it returns."""
     return NORMS[kind](dim, epsilon=NORM_EPSILON, dtype=DTYPES["float32"], rngs=rngs)
+
+
+def exact() -> dict[str, Any]:
+    """Options of a head: computed in float32, on GPUs as well."""
+    return {"dtype": DTYPES["float32"], "precision": HIGHEST}
 
 
 def check_grid(x: jax.Array, dim: int) -> None:

@@ -70,7 +70,8 @@ class DistillTask(CodeTask):
         data = self.config.data
         if not data.teacher_file:
             raise UserError(f"data.teacher_file: name the file with the weights of {data.teacher}")
-        model = _load_teacher(data.teacher_file)
+        with jax.ensure_compile_time_eval():  # also where a trace of the loss is the first to ask
+            model = load(data.teacher_file)
         known = model.info.weights_id
         if data.teacher not in (known, model.info.sha256[:ID_DIGITS]):
             raise UserError(f"data.teacher={data.teacher}: {data.teacher_file} has the weights of {known}")
@@ -128,13 +129,6 @@ class DistillTask(CodeTask):
     # ------------------------------------------------------------------ results
     def keeps_curve(self, split: str, metric: str) -> bool:
         return split == "model" or super().keeps_curve(split, metric)
-
-
-@functools.lru_cache(maxsize=1)
-def _load_teacher(file: str) -> Any:
-    """One for the task of a run and for the task of its programs, see `shared_config`."""
-    with jax.ensure_compile_time_eval():  # also where a trace of the loss is the first to ask
-        return load(file)
 
 
 def _students(model: Any, batch: Batch, as_teacher: bool) -> Iterator[tuple[Student, jax.Array]]:

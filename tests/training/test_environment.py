@@ -62,11 +62,13 @@ def test_no_commit_in_a_copy_inside_another_repository_or_without_git(clone, mon
 
 def test_versions_and_hardware_are_json(tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+    monkeypatch.setenv("NPROC", "3")
     described = describe_environment(tmp_path)
     assert json.loads(json.dumps(described)) == described
     assert described["versions"]["plstm"] == plstm.__version__
     assert None not in described["versions"].values()
-    assert described["jax_settings"] == {}
+    assert described["jax_settings"] == {"NPROC": "3"}
+    monkeypatch.delenv("NPROC")
     with jax.threefry_partitionable(False), jax.default_prng_impl("rbg"):
         changed = describe_environment(tmp_path)["jax_settings"]
     assert changed == {"jax_threefry_partitionable": False, "jax_default_prng_impl": "rbg"}
