@@ -40,7 +40,7 @@ def test_the_seed_decides_the_order():
     assert labels(take(batches(seed=6), STEPS)) != labels(take(batches(), STEPS))
 
 
-def test_images_labels_and_the_order_of_each_epoch_are_put_on_the_device_as_told():
+def test_images_labels_and_the_order_of_each_epoch_are_put_by_the_given_function():
     shapes = []
 
     def put(array):

@@ -37,11 +37,11 @@ def test_one_step_changes_every_parameter_that_it_should(composed, tmp_path_fact
     total, count = metrics.averaged["loss"]
     after = named_leaves(state.params)
     before = {name: old for name, old in before.items() if not config.optim.only or has_part(name, config.optim.only)}
-    is_binary = config.optim.loss in ("binary_cross_entropy", "pinball")
-    classes = 2 if is_binary else task.sizes.get("classes") or config.data.classes
-    # Relative for many classes; in nats for two, as an untrained model so narrow has logits that differ by about one.
-    if config.optim.loss != "alignment":
-        assert float(total / count) == pytest.approx(np.log(classes), rel=0.25, abs=1.0)
+    if config.optim.loss not in ("alignment", "pinball"):
+        is_binary = config.optim.loss == "binary_cross_entropy"
+        guess = np.log(2 if is_binary else task.sizes.get("classes") or config.data.classes)
+        # Relative for many classes; in nats for two, as an untrained model so narrow has logits that differ by about 1.
+        assert float(total / count) == pytest.approx(guess, rel=0.25, abs=1.0) and total / count > 0.75 * guess
     if getattr(config.model, "track", None) == 1:  # pLSTM's rotations of a single number turn nothing
         before = {name: old for name, old in before.items() if not {"before", "after"} & set(name.split("."))}
     assert not [name for name, old in before.items() if (old == after[name]).all()], "without a gradient"
