@@ -77,9 +77,9 @@ def call_here(main: Callable[[], int | None], *arguments: object) -> Ended:
 
 
 def refused(main: Callable[[], int | None], *arguments: object) -> str:
-    """The one line, without "error: ", by which a script's `main` refuses its arguments."""
-    status, _, errors = call_here(main, *arguments)
-    assert status == 2 and errors.startswith("error: ") and errors.count("\n") == 1, errors
+    """The one line, without "error: ", by which a script's `main` refuses its arguments before it prints anything."""
+    status, output, errors = call_here(main, *arguments)
+    assert (status, output) == (2, "") and errors.startswith("error: ") and errors.count("\n") == 1, errors
     return errors.removeprefix("error: ").rstrip("\n")
 
 

@@ -47,7 +47,7 @@ def test_a_host_or_device_without_memory_names_the_batch_size(tmp_path):
     memory = 10 * 2**30
     options = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_AS, (memory, memory))}
     line = one_error(end(begin(*command, environment=os.environ | {"JAX_PLATFORMS": "cpu"}, **options), 2)[1])
-    assert line.startswith("error: a device ran out of memory, at 32 examples a device")
+    assert line.startswith("error: optim.batch_size=32: a device ran out of memory, at 32 examples a device")
     assert "RESOURCE_EXHAUSTED" in line and "a smaller optim.batch_size" in line and "mesh.fsdp" in line
 
 

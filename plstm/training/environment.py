@@ -123,8 +123,9 @@ def check_devices() -> None:
 
 # ---------------------------------------------------------------------- memory
 @contextlib.contextmanager
-def memory_errors(batch_size: int, remedy: str) -> Iterator[None]:
-    """Turns out-of-memory errors of JAX and Python into UserError, with what to do."""
+def memory_errors(batch_size: int, remedy: str, key: str = "") -> Iterator[None]:
+    """Turns out-of-memory errors of JAX and Python into UserError, with what to do; `key` is the config's that gave the
+    batch size, if one did."""
     try:
         yield
     except MemoryError as error:  # of the data, maybe, or of pictures
@@ -134,9 +135,8 @@ def memory_errors(batch_size: int, remedy: str) -> Iterator[None]:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         each = -(-batch_size // jax.device_count())
-        raise UserError(
-            f"a device ran out of memory, at {each:,} examples a device ({first_line(error)}); {remedy}"
-        ) from error
+        what = f"a device ran out of memory, at {each:,} examples a device ({first_line(error)})"
+        raise UserError(f"{key}={batch_size}: {what}; {remedy}" if key else f"{what}; {remedy}") from error
 
 
 # ---------------------------------------------------------------------- compiled programs

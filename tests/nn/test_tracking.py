@@ -8,6 +8,7 @@ from flax import nnx
 from scipy.linalg import expm
 from scipy.special import expit
 
+from plstm.nn.sequence import rotation
 from plstm.nn.tracking import TRANSITIONS, TrackingMixer, delta, reflections
 from tests.drawing import fill, normal
 
@@ -20,6 +21,8 @@ def test_products_of_reflections_are_orthogonal(size):
     found = np.moveaxis(np.asarray(reflections(a, size)), -1, 0)
     np.testing.assert_allclose(found @ found.swapaxes(-1, -2), np.tile(np.eye(size), (50, 1, 1)), atol=1e-5)
     np.testing.assert_allclose(np.linalg.det(found), (-1) ** size, rtol=1e-5)
+    turned = np.moveaxis(np.asarray(rotation(a, size)), -1, 0)
+    np.testing.assert_allclose(np.linalg.det(turned), 1, rtol=1e-4)
 
 
 def test_delta_is_one_plus_beta_k_k(x64):

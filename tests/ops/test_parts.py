@@ -94,4 +94,4 @@ def test_parts_take_less_memory_and_fewer_products_in_sequence_than_doubling():
     programs += [jax.make_jaxpr(lambda gates: by_doubling(gates, dag.packed))(gates).jaxpr]
     largest = [max(math.prod(x.aval.shape) for line in program.eqns for x in line.outvars) for program in programs]
     chains = [max(longest_chain(program, [0] * 3)) for program in programs]
-    assert largest[0] < largest[1] / 3 and chains[0] < chains[1]
+    assert (largest, chains) == ([17_424, 69_696], [5, 7])

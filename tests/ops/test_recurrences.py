@@ -123,10 +123,12 @@ def test_gates_of_the_mlstm_that_close_for_good_have_finite_gradients(form):
 
 
 @pytest.mark.parametrize(
-    "operator", [gated_delta_rule, linear_attention, mlstm, pytest.param(plstm1d_tracking, marks=pytest.mark.slow)]
+    ("operator", "tolerance"),
+    [(gated_delta_rule, 3e-2), (linear_attention, 3e-2), (mlstm, 2e-2)]
+    + [pytest.param(plstm1d_tracking, 3e-2, marks=pytest.mark.slow)],
 )
-def test_bfloat16_inputs(operator):
-    check_bfloat16(CHUNKS[operator], STEPS[operator], *DRAWS[operator](8, jnp.float32), 3e-2)
+def test_bfloat16_inputs(operator, tolerance):
+    check_bfloat16(CHUNKS[operator], STEPS[operator], *DRAWS[operator](8, jnp.float32), tolerance)
 
 
 @pytest.mark.parametrize("operator", [gated_delta_rule, plstm1d_tracking])

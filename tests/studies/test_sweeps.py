@@ -241,10 +241,10 @@ def test_runs_of_days_on_a_cpu_take_a_yes(tmp_path, monkeypatch):
     options = ["--results", tmp_path / "results", "--runs", tmp_path / "runs"]
 
     def told(*words: str) -> tuple[float, ...]:
-        refusal = refused(run_table.main, "arrow", "--seeds", "43", *options, *words)
-        assert not started.called
-        line = r"about ([\d,]+) hours on this machine's CPU, up to ([\d,]+) a run, .*--yes starts them"
-        return tuple(float(hours.replace(",", "")) for hours in re.fullmatch(line, refusal).groups())
+        ended = call_here(run_table.main, "arrow", "--seeds", "43", *options, *words)  # prints the plan first
+        assert ended.status == 2 and not started.called
+        line = r"error: about ([\d,]+) hours on this machine's CPU, up to ([\d,]+) a run, .*--yes starts them\n"
+        return tuple(float(hours.replace(",", "")) for hours in re.fullmatch(line, ended.errors).groups())
 
     (total, longest), (same, shortest) = told(), told("--processes", "1")
     assert total == same and longest == pytest.approx(8 * shortest, rel=0.02)  # of eight cores, one each
@@ -377,7 +377,7 @@ time.sleep(30)
     started = time.monotonic()
     os.killpg(process.pid, number)
     rest = process.stdout.read()
-    assert process.wait() == 130 and time.monotonic() - started < 25  # the run would take 30 seconds
+    assert process.wait() == 130 and time.monotonic() - started < 10
     assert rest == "stopped; the same command resumes from here\n"
     assert (tmp_path / "saved").read_text() == "x"
 

@@ -46,12 +46,14 @@ def test_a_batch_holds_its_graphs(monkeypatch, small):
     assert not batch["features"][padding].any() and not batch["degree"][padding].any()
 
 
-def test_batches_of_any_order_have_few_shapes():
+def test_an_epoch_holds_every_graph_once_in_few_shapes():
     source, shapes = GraphBatches(TOY, 16), set()
     for seed in range(20):
-        order = np.random.default_rng(seed).permutation(40)
+        order, labels = np.random.default_rng(seed).permutation(40), []
         for batch in (source.batch(order[start : start + 16]) for start in range(0, 40, 16)):
             (dag,) = batch["dags"]
             shapes.add((dag.blocks, dag.num_edges, dag.num_line_edges, dag.schedule.shape, dag.depth))
             assert dag.schedule.shape == dag.reverse_schedule.shape
+            labels += batch["label"][batch["mask"]].tolist()
+        assert labels == TOY.labels[order].tolist()
     assert len(shapes) <= 3

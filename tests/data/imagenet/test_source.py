@@ -167,6 +167,7 @@ def test_the_command_says_what_is_wrong_with_the_tars(tars, tmp_path, monkeypatc
     (data / "imagenet2012/incomplete.ABC_5.1.0").mkdir(parents=True)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(100, 100, 0))
     ended = call_here(prepare_imagenet.main, "--data", data, "--manual", tars)
+    assert ended.status == 2
     assert re.search("0.0 GiB free, .*DATA=.*incomplete.ABC_5.1.0 is left from an interrupted", ended.errors)
 
 
