@@ -45,7 +45,7 @@ def main(node: DictConfig) -> Record | None:
             overrides = list(HydraConfig.get().overrides.task)
             config = named(to_config(node), overrides)
             check_machine_keys(overrides, config)
-            with Interrupt() as interrupt, memory_errors(config.optim.batch_size, LESS_MEMORY):
+            with Interrupt() as interrupt, memory_errors(config.optim.batch_size, LESS_MEMORY, "optim.batch_size"):
                 return start(config, overrides, interrupt)
     except Stopped as stopped:
         (number,) = stopped.args
@@ -159,7 +159,7 @@ def finish(session: Session, overrides: list[str]) -> Record | None:
     curve = [point for point in curve if session.task.keeps_curve(point.split, point.metric)]
     with write_errors(Path(config.paths.results), "correct that, or choose another paths.results; then rerun"):
         path = write_record(record, curve, config.paths.results)
-    print(f"{session.name}: finished, see {path}", flush=True)
+    print(f"{session.label}: finished, see {path}", flush=True)
     return record
 
 

@@ -5,6 +5,7 @@ import functools
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any, NoReturn
@@ -88,16 +89,29 @@ class _Lasting:
 
 
 @contextlib.contextmanager
-def lasting_output(note: str = "") -> Iterator[None]:
-    """Within it printing never fails. When standard output is lost, a line on standard error says so, with `note`.
-    Characters that an encoding lacks are escaped."""
+def command_line(note: str = "") -> Iterator[None]:
+    """Around a program. Printing never fails in it: when standard output is lost, a line on standard error says so,
+    with `note`, and characters that an encoding lacks are escaped. A warning of ours takes one line, without its place
+    in the source. Ctrl-C ends the process with one, and status 130."""
+    usual = warnings.formatwarning
+
+    def formatwarning(message, category, filename, lineno, line=None):
+        if category is UserWarning:
+            return f"warning: {printable(str(message))}\n"
+        return usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = formatwarning
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # and not closed
             stream.reconfigure(errors="backslashreplace")
     with contextlib.redirect_stderr(_Lasting(sys.stderr, "")), contextlib.redirect_stdout(_Lasting(sys.stdout, note)):
         try:
             yield
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)
+            raise SystemExit(130) from None
         finally:
+            warnings.formatwarning = usual
             sys.stdout.flush()
             sys.stderr.flush()
 
@@ -105,7 +119,7 @@ def lasting_output(note: str = "") -> Iterator[None]:
 def run_script(main: Callable[[], int | None]) -> NoReturn:
     """Ends the process with the status that a script's `main` returns; a UserError, or a file that cannot be read or
     written, ends it with one line and 2."""
-    with lasting_output():
+    with command_line():
         try:
             sys.exit(main())
         except UserError as error:

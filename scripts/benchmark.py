@@ -7,8 +7,9 @@
     python scripts/benchmark.py step imagenet/plstm optim.batch_size=1024   # one training step alone, for GPUs
     python scripts/benchmark.py data                              # augmented views on one core
 
-Prints a line a form and writes results/benchmarks/<subject>-<backend>.json: every single time and its ratio to the
-first form, with the command, the commit, the versions and the machine. Exit status: 0, or 2 for bad input.
+Prints a line a form and writes outputs/benchmarks/<subject>-<backend>.json, or --out: every single time and its ratio
+to the first form, with the command, the commit, the versions and the machine. The pages quote those in
+results/benchmarks. Exit status: 0, or 2 for bad input.
 """
 
 import argparse
@@ -57,7 +58,6 @@ from scripts.common import (
     ROOT,
     Parser,
     batch_shapes,
-    machine_folder,
     planned_bytes,
     positive,
     write_results,
@@ -390,7 +390,7 @@ def parse_arguments() -> argparse.Namespace:
     for name, command in subjects.items():
         if name != "device":
             command.add_argument("--repeats", type=positive, default=7, help="rounds, over which medians are taken")
-        command.add_argument("--out", type=Path, help="(default: results/benchmarks/<subject>-<backend>.json)")
+        command.add_argument("--out", type=Path, help="(default: outputs/benchmarks/<subject>-<backend>.json)")
     several = {"nargs": "+"}
     subjects["operator"].add_argument("--grids", type=positive, default=[12, 24], help="nodes a side", **several)
     subjects["operator"].add_argument("--structures", choices=STRUCTURES, default=list(STRUCTURES), **several)
@@ -426,8 +426,7 @@ def main() -> None:
         print(", ".join(f"{key} {value}" for key, value in kept.items() if key != "seconds"), flush=True)
     if not rows:
         raise UserError(f"{options.subject}: nothing to measure; none of what was asked for runs on this machine")
-    usual = machine_folder("results") / f"benchmarks/{options.subject}-{jax.default_backend()}.json"
-    path = options.out or usual
+    path = options.out or ROOT / f"outputs/benchmarks/{options.subject}-{jax.default_backend()}.json"
     write_results(path, {"load_average_at_start": load, "rows": rows})
     print(f"Written to {path}")
 

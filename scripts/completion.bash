@@ -6,7 +6,7 @@ _plstm() {
     script=${BASH_REMATCH[1]}
     local configs=${script:-./}configs
     if [[ $word != *=* ]]; then
-        COMPREPLY=($(compgen -S = -W "$(cd "$configs" && ls -d -- */ | tr -d /)" -- "$word"))
+        COMPREPLY=($(compgen -S = -W "$(cd "$configs" && ls -d -- */ | tr -d / | grep -vxE 'hydra|local|study')" -- "$word"))
         compopt -o nospace
         return
     fi

@@ -4,7 +4,7 @@
 
 A column an image, its arrow's patch marked by a white dot and its circle outlined. A line a layer, with one scale of
 colours: of pLSTM the mean over heads of the gating matrix (red positive, blue negative), of ViT that of the weights by
-which patches attend to the arrow's. Writes results/arrow-48/flow.png.
+which patches attend to the arrow's. (results/arrow-48/flow.png is from the two runs above.)
 """
 
 import sys
@@ -25,7 +25,7 @@ from plstm.runs.pictures import capture_flow, draw_pattern, draw_scale
 from plstm.runs.weights import config_of, from_checkpoint
 from plstm.tasks.arrow import ArrowTask
 from plstm.tasks.vision import normalise
-from scripts.common import Parser, machine_folder, positive
+from scripts.common import ROOT, Parser, machine_folder, positive
 
 SPLITS = ("test", "test_ext")
 
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("run", nargs="+", help="a run's folder, or the first digits of its id")
     parser.add_argument("--runs", type=Path, default=machine_folder("runs"), help="folder of the runs")
     parser.add_argument("--count", type=positive, default=2, help="images of each size")
-    parser.add_argument("--out", type=Path, default=machine_folder("results") / "arrow-48/flow.png", help="the picture")
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs/flow.png", help="the picture")
     options = parser.parse_args()
     configs = [config_of(run, options.runs) for run in options.run]
     for run, config in zip(options.run, configs, strict=True):

@@ -82,10 +82,11 @@ def main() -> None:
         ",".join([str(step), *(f"{value:.8g}" for value in row)]) for step, row in enumerate(quantiles.T, start=1)
     ]
     with style(), write_errors(out, "choose another place for the series"):
-        figure = new_figure(7.0, 2.6)
+        figure = new_figure(7.0, 2.9)
         axis = figure.subplots()
         draw_forecast(axis, series[-SHOWN * arguments.horizon :], quantiles)
-        axis.legend(fontsize=7)
+        axis.set_xlabel("steps from the end of the series")
+        figure.legend(fontsize=7, ncols=4, loc="outside upper center")  # over the series it would hide a part
         write_file(out, ("\n".join(lines) + "\n").encode())
         print(out)
         print(save(figure, out.with_suffix(".png")))

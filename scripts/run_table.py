@@ -51,7 +51,7 @@ PLAIN_LINES = {"TERM": "dumb"}  # of several runs' bars a terminal can show one
 def parse_arguments() -> argparse.Namespace:
     parser = Parser(__doc__)
     parser.add_argument("table", help="a file of configs/study, without .yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides for every run")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="Hydra overrides for every run")
     parser.add_argument("--dry-run", action="store_true", help="list the runs and stop")
     parser.add_argument("--yes", action="store_true", help="start runs of over 12 hours on CPUs, too")
     parser.add_argument("--max-runs", type=positive, help="start at most this many processes")
@@ -126,17 +126,22 @@ def place(jobs: int, processes: int | None, hardware: Hardware) -> list[dict[str
     return [{"CUDA_VISIBLE_DEVICES": each} | PLAIN_LINES for each in own]
 
 
-def check_cost(runs: Sequence[sweeps.PlannedRun], cores: int, side_by_side: int) -> None:
-    """Raises UserError for runs of over MANY_HOURS each on their share of this machine's cores, by their FLOPs."""
-    rows = {run.row.name: run for run in runs}
+def core_hours(runs: Sequence[sweeps.PlannedRun]) -> dict[str, float]:
+    """By row, what a run takes on one CPU core, by its FLOPs; 0 where nobody counted them."""
     hours = {}
-    for name, run in rows.items():
+    for name, run in {run.row.name: run for run in runs}.items():
         settings = run.row.set | run.values
         config = from_file(planned_config(run.row.experiment, run.row.variants, settings))
         hours[name] = TASKS[config.task](config).cpu_hours()
+    return hours
+
+
+def check_cost(runs: Sequence[sweeps.PlannedRun], cores: int, side_by_side: int) -> None:
+    """Raises UserError for runs of over MANY_HOURS each on their share of this machine's cores, by their FLOPs."""
+    hours = core_hours(runs)
     most = max(hours.values(), default=0) * side_by_side / cores
     if most > MANY_HOURS:
-        total = sum(hours[run.row.name] for run in runs) / cores
+        total = max(sum(hours[run.row.name] for run in runs) / cores, most)
         raise UserError(
             f"about {total:,.0f} hours on this machine's CPU, up to {most:,.0f} a run, by their FLOPs; "
             "--yes starts them"
@@ -150,10 +155,13 @@ def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
     started = sweeps.started_runs(arguments.runs)
     superfluous = sweeps.superfluous_runs(table, records)
     hardware = query_hardware()
+    jobs = planned_jobs(table, arguments.sections, arguments.seeds)
+    shows_hours = arguments.dry_run and hardware["platform"] == "cpu"
+    hours = core_hours([run for job in jobs for run in job.runs if run.id not in found]) if shows_hours else {}
     unfinished: list[sweeps.Job] = []
     finished = rejected = 0
     seconds: list[float | None] = []  # of each unfinished run
-    for job in planned_jobs(table, arguments.sections, arguments.seeds):
+    for job in jobs:
         left = tuple(run for run in job.runs if run.id not in found)
         finished += len(job.runs) - len(left)
         if not left:
@@ -166,18 +174,20 @@ def list_jobs(table: TableDefinition, arguments: argparse.Namespace) -> list[swe
         else:
             state = "partial" if len(left) < len(job.runs) or any(run.id in started for run in left) else "missing"
             own = [sweeps.expected_seconds(table, run, found, hardware) for run in left]
-            cost = "unknown cost" if None in own else f"about {sum(own) / 3600:.2f} h"
+            by_flops = sum(hours.get(run.row.name, 0) for run in left)
+            unknown = f"~{by_flops:,.1f} core-hours" if by_flops else "unknown cost"
+            cost = unknown if None in own else f"about {sum(own) / 3600:.2f} h"
             seconds += own
             job = sweeps.Job(left, job.shared)
             unfinished.append(job)
         if arguments.dry_run:
             command = shlex.join(["python", "train.py", *job.overrides, *arguments.overrides])
-            print(f"{state:8}  {cost:>14}  {command}")
+            print(f"{state:8}  {cost:>17}  {command}")
     known = [cost for cost in seconds if cost is not None]
     at_most = "at most " if table.choose_once and seconds else ""  # later choices save runs
     counts = f"{finished} finished, {rejected} not needed, {at_most}{len(seconds)} to run"
-    hours = f", about {sum(known) / 3600:.2f} h for {len(known)} of them, going by finished runs on this hardware"
-    print(f"{finished + rejected + len(seconds)} runs: {counts}{hours if known else ''}", flush=True)
+    about = f", about {sum(known) / 3600:.2f} h for {len(known)} of them, going by finished runs on this hardware"
+    print(f"{finished + rejected + len(seconds)} runs: {counts}{about if known else ''}", flush=True)
     devices = hardware["device_count"]
     if len(unfinished) > 1 and hardware["platform"] != "cpu" and devices > 1:
         print(f"{devices} devices: --processes {devices} trains a run on each; otherwise a run takes all", flush=True)

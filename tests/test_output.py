@@ -1,13 +1,14 @@
-"""Standard output that is lost, to `| head` or a full disk, ends nothing."""
+"""What a program prints at its end; standard output that is lost, to `| head` or a full disk, ends nothing."""
 
 import contextlib
 import errno
 import io
 import os
+import warnings
 
 import pytest
 
-from plstm.errors import UserError, lasting_output, run_script
+from plstm.errors import UserError, command_line, run_script
 
 
 @pytest.fixture(params=["no reader", "full disk"])
@@ -23,7 +24,7 @@ def lost(request, capfd):
 
 
 def test_printing_goes_on_and_one_line_says_so(lost, capfd):
-    with lost as stream, lasting_output("the run continues"):
+    with lost as stream, command_line("the run continues"):
         for _ in range(3):
             print("x" * 100_000, flush=True)
         os.write(stream.fileno(), b"from C")
@@ -55,8 +56,20 @@ def test_errors_of_a_script_are_one_line_and_a_closed_output_is_none(capfd):
         assert capfd.readouterr().err == f"error: {words}\n"
 
 
+def test_a_warning_takes_one_line_and_so_does_ctrl_c(capfd):
+    def main():
+        warnings.showwarning("a\x1b picture", UserWarning, "module.py", 3)  # which pytest replaces in `warnings.warn`
+        raise KeyboardInterrupt
+
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda *shown: print(warnings.formatwarning(*shown), end="")
+        with pytest.raises(SystemExit, match="130"):
+            run_script(main)
+    assert capfd.readouterr() == ("warning: a\\x1b picture\n", "stopped\n")
+
+
 def test_characters_that_an_encoding_lacks_are_escaped():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
-    with contextlib.redirect_stdout(stream), lasting_output():
+    with contextlib.redirect_stdout(stream), command_line():
         print("✓ \udcff ü")
     assert stream.buffer.getvalue() == b"\\u2713 \\udcff \xfc\n"

@@ -48,7 +48,7 @@ def test_eval_and_classify_take_the_run(trained, pictures, tmp_path):
     assert line.startswith("folder ") and line.endswith("accuracy 1.000000  (40 images)")
     other = plain_pictures(tmp_path / "other", {"cat": 3, "dog": 3})
     error = one_error(call("eval.py", run, f"data.path={other}", *paths(trained), status=2))
-    assert f"data.train_images=36: data.path={other} has 4; leave it out" in error
+    assert f"data.train_images=36: data.path={other} has 4; take the data" in error
     picture = pictures / "train/dog/3.png"
     path, first, second = call("scripts/classify.py", run_folder(trained), picture).splitlines()[-3:]
     assert path == str(picture) and first.split()[1] == "dog" and second.split()[1] == "cat"

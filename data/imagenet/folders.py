@@ -21,7 +21,7 @@ from data.imagenet.source import synsets
 from plstm.errors import ReadError, UserError, first_line
 from plstm.files import core_count, files_below
 
-SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
+SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
 HELD_OUT = 0.1  # share of each class's pictures
 SPLITS = ("train", "val")
 TOY = Path(__file__).with_name("TOY")  # twenty drawn pictures, which debug=smoke takes

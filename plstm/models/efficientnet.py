@@ -16,7 +16,7 @@ from jax import Array
 from plstm.errors import require
 from plstm.limits import Rate, Size, check_limits
 from plstm.nn.layers import DTYPES, Dtype, dense, drop, linear, spread
-from plstm.nn.maps import BatchNorm, depthwise, unfold
+from plstm.nn.maps import BatchNorm, depthwise, to_map, unfold
 from plstm.ops.common import HIGHEST
 
 B0 = [[3, 1, 1, 1, 16], [3, 2, 2, 6, 24], [5, 2, 2, 6, 40], [3, 2, 3, 6, 80]]
@@ -90,6 +90,7 @@ class EfficientNet(nnx.Module):
     """Image classifier; running statistics change in training passes alone."""
 
     def __init__(self, config: EfficientNetConfig, rngs: nnx.Rngs):
+        self.channels = config.channels
         self.dropout = config.dropout
         self.dtype = DTYPES[config.dtype]
         dim = config.stem
@@ -110,7 +111,7 @@ class EfficientNet(nnx.Module):
         """Normalised images [batch, height, width, channels] of any size -> float32 logits [batch, classes]. `key`
         makes it a training pass: batch statistics, which enter the running ones, and dropout."""
         train = key is not None
-        x = images.transpose(1, 2, 0, 3).astype(self.dtype)
+        x = to_map(images, self.channels).astype(self.dtype)
         x = jax.nn.silu(self.stem_norm(self.stem(unfold(x, 3, 2, 1)), train))
         for block in self.blocks:
             x = block(x, train)

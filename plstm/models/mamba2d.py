@@ -32,7 +32,7 @@ from plstm.nn.layers import (
     spread,
     uniform_within,
 )
-from plstm.nn.maps import unfold
+from plstm.nn.maps import to_map, unfold
 from plstm.ops.mamba2d import mamba2d
 
 Mixer = Annotated[str, OneOf("m2d", "attention")]
@@ -140,7 +140,7 @@ class Mamba2D(nnx.Module):
     def __init__(self, config: Mamba2DConfig, rngs: nnx.Rngs):
         self.dtype = DTYPES[config.dtype]
         self.remat = recomputes(config.remat)
-        dim_in = config.channels
+        self.channels = dim_in = config.channels
         self.down: nnx.List[Any] = nnx.List()
         self.norms: nnx.List[Any] = nnx.List()
         self.stages: nnx.List[Any] = nnx.List()
@@ -156,7 +156,7 @@ class Mamba2D(nnx.Module):
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
         """Normalised images [batch, height, width, channels] of any size -> float32 logits [batch, classes]. `key`
         has no effect: a training pass is the same."""
-        x = images.transpose(1, 2, 0, 3)
+        x = to_map(images, self.channels)
         stages = zip(self.down, self.norms, self.stages, strict=True)
         for n, (down, layer_norm, blocks) in enumerate(stages):
             x = down(unfold(layer_norm(x), *STEP)) if n else layer_norm(down(unfold(x, *STEM)))

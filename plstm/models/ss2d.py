@@ -32,7 +32,7 @@ from plstm.nn.layers import (
     run_block,
     uniform_within,
 )
-from plstm.nn.maps import depthwise, unfold
+from plstm.nn.maps import depthwise, to_map, unfold
 from plstm.ops.ss2d import ss2d
 
 MAPS = 4
@@ -182,6 +182,7 @@ class SS2DModel(nnx.Module):
         make = partial(Down, dtype=self.dtype, rngs=rngs)
         blocks = sum(config.depths)
         rates = iter([config.drop_path * n / max(blocks - 1, 1) for n in range(blocks)])
+        self.channels = config.channels
         self.down: nnx.List[Any] = nnx.List()
         self.stages: nnx.List[Any] = nnx.List()
         for n, (dim, depth) in enumerate(zip(config.dims, config.depths, strict=True)):
@@ -195,7 +196,7 @@ class SS2DModel(nnx.Module):
         """Normalised images [batch, height, width, channels] -> float32 logits [batch, classes]. `key` turns stochastic
         depth on. What a stride leaves over on the right and below is not seen: up to three pixels in "as_run", then a
         row or column of an odd grid."""
-        x = images.transpose(1, 2, 0, 3)
+        x = to_map(images, self.channels)
         number = 0
         for down, blocks in zip(self.down, self.stages, strict=True):
             x = down(x).astype(self.dtype)

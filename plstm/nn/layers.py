@@ -33,6 +33,15 @@ def check_grid(x: jax.Array, dim: int) -> None:
         raise ValueError(f"x must be [batch, Y, X, {dim}]; got {x.shape}")
 
 
+def check_images(images: jax.Array, channels: int) -> None:
+    """Raises ValueError unless images are [batch, height, width, channels] and floats: whole numbers are pictures that
+    were not normalised, and would be classified wrongly."""
+    if images.ndim != 4 or images.shape[3] != channels:
+        raise ValueError(f"images must be [batch, height, width, {channels}]; got {images.shape}")
+    if not jnp.issubdtype(images.dtype, jnp.floating):
+        raise ValueError(f"images must be normalised floats; got {images.dtype}, see plstm.preprocessing")
+
+
 def check_heads(dim: int, heads: int, each: int = 1, name: str = "dim") -> None:
     """Raises ValueError unless `dim` channels make `heads` heads of a multiple of `each`."""
     if heads < 1 or dim % (each * heads):
@@ -139,11 +148,10 @@ class PatchEmbedding(nnx.Module):
 
     def __call__(self, images: jax.Array) -> jax.Array:
         """[batch, height, width, channels] -> tokens [batch, height / patch, width / patch, dim]; ValueError for other
-        axes, and where a side is no multiple of the patch size."""
+        axes, for whole numbers, and where a side is no multiple of the patch size."""
         p = self.patch_size
         channels = self.project.in_features // p**2
-        if images.ndim != 4 or images.shape[3] != channels:
-            raise ValueError(f"images must be [batch, height, width, {channels}]; got {images.shape}")
+        check_images(images, channels)
         batch, height, width, _ = images.shape
         if height % p or width % p:
             raise ValueError(f"images of {height} x {width} pixels do not divide into patches of {p} x {p}")
@@ -179,8 +187,12 @@ def _tanh_gelu_and_slope(x):
     return (x * phi).astype(dtype), slope.astype(dtype)
 
 
-for gelu, both in ((exact_gelu, _exact_gelu_and_slope), (tanh_gelu, _tanh_gelu_and_slope)):
-    gelu.defvjp(both, lambda slope, cotangent: (slope * cotangent,))
+def _times_slope(slope, cotangent):
+    return (slope * cotangent,)
+
+
+exact_gelu.defvjp(_exact_gelu_and_slope, _times_slope)
+tanh_gelu.defvjp(_tanh_gelu_and_slope, _times_slope)
 
 
 class MLP(nnx.Module):

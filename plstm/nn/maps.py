@@ -13,10 +13,18 @@ import numpy as np
 from flax import nnx
 from jax import Array, lax
 
+from plstm.nn.layers import check_images
 from plstm.ops.common import accumulation_dtype, add_up, vary_alike
 
 MOMENTUM = 0.99  # of a batch norm's running statistics
 BATCH_EPSILON = 1e-3
+
+
+def to_map(images: Array, channels: int) -> Array:
+    """Normalised images [batch, height, width, channels] -> [height, width, batch, channels]. Raises ValueError as
+    `check_images`."""
+    check_images(images, channels)
+    return images.transpose(1, 2, 0, 3)
 
 
 def windows(x: Array, kernel: int, stride: int) -> list[Array]:

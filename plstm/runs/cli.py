@@ -6,7 +6,9 @@ import functools
 import itertools
 import os
 import re
+import string
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -20,10 +22,10 @@ from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
 from plstm.config import Config
-from plstm.errors import DownloadError, UserError, lasting_output, printable
+from plstm.errors import DownloadError, UserError, command_line, printable
 from plstm.runs.compose import compose_config, explain, register, to_config, to_eval_config
 from plstm.runs.local import local_settings
-from plstm.runs.overrides import each_word, parse_overrides
+from plstm.runs.overrides import choices, each_word, groups, parse_overrides
 from plstm.training.environment import keep_programs
 
 EXIT_BAD_INPUT = 2
@@ -40,7 +42,7 @@ def run_entry(main: Callable[[], Any], schema: type) -> None:
     register()
     _print_of_first_job.cache_clear()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra would print several lines of its own and exit
-    with lasting_output("the program continues without it"), one_line_errors():
+    with command_line("the program continues without it"), one_line_errors():
         sys.argv[1:] = as_choices([quote_ids(word) for word in sys.argv[1:]])
         local_settings()
         sys.argv += check_command(sys.argv[1:], schema)
@@ -61,7 +63,10 @@ def check_command(words: Sequence[str], schema: type) -> list[str]:
         raise UserError(f"{given[0]} and {given[1]} do not go together; give one of them")
     if flags.resolve and not flags.cfg:
         raise UserError("--resolve: goes with --cfg job alone")
-    if flags.help or flags.hydra_help or flags.shell_completion or flags.info:
+    if flags.help:
+        print(help_text(_entry(schema)))
+        raise SystemExit(0)
+    if flags.hydra_help or flags.shell_completion or flags.info:
         return []
     if flags.config_dir or flags.config_name or flags.config_path:  # what lies elsewhere Hydra checks alone
         return []
@@ -74,6 +79,14 @@ def check_command(words: Sequence[str], schema: type) -> list[str]:
     if schema is Config and not chosen & {"experiment", "model", "data", "debug"}:
         raise UserError("experiment: choose one, such as experiment=arrow/plstm; python train.py --help lists them")
     return left_out
+
+
+def help_text(entry: str) -> str:
+    """The help of configs/<entry>.yaml with the choices of each group, for which Hydra would take seconds."""
+    template = compose_config(entry, [], with_hydra=True).hydra.help.template
+    listed = (f"{group}: {', '.join(choices(group))}" for group in groups())
+    wrapped = (textwrap.fill(line, 118, subsequent_indent="    ", break_on_hyphens=False) for line in listed)
+    return string.Template(template).substitute(APP_CONFIG_GROUPS="\n".join(wrapped))
 
 
 def _refuse(message: str) -> NoReturn:

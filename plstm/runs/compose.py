@@ -22,7 +22,7 @@ from plstm.limits import check_limits
 from plstm.models import MODELS
 from plstm.runs import small
 from plstm.runs.identity import named
-from plstm.runs.overrides import CONFIGS
+from plstm.runs.overrides import CONFIGS, did_you_mean
 from plstm.tasks import TASKS
 
 MOST_BYTES = 1_000_000  # of a run's config, of which a folder's class names can take most; others have 3,000
@@ -140,19 +140,38 @@ def compose_experiment(experiment: str, *overrides: str) -> Config:
 
 def explain(error: Exception) -> str:
     """One line on what Hydra or OmegaConf found wrong with a config."""
-    causes = [error]
-    while causes[-1].__cause__ is not None:
-        causes.append(causes[-1].__cause__)
+    causes: list[BaseException] = [error]
+    while earlier := causes[-1].__cause__ or (None if causes[-1].__suppress_context__ else causes[-1].__context__):
+        causes.append(earlier)
     for cause in reversed(causes):
         key = getattr(cause, "full_key", None)
         if key and isinstance(cause, ConfigAttributeError | ConfigKeyError):
-            return f"{key[:200]}: not a key of this run's data or model; choose other data=... or model=..."
+            return _explain_unknown(key, getattr(cause, "object_type", None), str(error))
         if key:
             problem = first_line(cause)
             return f"{key}: {'must have a value, and not null' if problem.endswith('is not Optional') else problem}"
+    if found := re.match(r"schema/(model|data)/", getattr(error, "missing_cfg_file", None) or ""):
+        registry = {"model": "MODELS of plstm/models/registry.py", "data": "TASKS of plstm/tasks/__init__.py"}
+        return f"{error.missing_cfg_file}: a file of configs/{found[1]} takes it, and {registry[found[1]]} lacks it"
     if "submitit" in str(error):
         return "hydra/launcher: this one needs the Slurm plugin; install it: make setup EXTRA=slurm"
     return _one_line(error)
+
+
+def _explain_unknown(key: str, schema: Any, message: str) -> str:
+    """One line on a key that this run's schema of its group lacks; message: Hydra's, which names the file that sets it,
+    if a file does."""
+    parent = key.rpartition(".")[0]
+    names = [field.name for field in fields(schema)] if is_dataclass(schema) else []
+    own = [f"{parent}.{name}".lstrip(".") for name in names if name != "_target_"]
+    hint = did_you_mean(key, own)
+    file = re.match(r"In '((\w+)/\S+)'", message)
+    what = f"{file[1]} sets {key}" if file else key[:200]
+    chosen = {"model": "model", "data": "data", "hydra.launcher": "hydra/launcher"}.get(parent)
+    groups = dict.fromkeys(group for group in (chosen, file and file[2]) if group)
+    if groups:
+        hint += f"{' or' if hint else ';'} choose another {' or '.join(f'{group}=...' for group in groups)}"
+    return f"{what}: no key of this run's {chosen or parent or 'config'}{hint}"
 
 
 def _one_line(error: Exception) -> str:

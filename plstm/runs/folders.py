@@ -19,7 +19,7 @@ from plstm.files import check_writable, locked, write_errors, write_file
 from plstm.models import build_model
 from plstm.models.weights import usable_here
 from plstm.runs.compose import from_file, read_yaml
-from plstm.runs.identity import run_id
+from plstm.runs.identity import run_id, run_name
 from plstm.runs.overrides import CONFIGS
 from plstm.training.checkpoints import Checkpoints
 from plstm.training.optimizers import build_optimizer
@@ -74,22 +74,32 @@ def check_places(config: Config) -> None:
 
 def find_run(run: str, runs: Path, key: str = "run") -> Path:
     """The folder of a run given by its folder or the first digits of its id, in `runs` or among the demo's runs; where
-    several have the whole id, that in `runs`. Raises UserError naming the `key`."""
+    one run is in several, that in `runs`. Raises UserError naming the `key`."""
     if os.path.isdir(os.path.join(run, ".hydra")):
         return Path(run)
     places = [runs, *(place for place in OTHER_RUNS if place != runs.resolve())]
     known = [path for place in places for path in sorted(place.glob("*")) if (path / ".hydra").is_dir()]
-    found = [path for path in known if run and path.name.startswith(run)]
-    same = [path for path in found if path.name == run]
-    if same or len(found) == 1:
-        return (same or found)[0]
+    found: dict[str, Path] = {}
+    for path in known:
+        if run and path.name.startswith(run):
+            found.setdefault(path.name, path)
+    if run in found or len(found) == 1:
+        return found.get(run) or next(iter(found.values()))
     if found:
-        names = ", ".join(map(str, found[:5]))
+        names = ", ".join(map(str, [*found.values()][:5]))
         raise UserError(f"{key}={run}: {len(found)} runs begin so: {names}")
-    names = ", ".join(path.name for path in known[:8])
+    newest = sorted(known, key=lambda path: path.stat().st_mtime, reverse=True)
+    names = ", ".join(_id_and_name(path) for path in newest[:8])
     there_are = f"there are {names}{', ...' * (len(known) > 8)}" if known else "train one first"
     again = f"one that has a record is trained again by its command with {TO_TRAIN_AGAIN}"
     raise UserError(f"{key}={printable(run)[:200]}: no such run in {runs}; {there_are}; {again}")
+
+
+def _id_and_name(folder: Path) -> str:
+    """A run's id and, where its config can be read, its name."""
+    with contextlib.suppress(UserError):
+        return f"{folder.name} ({run_name(load_config(folder))})"
+    return folder.name
 
 
 def write_config(folder: Path, config: Config, overrides: list[str]) -> None:

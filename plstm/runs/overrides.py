@@ -19,6 +19,7 @@ from plstm.tasks import TASKS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 HYDRA = re.compile(r"hydra/\w+|hydra\.mode|hydra\.(launcher|sweeper)\.[\w.]+")  # of its keys, what may be set
+HIDDEN = ("hydra", "local", "study")  # folders of configs/ of which no key=value chooses
 FEW = 20  # choices that an error lists
 PLAIN = re.compile(r"(?!(null|true|false|nan|inf)$)[a-z_/][\w/.+-]*", re.ASCII | re.IGNORECASE)  # needs no quotes
 
@@ -31,8 +32,8 @@ def parse_overrides(words: Sequence[str], schema: type = Config) -> list[Overrid
         if "_target_" in word:
             raise UserError(f"{shown}: _target_ names code that would run; leave it out")
         if "=" not in word and not word.startswith("~"):
-            hint = f"; did you mean experiment={word}?" if word in choices("experiment") else ""
-            raise UserError(f"{shown}: write key=value{hint}")
+            key = _likely_key(word, schema)
+            raise UserError(f"{shown}: write key=value{f'; did you mean {key}={shown}?' if key else ''}")
         try:
             (override,) = OverridesParser.create().parse_overrides([word])
         except HydraException as error:
@@ -53,6 +54,15 @@ def parse_overrides(words: Sequence[str], schema: type = Config) -> list[Overrid
             raise UserError(f"{shown}: {key} is chosen twice; leave one out{both}")
         overrides.append(override)
     return overrides
+
+
+def _likely_key(word: str, schema: type) -> str:
+    """Which key a word without one is likely to be the value of; empty if none is."""
+    if schema is Config:
+        return "experiment" if word in choices("experiment") else ""
+    if word.endswith(".safetensors"):
+        return "weights"
+    return "run" if re.fullmatch(r"[0-9a-f]{2,12}", word) or Path(word, ".hydra").is_dir() else ""
 
 
 def as_override(key: str, value: Any) -> str:
@@ -78,6 +88,8 @@ def _check_key(override: Override, schema: type) -> None:
     value = override.value()
     if key in own_groups:
         _check_choice(override)
+    elif key == "study" and schema is Config:
+        raise UserError(f"{override.input_line}: a study is many runs; python scripts/run_table.py <study> trains them")
     elif key not in known:
         group, _, rest = key.partition("/")
         if rest and group in own_groups:
@@ -121,8 +133,8 @@ def override_key(word: str) -> str:
 
 @cache
 def groups() -> list[str]:
-    """The folders of configs/, such as experiment and variant."""
-    return sorted(path.name for path in CONFIGS.iterdir() if path.is_dir())
+    """The folders of configs/ that a command chooses from, such as experiment and variant."""
+    return sorted(path.name for path in CONFIGS.iterdir() if path.is_dir() and path.name not in HIDDEN)
 
 
 def choices(group: str) -> list[str]:

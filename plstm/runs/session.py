@@ -10,7 +10,7 @@ import jax
 from rich.console import Console
 
 from plstm.config import Config
-from plstm.errors import UserError
+from plstm.errors import UserError, printable
 from plstm.files import core_count
 from plstm.runs.finetuning import initial_weights
 from plstm.runs.folders import write_config
@@ -50,6 +50,7 @@ class Session:
         self.config = config
         self.folder = folder
         self.name = run_name(config)
+        self.label = f"{self.name} {folder.name[:4]}"  # which tells the lines of runs side by side apart
         self.interrupt = interrupt
 
         # -------------------------------------------------------- model and optimizer; what they refuse, before data
@@ -89,8 +90,8 @@ class Session:
         self.console = Console(quiet=not is_main())
         self.averager = MetricAverager(self.run.averages)
         self.metrics = MetricsWriter(folder / "metrics.jsonl", self.run.lines, is_main())
-        banner(self.name, self.describe(layout.mesh.size, origin), self.console)
-        self.progress = Progress(self.plan.steps, self.run.step, self.name, task.unit, self.console)
+        banner(self.name, self.describe(overrides, layout.mesh.size, origin), self.console)
+        self.progress = Progress(self.plan.steps, self.run.step, self.label, task.unit, self.console)
         self._signal = SharedSignal(layout)
         if is_main():  # from here on nothing refuses the run
             write_config(folder, config, overrides)
@@ -121,13 +122,17 @@ class Session:
             found[name] = evaluate(
                 self.programs.measure, weights, split, batch_size, layout.place_rows, self.stop_if_signalled
             )
+        metric = self.task.primary_metric
         for name, values in found.items():
+            if metric not in values:
+                has = f"its evaluations have {', '.join(values)}; correct primary_metric of its class"
+                raise UserError(f"task {self.config.task}: its primary metric is {metric}, and {has}")
             self._write(name, values)
             if shown:
-                print_plain(self.console, f"{self.name}: {self.run.step:,}  {describe(name, values)}")
+                print_plain(self.console, f"{self.label}: {self.run.step:,}  {describe(name, values)}")
         if statistics := jax.device_get(self.programs.inspect(layout.local(weights), self.probe)):
             self._write("model", statistics)
-        self.run.add_evaluation(found, self.config.loop, self.task.primary_metric)
+        self.run.add_evaluation(found, self.config.loop, metric)
         self.averager.restart_clock()
         return found
 
@@ -169,7 +174,7 @@ class Session:
         remedy = "Lower optim.peak_lr, or set model.dtype=float32 where the model has it, and start anew"
         raise UserError(f"step {bad_step:,}: {metric} is not finite; {kept}. {remedy}")
 
-    def describe(self, devices: int, origin: str | None) -> list[tuple[str, str]]:
+    def describe(self, overrides: Sequence[str], devices: int, origin: str | None) -> list[tuple[str, str]]:
         """The rows of the banner; origin: what fine-tuning starts from, None otherwise."""
         config = self.config
         optim = config.optim
@@ -183,6 +188,7 @@ class Session:
         rows = [
             ("run", self.folder.name + (f", resumed at step {step:,}" if step else "")),
             ("folder", str(self.folder)),
+            ("overrides", printable(" ".join(overrides)) or "none"),
             ("devices", f"{devices} x {jax.devices()[0].device_kind} ({platform}){shared}"),
             ("data", self.task.describe_data()),
             ("batch", f"{batch} = {devices} device{'s' * (devices > 1)} x {batch // devices}"),

@@ -64,7 +64,8 @@ class Task:
         for key, value in self.infer_data(data).items():
             if (known := getattr(data, key)) != value:
                 source = f"data.path={data.path}" if data.path else f"data.name={data.name}"
-                raise UserError(f"data.{key}={known}: {source} has {value}; leave it out, or take the run's own data")
+                remedy = f"take the data that the run was trained on, or leave out data.{key} if you have set it"
+                raise UserError(f"data.{key}={known}: {source} has {value}; {remedy}")
 
     def shared_config(self) -> Config:
         """The config with defaults for the keys in which runs may differ and still share compiled programs."""

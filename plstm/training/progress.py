@@ -55,7 +55,7 @@ class Progress(Bar):
             print_plain(console, f"{name}: {COMPILING}")
 
     def show(self, step: int, values: Mapping[str, float]) -> None:
-        """Shows that `step` steps are done, and as many of the values as the width takes, in their order."""
+        """Shows that `step` steps are done, and the values; a terminal shows as many as its width takes, in order."""
         (task,) = self.tasks
         shown = [f"{step:,}/{self._total:,}"]
         for name, value in values.items():
@@ -63,9 +63,8 @@ class Progress(Bar):
                 shown.append(f"{value:,.0f} {self._unit}/s")
             else:
                 shown.append(f"{name} {value:{'.2f' if name == 'epoch' else '.4g'}}")
-        around = f"{self._name}:   eta {LONGEST_TIME}" if self.disable else f"{self._name} {LONGEST_TIME} "
-        width = self.console.width - len(around) - (0 if self.disable else BAR_WIDTH + 1)
-        while len(shown) > 1 and len("  ".join(shown)) > width:
+        width = self.console.width - len(f"{self._name} {LONGEST_TIME} ") - BAR_WIDTH - 1
+        while not self.disable and len(shown) > 1 and len("  ".join(shown)) > width:
             shown.pop()
         text = "  ".join(shown)
         self.update(task.id, completed=step, text=text)

@@ -1,10 +1,13 @@
 """Runs are found by their folder or the first digits of their id."""
 
+import os
+
 import pytest
 
 from plstm.errors import UserError
 from plstm.runs import folders
-from plstm.runs.folders import find_run
+from plstm.runs.compose import compose_experiment
+from plstm.runs.folders import find_run, write_config
 
 
 def test_runs_of_the_demo_and_of_smoke_are_found_as_well(tmp_path, monkeypatch):
@@ -20,7 +23,10 @@ def test_runs_of_the_demo_and_of_smoke_are_found_as_well(tmp_path, monkeypatch):
     assert find_run("1f", tmp_path / "demo") == demo
     with pytest.raises(UserError, match=f"run=1: 2 runs begin so: {own}, {demo}"):
         find_run("1", runs)
-    with pytest.raises(UserError, match="run=2: no such run in .*; there are 1a2b, 1f39, 33;"):
+    write_config(smoke, compose_experiment("arrow/vit"), [])
+    for age, folder in enumerate((smoke, own, demo)):
+        os.utime(folder, (-age, -age))
+    with pytest.raises(UserError, match=r"run=2: no such run in .*; there are 33 \(arrow-vit-s\d+\), 1a2b, 1f39;"):
         find_run("2", runs)
     (tmp_path / "smoke/1a2b/.hydra").mkdir(parents=True)  # the same run trained again elsewhere
-    assert find_run("1a2b", runs) == own
+    assert find_run("1a2b", runs) == find_run("1a", runs) == own

@@ -15,6 +15,7 @@ COMPLETE = (
     ("line", "reply"),
     [
         ("python train.py exp", "experiment="),
+        ("python train.py ", "augment= data= debug= experiment= model= optim= variant="),
         ("python train.py experiment=arrow/vi", "arrow/vil arrow/vit"),
         ("python train.py -m seed=43 experiment=arrow/plstm,arrow/vi", "arrow/plstm,arrow/vil arrow/plstm,arrow/vit"),
         (f"python {ROOT}/train.py model=vit_", "vit_small vit_t"),

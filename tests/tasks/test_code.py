@@ -147,5 +147,5 @@ def test_text_that_does_not_fit_is_named(make, tmp_path):
     folder = ("data.name=folder", f"data.path={tmp_path}")
     with pytest.raises(UserError, match=r"data.context=200: must be under 101, the tokens to train on"):
         _ = make(*folder, "data.context=200").text
-    with pytest.raises(UserError, match=r"data.digest=abc: data.path=.* has [0-9a-f]{12}; leave it out"):
+    with pytest.raises(UserError, match=r"data.digest=abc: data.path=.* has [0-9a-f]{12}; take the data"):
         _ = make(*folder, "data.digest=abc").corpus

@@ -58,7 +58,9 @@ def test_the_id_follows_the_pictures_and_not_their_place(config_of, tmp_path):
     assert run_id(config_of(moved)) != run_id(config)
     for key, value in (("data.class_names", ["cat", "wolf"]), ("data.digest", "0" * 12), ("data.held_out", 0.1)):
         assert run_id(with_value(config, key, value)) != run_id(config)
-    with pytest.raises(UserError, match=f"data.train_images=18: data.path={moved} has 17; leave it"):
+    with pytest.raises(
+        UserError, match=f"data.train_images=18: data.path={moved} has 17; take the data that the run was"
+    ):
         TASKS["folder"](with_value(config, "data.path", str(moved))).split("val")
 
 
@@ -81,7 +83,9 @@ def test_values_that_do_not_fit_are_named(config_of, tmp_path, key, value, words
 
 def test_typed_values_that_the_folder_contradicts_are_named(config_of, tmp_path):
     config = config_of(plain_pictures(tmp_path, COUNTS), "data.train_images=7")
-    with pytest.raises(UserError, match="data.train_images=7: data.path=.* has 18; leave it out"):
+    with pytest.raises(
+        UserError, match="data.train_images=7: data.path=.* has 18; take .*, or leave out data.train_images if"
+    ):
         TASKS["folder"](config).batches(LAYOUT)
 
 

@@ -21,7 +21,7 @@ def make(total: int, console: Console, start: int = 0, clock=lambda: 100.0) -> P
     return Progress(total, start, "arrow [pLSTM]", "images", console, clock)
 
 
-def test_plain_line_shows_steps_the_values_that_fit_and_the_time_left():
+def test_plain_line_shows_steps_all_values_and_the_time_left():
     console, clock = plain_console(), SimpleNamespace(now=100.0)
     with make(3000, console, clock=lambda: clock.now) as progress:
         progress.show(1100, VALUES)
@@ -31,14 +31,10 @@ def test_plain_line_shows_steps_the_values_that_fit_and_the_time_left():
     # 100 steps took 30 seconds, so the other 1,800 take 540.
     assert console.file.getvalue().splitlines() == [
         "arrow [pLSTM]: compiling the training step",
-        "arrow [pLSTM]: 1,100/3,000  loss 0.4123  accuracy 0.8111  eta -:--:--",
+        f"arrow [pLSTM]: 1,100/3,000  {SHOWN}  eta -:--:--",
         "arrow [pLSTM]: 1,200/3,000  gate_norm 0.0001235  eta 0:09:00",
         "arrow [pLSTM]: 3,000/3,000  eta 0:00:00",
     ]
-    wide = plain_console(120)
-    with make(3000, wide) as progress:
-        progress.show(1100, VALUES)
-    assert SHOWN in wide.file.getvalue()
 
 
 def test_plain_lines_come_at_most_every_so_often_and_for_the_last_step():

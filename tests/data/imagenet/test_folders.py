@@ -22,10 +22,10 @@ def write(root, *names: str) -> None:
 
 def test_labels_number_the_sorted_folders(tmp_path):
     write(tmp_path, "dog/b.JPEG", "dog/a.png", "cat/deep/er/x.jpg")
-    write(tmp_path, "cat/notes.txt", "dog/c.GIF", "cat/.hidden.png", ".git/y.png")
+    write(tmp_path, "cat/notes.txt", "dog/c.SVG", "cat/.hidden.png", ".git/y.png")
     (tmp_path / "empty").mkdir()
     (tmp_path / "README.jpg").write_bytes(b"")
-    with pytest.warns(UserWarning, match=f"{tmp_path}: files with .gif, .txt are left out; images have .jpeg"):
+    with pytest.warns(UserWarning, match=f"{tmp_path}: files with .svg, .txt are left out; images have .jpeg"):
         source = folder_source(tmp_path)
     assert source.classes == ["cat", "dog", "empty"]
     names = ["cat/deep/er/x.jpg", "dog/a.png", "dog/b.JPEG"]

@@ -53,7 +53,7 @@ def test_other_files_are_another_run(folder):
     assert run_id(again) == run_id(before)
     with pytest.raises(UserError, match="data.path: name the folder of series"):
         _ = TASKS["series"](again).sets
-    with pytest.raises(UserError, match=r"data.digest=\w+: data.path=.* has \w+; leave it out"):
+    with pytest.raises(UserError, match=r"data.digest=\w+: data.path=.* has \w+; take the data"):
         _ = TASKS["series"](before).bank
 
 
