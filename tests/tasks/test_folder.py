@@ -95,7 +95,7 @@ def test_a_config_from_elsewhere_makes_nobody_read_a_folder(config_of, tmp_path)
     with pytest.raises(UserError, match="would be filled in from this machine"):
         from_file(plain)
     del plain["data"]["class_names"]
-    with pytest.raises(UserError, match="data.path: not a key"):  # which a file cannot set
+    with pytest.raises(UserError, match="data.path: no key"):  # which a file cannot set
         from_file(plain)
 
 
