@@ -178,6 +178,7 @@ def test_images_of_other_axes_are_refused():
     for embed in (layer, functools.partial(to_map, channels=3)):
         with pytest.raises(ValueError, match="^images must be normalised floats; got uint8"):
             embed(jnp.zeros((1, 8, 8, 3), jnp.uint8))
+    assert to_map(jnp.zeros((2, 8, 6, 1)), 1).shape == (8, 6, 2, 1)
 
 
 def test_sinusoids():

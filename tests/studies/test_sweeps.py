@@ -228,6 +228,7 @@ def test_dry_run_lists_every_run(add, tmp_path):
     assert re.fullmatch(first, lines[0])
     partial = [line for line in lines if line.startswith("partial")]
     assert len(partial) == 1 and "experiment=arrow/vit seed=43 optim.peak_lr=0.0003" in partial[0]
+    assert re.match(r"partial +~\d+\.\d core-hours  python", partial[0])  # by FLOPs: no run on this hardware
     assert total == f"{PLANNED} runs: 1 finished, 0 not needed, {PLANNED - 1} to run"
     add(wall_seconds=7200.0, hardware=describe_environment(ROOT)["hardware"])
     total = call_here(run_table.main, "arrow", "--dry-run", "--results", tmp_path).output.splitlines()[-1]
