@@ -4,7 +4,7 @@
 
 A column an image, its arrow's patch marked by a white dot and its circle outlined. A line a layer, with one scale of
 colours: of pLSTM the mean over heads of the gating matrix (red positive, blue negative), of ViT that of the weights by
-which patches attend to the arrow's. (results/arrow-48/flow.png is from the two runs above.)
+which patches attend to the arrow's. Writes outputs/flow.png, or --out; results/arrow-48/flow.png is such a picture.
 """
 
 import sys

@@ -172,9 +172,7 @@ def _check_finite(path: Path, name: str, tensor: np.ndarray) -> None:
 # ---------------------------------------------------------------------- metadata
 def _open(path: Path) -> Any:
     if path.is_dir():
-        raise UserError(
-            f"{path}: a folder; of a run, python scripts/export.py {path} model.safetensors writes the weights"
-        )
+        raise UserError(f"{path}: a folder; a run's weights: python scripts/export.py {path} model.safetensors")
     try:
         return safe_open(path, framework="np")
     except FileNotFoundError as error:

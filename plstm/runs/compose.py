@@ -152,15 +152,15 @@ def explain(error: Exception) -> str:
             return f"{key}: {'must have a value, and not null' if problem.endswith('is not Optional') else problem}"
     if found := re.match(r"schema/(model|data)/", getattr(error, "missing_cfg_file", None) or ""):
         registry = {"model": "MODELS of plstm/models/registry.py", "data": "TASKS of plstm/tasks/__init__.py"}
-        return f"{error.missing_cfg_file}: a file of configs/{found[1]} takes it, and {registry[found[1]]} lacks it"
+        return f"{error.missing_cfg_file}: a file of configs/{found[1]} names it; add it to {registry[found[1]]}"
     if "submitit" in str(error):
         return "hydra/launcher: this one needs the Slurm plugin; install it: make setup EXTRA=slurm"
     return _one_line(error)
 
 
 def _explain_unknown(key: str, schema: Any, message: str) -> str:
-    """One line on a key that this run's schema of its group lacks; message: Hydra's, which names the file that sets it,
-    if a file does."""
+    """One line on a key that is not in `schema`, the dataclass of its group in this run; message: Hydra's, which begins
+    with the config file that sets the key, if one does."""
     parent = key.rpartition(".")[0]
     names = [field.name for field in fields(schema)] if is_dataclass(schema) else []
     own = [f"{parent}.{name}".lstrip(".") for name in names if name != "_target_"]

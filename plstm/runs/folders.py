@@ -83,8 +83,11 @@ def find_run(run: str, runs: Path, key: str = "run") -> Path:
     for path in known:
         if run and path.name.startswith(run):
             found.setdefault(path.name, path)
-    if run in found or len(found) == 1:
-        return found.get(run) or next(iter(found.values()))
+    if run in found:
+        return found[run]
+    if len(found) == 1:
+        (only,) = found.values()
+        return only
     if found:
         names = ", ".join(map(str, [*found.values()][:5]))
         raise UserError(f"{key}={run}: {len(found)} runs begin so: {names}")

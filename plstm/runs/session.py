@@ -50,7 +50,6 @@ class Session:
         self.config = config
         self.folder = folder
         self.name = run_name(config)
-        self.label = f"{self.name} {folder.name[:4]}"  # which tells the lines of runs side by side apart
         self.interrupt = interrupt
 
         # -------------------------------------------------------- model and optimizer; what they refuse, before data
@@ -97,6 +96,11 @@ class Session:
             write_config(folder, config, overrides)
         mode = config.logger.mode if is_main() else "disabled"
         self.tracker = open_tracker(mode, task, folder, overrides, self.run.environment, self.parameters)
+
+    @property
+    def label(self) -> str:
+        """What a line of this run begins with; the id's first digits tell runs apart that train side by side."""
+        return f"{self.name} {self.folder.name[:4]}"
 
     # ------------------------------------------------------------------ in the loop
     def log(self, metrics: StepMetrics) -> None:

@@ -124,8 +124,8 @@ def check_devices() -> None:
 # ---------------------------------------------------------------------- memory
 @contextlib.contextmanager
 def memory_errors(batch_size: int, remedy: str, key: str = "") -> Iterator[None]:
-    """Turns out-of-memory errors of JAX and Python into UserError, with what to do; `key` is the config's that gave the
-    batch size, if one did."""
+    """Turns out-of-memory errors of JAX and Python into UserError, with what to do; key: of the config, where the
+    user set the batch size there."""
     try:
         yield
     except MemoryError as error:  # of the data, maybe, or of pictures

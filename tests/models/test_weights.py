@@ -193,7 +193,7 @@ def test_a_file_that_is_not_there_or_not_whole(file, tmp_path):
     (tmp_path / "cut.safetensors").write_bytes(file.read_bytes()[:-8])
     with pytest.raises(UserError, match="cut.safetensors: not a whole safetensors file"):
         plstm.load(tmp_path / "cut.safetensors")
-    with pytest.raises(UserError, match=f"{tmp_path}: a folder; of a run, python scripts/export.py"):
+    with pytest.raises(UserError, match=f"{tmp_path}: a folder; a run's weights: python scripts/export.py"):
         plstm.load(tmp_path)
     with pytest.raises(UserError, match="none.safetensors: no such file"):
         plstm.load(tmp_path / "none.safetensors")

@@ -142,7 +142,7 @@ def test_a_training_starts_from_those_weights(finetuning, trained, weights, tmp_
     monkeypatch.setattr(Session, "describe", see)
     with pytest.raises(Seen) as seen:
         start(config, [], None)
-    session, *_, origin = seen.value.args
+    session, _, _, origin = seen.value.args
     assert origin == f"the weights of {trained}, step 16"
     jax.tree.map(lambda ours, first: np.testing.assert_array_equal(ours, 2 * first), session.state.params, weights)
     assert session.folder.name == run_id(config) and config.init_from == trained.name
