@@ -117,15 +117,15 @@ class DeviceBatches:
                 yield self._gather(self._bits, self._labels, order, n)
 
 
-def read(make: Callable[[int], Any], start: int, stop: int, workers: int, threads: int) -> Iterator[Any]:
-    """make(start), ..., make(stop - 1), made ahead in `workers` processes or, without them, `threads` of this one.
+def read(make: Callable[[int], Any], start: int, stop: int, workers: int) -> Iterator[Any]:
+    """make(start), ..., make(stop - 1), made ahead in `workers` processes or, without them, a thread of this one.
     Raises ReadError where a process ends before the time; what is raised in one is raised here."""
     import grain
     from absl import flags
 
     if not flags.FLAGS.is_parsed():  # grain's workers ask for flags, which programs of Hydra never parse
         flags.FLAGS.mark_as_parsed()
-    ahead = 0 if workers else threads
+    ahead = 0 if workers else 1
     options = grain.ReadOptions(num_threads=ahead, prefetch_buffer_size=ahead)
     elements = grain.MapDataset.range(start, stop).map(make).to_iter_dataset(options)
     if workers:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from data.commands import Parser
-from plstm.errors import DownloadError, UserError, first_line
+from plstm.errors import DownloadError, UserError, damage_named
 from plstm.files import locked, write_errors, write_file
 
 # Of wheels for one platform, so that every machine fetches the same files.
@@ -96,13 +96,8 @@ def load_arrays(path: Path, again: str) -> dict[str, np.ndarray]:
     """What a `fetch` wrote. Raises UserError, which ends with `again`, where the file is missing or damaged."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; {again}")
-    try:
-        with np.load(path) as file:
-            return {key: file[key] for key in file.files}
-    except MemoryError:
-        raise
-    except Exception as error:  # damaged zip files raise a dozen different ones
-        raise UserError(f"{path}: damaged ({first_line(error)}); {again}") from error
+    with damage_named(path, again), np.load(path) as file:
+        return {key: file[key] for key in file.files}
 
 
 def _checked_bytes(folder: Path, name: str, version: str, sha: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What the data sets that TFDS prepares share: no needless output, and damaged files that are named."""
+"""What the data sets that TFDS prepares share: no needless output, and damaged examples that are named."""
 
 import contextlib
 import io
@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
 
-from plstm.errors import ReadError, UserError, first_line
+from plstm.errors import damage_named
 
 
 @contextlib.contextmanager
@@ -24,17 +24,6 @@ def quiet_tfds() -> Iterator[contextlib.ExitStack]:
         logging.set_verbosity(logging.ERROR)
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         yield stack
-
-
-@contextlib.contextmanager
-def damage_named(what: str | os.PathLike, remedy: str) -> Iterator[None]:
-    """Makes a ReadError of any of the dozen errors of TFDS, array_record, protobuf and Pillow for damaged files."""
-    try:
-        yield
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:
-        raise ReadError(f"{what} cannot be read ({first_line(error)}); {remedy}") from error
 
 
 class TfdsSource(Sequence):

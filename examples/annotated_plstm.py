@@ -3,7 +3,8 @@
 #
 # This page goes through [pLSTM](https://arxiv.org/abs/2506.11997) by running it: the two equations, the gating
 # matrix, P- and D-mode, four graphs, a layer, a model and its training. It needs the paper and no knowledge of this
-# repository, and takes about a minute on one core.
+# repository, and takes about a minute on one core: `.venv/bin/python examples/annotated_plstm.py` in a clone, after
+# `make setup`.
 #
 # The page is made from [annotated_plstm.py](annotated_plstm.py) by `make examples`. The script also opens as a
 # notebook in VS Code, and in Jupyter with Jupytext.

@@ -40,6 +40,18 @@ def print_once(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+@contextlib.contextmanager
+def damage_named(what: str | os.PathLike, remedy: str) -> Iterator[None]:
+    """Makes a ReadError of any of the dozen errors of NumPy, TFDS, array_record, protobuf and Pillow for damaged
+    files."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        raise ReadError(f"{what} cannot be read ({first_line(error)}); {remedy}") from error
+
+
 def printable(text: str) -> str:
     """Text on one line that does nothing to a terminal: other characters are escaped, such as \\x1b."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

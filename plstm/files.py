@@ -1,6 +1,7 @@
 """This machine: its cores, signals, where data sets live, locks, and writing a file whole or not at all."""
 
 import contextlib
+import errno
 import fcntl
 import glob
 import os
@@ -86,8 +87,8 @@ def write_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> Non
             os.fsync(file.fileno())  # else a power failure after the rename can leave an empty file
         os.replace(temporary, path)
     except OSError as error:
-        error.filename, error.filename2 = str(path), None
-        raise
+        # NumPy's error of a full disk has a text alone.
+        raise OSError(error.errno or errno.EIO, error.strerror or str(error), str(path)) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()

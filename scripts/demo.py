@@ -7,7 +7,6 @@ the models' answers, and sizes.png, how the trained models of results/weights do
 """
 
 import math
-import statistics
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -17,14 +16,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scipy.stats import t
-
 from data.arrow_pointing.geometry import Canvas
 from plstm.drawing import new_figure, save, style
 from plstm.studies.definitions import load_table
 from plstm.studies.probes import GIVEN, read_probes
 from plstm.studies.records import Record, read_records
-from plstm.studies.sweeps import find_groups
+from plstm.studies.sweeps import find_groups, t_interval
 from scripts.common import ROOT, Parser, run_resumable, start_python, stop
 from scripts.probe_arrow import NO_CIRCLE, OTHER_CIRCLE, PROBES, Answer, draw_geometries, load_answer, score
 
@@ -115,9 +112,8 @@ def accuracies(run: Record, altered: Mapping[str, Mapping[str, Any]]) -> dict[st
 
 def expected_range(values: Sequence[float]) -> tuple[float, float]:
     """Student's 90% prediction interval for another run, within [0, 1]."""
-    n = len(values)
-    mean = statistics.fmean(values)
-    half = float(t.ppf(0.95, n - 1)) * statistics.stdev(values) * math.sqrt(1 + 1 / n)
+    mean, half, n = t_interval(values)  # of the mean
+    half *= math.sqrt(n + 1)
     return max(mean - half, 0.0), min(mean + half, 1.0)
 
 

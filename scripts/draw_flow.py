@@ -7,6 +7,7 @@ colours: of pLSTM the mean over heads of the gating matrix (red positive, blue n
 which patches attend to the arrow's. Writes outputs/flow.png, or --out; results/arrow-48/flow.png is such a picture.
 """
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ SPLITS = ("test", "test_ext")
 
 def pick(variant: ArrowVariant, split: str, count: int) -> list[Any]:
     """The first geometries of a split in which the arrow points at the circle."""
-    return [arrow for arrow in variant.arrows(split) if arrow.label == 1][:count]
+    pointing = (arrow for arrow in variant.arrows(split) if arrow.label == 1)
+    return list(itertools.islice(pointing, count))
 
 
 def main() -> None:

@@ -33,14 +33,17 @@ def read_column(path: Path, column: str | None) -> np.ndarray:
     """float64 [lines], NaN for empty ones between others; UserError for what cannot be read."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            header, *lines = [*csv.reader(file)] or [[]]
+            names, *lines = [*csv.reader(file)] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: not a CSV file that can be read ({first_line(error)})") from error
     while lines and not lines[-1]:
         lines.pop()
     if not lines:
         raise UserError(f"{path}: has no series; it needs a header and a line a step")
-    if all(re.fullmatch(r"\s*[-+]?[\d.]+(e[-+]?\d+)?\s*", cell, re.IGNORECASE) for cell in header):
+    header = [name.strip() for name in names]
+    if not header:
+        raise UserError(f"{path}: its first line is empty; it needs a header")
+    if all(re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", cell, re.IGNORECASE) for cell in header):
         raise UserError(f"{path}: its first line has numbers alone; it needs a header above them")
     if column is not None and column not in header:
         raise UserError(f"--column {column}: {path} has {', '.join(header)}")

@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import re
 import shlex
 import signal
@@ -113,7 +114,8 @@ def run(step: Step, log: Path, minutes: float) -> dict[str, Any] | None:
                     child.wait(60 * patience)
                     break
                 late = "took too long: "
-                child.send_signal(number)
+                # Children of a killed process could keep the GPU.
+                child.send_signal(number) if number == signal.SIGINT else os.killpg(child.pid, number)
         except KeyboardInterrupt:
             stop([child])
             raise

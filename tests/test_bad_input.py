@@ -5,6 +5,7 @@ import importlib
 import os
 import re
 import sys
+import weakref
 
 import jax
 import pytest
@@ -203,9 +204,15 @@ def test_a_sweep_s_configs_are_checked_before_its_first_job(entry, tmp_path, mon
 
 
 def test_a_job_that_fails_does_not_keep_the_others_of_a_sweep_from_starting(entry, tmp_path, monkeypatch):
-    started = []
+    class State:
+        """What a run has on its device."""
+
+    started, states = [], []
 
     def start(config, *_):
+        assert not any(state() for state in states), "the next job has less memory"
+        state = State()
+        states.append(weakref.ref(state))
         started.append(config.seed)
         if config.seed > 43:
             raise UserError(f"seed {min(config.seed, 45)} is not finite")

@@ -1,4 +1,4 @@
-"""Locks, also on file systems that have none."""
+"""Locks, also on file systems that have none, and files that cannot be written."""
 
 import errno
 import fcntl
@@ -7,7 +7,7 @@ import pwd
 import pytest
 
 from plstm.errors import UserError
-from plstm.files import data_root, locked
+from plstm.files import data_root, locked, write_errors, write_file
 from plstm.runs.folders import lock_folder
 
 
@@ -28,6 +28,15 @@ def test_a_lock_follows_no_link_and_changes_no_file(tmp_path):
         with pytest.raises(OSError, match=name), locked(tmp_path / name):
             pass
     assert (tmp_path / "a").read_text() == "precious" and not (tmp_path / "b").exists()
+
+
+def test_a_full_disk_is_named_by_the_text_of_an_error_without_a_number(tmp_path):
+    def save(_):  # as NumPy's tofile
+        raise OSError("720 requested and 512 written")
+
+    path = tmp_path / "bank.npy"
+    with pytest.raises(UserError, match=f"{path}: 720 requested and 512 written; correct that"), write_errors(path):
+        write_file(path, save)
 
 
 @pytest.mark.parametrize("name", ["[x]", "a*", "a?", "a[1-3].b"])

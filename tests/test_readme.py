@@ -47,6 +47,7 @@ def test_the_readme():
 def test_the_operators():
     found = run("docs/operators.md")
     assert found["mixed"].shape == (8, 16) and found["first_node"].tolist() == [0, 4]
+    assert found["hidden"].shape == (2, 100, 16)
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from data.arrow_pointing.geometry import DISTRIBUTIONS, LABELS, SPLITS, ArrowVariant, render
 from data.loading import PackedSplit, pack, packed_bytes
-from data.tfds import TfdsSource, damage_named, quiet_tfds
-from plstm.errors import UserError
+from data.tfds import TfdsSource, quiet_tfds
+from plstm.errors import ReadError, UserError, damage_named
 from plstm.files import data_root, locked, write_errors, write_file
 
 VERSION = "1.0.0"
@@ -135,12 +135,10 @@ def load_packed(variant: ArrowVariant, split: str, root: str | None = None, gene
 def _read(path: Path, count: int, size: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Bits and labels in a packed file, whose checksums NumPy compares; None where there are none, or damaged ones."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with damage_named(path, "it is packed again"), np.load(path) as file:
             bits = file["bits"]
             labels = file["labels"]
-    except MemoryError:
-        raise
-    except Exception:  # damaged zip files raise a dozen different ones
+    except ReadError:
         return None
     fits = bits.shape == (count, packed_bytes(size)) and labels.shape == (count,)
     return (bits, labels) if fits and bits.dtype == labels.dtype == np.uint8 else None

@@ -106,7 +106,7 @@ def read_tudataset(name: str, folder: Path) -> GraphSet:
     nodes = len(graph_of)
     if 0 in (nodes, count) or graph_of[0] != 1 or graph_of[-1] != count or not np.isin(np.diff(graph_of), (0, 1)).all():
         raise _damaged(files["graph_indicator"], f"must count up from 1 to the {count} graphs of graph_labels")
-    if pairs.min(initial=1) < 1 or pairs.max(initial=1) > nodes:
+    if pairs.min() < 1 or pairs.max() > nodes:
         raise _damaged(files["A"], f"must hold pairs of node numbers from 1 to {nodes}")
     crossing = np.flatnonzero(graph_of[pairs[:, 0] - 1] != graph_of[pairs[:, 1] - 1])
     if len(crossing):

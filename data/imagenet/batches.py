@@ -66,7 +66,7 @@ class _Reader:
             what = f"{free / 2**30:.1f} GiB free, but the batches of data.workers need {shared / 2**30:.1f}"
             # A process that writes past the end of shared memory dies without a message.
             raise ReadError(f"{SHARED}: {what}; take fewer, or give the container more (docker run --shm-size)")
-        for batch in read(make, start, stop, workers, threads=1):
+        for batch in read(make, start, stop, workers):
             for name, why in batch.pop("corrupt"):
                 if name not in self._corrupt:
                     self._corrupt.add(name)

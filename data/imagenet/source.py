@@ -25,8 +25,8 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from data.tfds import TfdsSource, damage_named, quiet_tfds
-from plstm.errors import UserError
+from data.tfds import TfdsSource, quiet_tfds
+from plstm.errors import UserError, damage_named
 from plstm.files import data_root
 
 NAME = "imagenet2012"

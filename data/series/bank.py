@@ -9,7 +9,7 @@ from scipy.linalg import toeplitz
 from scipy.signal import lfilter
 
 from data.series.scoring import HORIZONS, SEASONS, SeriesSet
-from plstm.errors import UserError
+from plstm.errors import UserError, damage_named
 from plstm.files import data_root, locked, write_errors, write_file
 from plstm.preprocessing import standardise
 
@@ -30,14 +30,11 @@ def load_bank(root: str | None, seed: int, count: int, length: int = LENGTH) -> 
         with write_errors(path), locked(path.with_name(".series-bank.lock")):
             if not path.is_file():  # another process may have drawn it meanwhile
                 write_file(path, lambda file: np.save(file, draw_bank(seed, count, length)))
-    try:
+    remedy = "delete it to draw it again"
+    with damage_named(path, remedy):
         bank = np.load(path)
-    except (OSError, MemoryError):
-        raise
-    except Exception:  # of a damaged header NumPy raises half a dozen
-        bank = np.empty(0)
     if bank.shape != (count, length) or bank.dtype != np.float32:
-        raise UserError(f"{path}: damaged; delete it to draw it again")
+        raise UserError(f"{path}: damaged; {remedy}")
     return bank
 
 

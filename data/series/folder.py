@@ -14,7 +14,7 @@ import pandas as pd
 
 from data.series.bank import MOST
 from data.series.scoring import HORIZONS, SEASONS, SeriesSet, naive_scores, seasonal_error
-from plstm.errors import UserError, first_line
+from plstm.errors import UserError, damage_named, first_line
 from plstm.preprocessing import standardise
 
 
@@ -35,12 +35,8 @@ def folder_digest(path: str | None) -> str:
 def load_train(path: str) -> np.ndarray:
     """The series of train.npy, standardised: float32 [series, points]. Raises UserError."""
     file = Path(path) / "train.npy"
-    try:
+    with damage_named(f"data.path={path}: train.npy", "save it with np.save"):
         series = np.asarray(np.load(file))
-    except MemoryError:
-        raise
-    except Exception as error:  # of a damaged header NumPy raises half a dozen
-        raise UserError(f"data.path={path}: train.npy cannot be read ({first_line(error)})") from error
     is_numeric = series.ndim == 2 and len(series) and np.issubdtype(series.dtype, np.number)
     if not is_numeric or not np.isfinite(series).all():
         raise UserError(f"{file}: must have finite numbers [series, points], not {series.dtype} {list(series.shape)}")

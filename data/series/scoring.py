@@ -40,8 +40,9 @@ class SeriesSet(NamedTuple):
 
     def pairs(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Contexts, each from its series' start, and what follows, [horizon]: without overlap, at the series' end."""
+        ahead = self.windows * self.horizon
         for values in self.series:
-            for start in range(len(values) - self.windows * self.horizon, len(values), self.horizon):
+            for start in range(len(values) - ahead, len(values), self.horizon):
                 yield values[:start], values[start : start + self.horizon]
 
 

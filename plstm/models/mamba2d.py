@@ -154,8 +154,8 @@ class Mamba2D(nnx.Module):
         self.head = dense(dim_in, config.classes, rngs, **exact())
 
     def __call__(self, images: Array, *, key: Array | None = None) -> Array:
-        """Normalised images [batch, height, width, channels] of any size -> float32 logits [batch, classes]. `key`
-        has no effect: a training pass is the same."""
+        """Normalised images [batch, height, width, channels] -> float32 logits [batch, classes]. `key` has no effect: a
+        training pass is the same. Raises ValueError for images too small for the last stage."""
         x = to_map(images, self.channels)
         stages = zip(self.down, self.norms, self.stages, strict=True)
         for n, (down, layer_norm, blocks) in enumerate(stages):

@@ -123,7 +123,11 @@ class SequenceConfig:
             self,
             ("dim", self.dim % (2 * heads) == 0, f"must be a multiple of twice the heads, {2 * heads}"),
             ("track", divides, f"must divide model.dim={self.dim}"),
-            ("inner_dim", fits, f"must be a multiple of the channels of a head, {head}"),
+            (
+                "head_dim" if self.head_dim else "inner_dim",
+                fits,
+                f"the channels of a head, {head}, must divide the inner width, {inner}",
+            ),
             ("key_dim", (self.key_dim or self.heads) % self.heads == 0, f"must be a multiple of {self.heads} heads"),
             prefix="model.",
         )

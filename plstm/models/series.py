@@ -22,6 +22,7 @@ from plstm.nn.layers import linear, uniform_within
 from plstm.preprocessing import standardise
 
 QUANTILES = 9  # 0.1, 0.2, ... 0.9
+LARGEST = 1e150  # value of a series: its square is finite
 
 
 @dataclass
@@ -97,8 +98,8 @@ class SeriesModel(Blocks):
         series = np.asarray(context, np.float64)
         if not 1 <= horizon <= self.context:
             raise UserError(f"horizon={horizon}: must be from 1 to {self.context}, the model's context")
-        if series.ndim != 1 or np.isinf(series).any():
-            what = f"has shape {series.shape}" if series.ndim != 1 else "has an infinite value"
+        if series.ndim != 1 or (np.abs(series) > LARGEST).any():
+            what = f"has shape {series.shape}" if series.ndim != 1 else f"has a value beyond {LARGEST:g}"
             raise UserError(f"context: {what}; give one series of finite numbers, NaN where one is missing")
         values, known, loc, scale = standardised_end(series, self.context)
         if not known.any():

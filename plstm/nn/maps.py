@@ -28,7 +28,10 @@ def to_map(images: Array, channels: int) -> Array:
 
 
 def windows(x: Array, kernel: int, stride: int) -> list[Array]:
-    """The cells under each of the kernel's entries, row by row, as the kernel moves over a padded map."""
+    """The cells under each of the kernel's entries, row by row, as the kernel moves over a padded map. ValueError for
+    a map that is smaller than the kernel."""
+    if min(x.shape[:2]) < kernel:
+        raise ValueError(f"images are too small: a map of {x.shape[0]} x {x.shape[1]} cells, a kernel of {kernel}")
     height, width = ((side - kernel) // stride + 1 for side in x.shape[:2])
 
     def every(first: int, count: int) -> slice:

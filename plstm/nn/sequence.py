@@ -54,7 +54,8 @@ RIGHT_UNITS = np.array([np.diag([1, -1, -1, -1]) @ unit.T @ np.diag([1, -1, -1, 
 
 @jax.custom_vjp
 def causal_conv(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """y_t = sum_j weight[j] x_(t - 3 + j), zeros before the first token: x [..., T, dim], weight [4, dim] -> as x.
+    """y_t = sum_j weight[j] x_(t - 3 + j), zeros before the first token: x [..., T, dim], weight [4, dim], of one
+    dtype -> as x.
 
     Reverse-mode derivatives only: on CPUs JAX's own gradient takes several times as long."""
     return _sum_of_shifts(x, weight, (WIDTH - 1, 0))

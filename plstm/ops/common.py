@@ -5,7 +5,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce, wraps
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -32,17 +32,23 @@ def vary_alike(arrays: Sequence[Array]) -> Sequence[Array]:
     return [array + zero.astype(array.dtype) for array in arrays]
 
 
+def _is_double(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and leaf.dtype == np.float64
+
+
 def public_operator(function: Callable[Arguments, Array]) -> Callable[Arguments, Array]:
     """An operator that gives its numbers inside a caller's parallel program, too.
 
     In a manual region all its arrays vary alike; states start from `jnp.zeros_like` of one, so that they do as well.
     Over mesh axes of explicit type it computes as over automatic ones, and the output is sharded as the first array,
-    except along the last axis."""
+    except along the last axis. NumPy's float64 is taken in JAX's default precision."""
 
     signature = inspect.signature(function)
 
     @wraps(function)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Array:
+        if any(_is_double(leaf) for leaf in jax.tree.leaves((args, kwargs))):
+            args, kwargs = jax.tree.map(lambda x: jnp.asarray(x) if _is_double(x) else x, (args, kwargs))
         mesh = jax.sharding.get_abstract_mesh()
         if not (mesh.manual_axes or mesh.explicit_axes):
             return function(*args, **kwargs)

@@ -9,6 +9,7 @@ import re
 import string
 import sys
 import textwrap
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -24,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from plstm.config import Config
 from plstm.errors import DownloadError, UserError, command_line, printable
 from plstm.runs.compose import compose_config, explain, register, to_config, to_eval_config
+from plstm.runs.identity import named
 from plstm.runs.local import local_settings
 from plstm.runs.overrides import choices, each_word, groups, parse_overrides
 from plstm.training.environment import keep_programs
@@ -119,7 +121,7 @@ def check_jobs(overrides: Sequence[Override], schema: type, multirun: bool) -> l
     for job in jobs:
         try:
             node = compose_config(name, job)
-            to_config(node) if schema is Config else to_eval_config(node)
+            named(to_config(node), job) if schema is Config else to_eval_config(node)
         except UserError as error:
             if len(jobs) == 1:
                 raise
@@ -164,9 +166,17 @@ def _fail(message: str, ends_sweep: bool = False) -> NoReturn:
         os._exit(EXIT_BAD_INPUT)  # an orderly end would wait for the other processes, and they for this one
     if _is_job() and not ends_sweep:
         _print_of_first_job(message)
+        _release(sys.exception())
         raise JobFailed(message)
     print(f"error: {message}", file=sys.stderr)
     raise SystemExit(EXIT_BAD_INPUT)
+
+
+def _release(error: BaseException | None) -> None:
+    """Frees what a failed job held, as the next one may need its memory: Hydra keeps the exception until the end."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 @functools.cache

@@ -30,7 +30,8 @@ from plstm.training.tracking import choose_mode
 
 OUTPUTS = CONFIGS.parent / "outputs"
 TO_TRAIN_AGAIN = "paths.results=outputs/again paths.runs=outputs/again/runs"  # beside a recorded run, with its command
-OTHER_RUNS = (OUTPUTS / "demo/checkpoints", OUTPUTS / "runs")  # where `make demo` and `debug=smoke` put theirs
+# Where `make demo`, `debug=smoke` and runs that are trained again put theirs.
+OTHER_RUNS = (OUTPUTS / "demo/checkpoints", OUTPUTS / "runs", OUTPUTS / "again/runs")
 
 
 @contextlib.contextmanager
@@ -95,6 +96,8 @@ def find_run(run: str, runs: Path, key: str = "run") -> Path:
     names = ", ".join(_id_and_name(path) for path in newest[:8])
     there_are = f"there are {names}{', ...' * (len(known) > 8)}" if known else "train one first"
     again = f"one that has a record is trained again by its command with {TO_TRAIN_AGAIN}"
+    if key == "init_from":
+        again += "; weights of a file are named by that file"
     raise UserError(f"{key}={printable(run)[:200]}: no such run in {runs}; {there_are}; {again}")
 
 

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from data.augment.recipes import AugmentConfig
 from plstm.config import Config
-from plstm.limits import ID_DIGITS
+from plstm.limits import ID_DIGITS, check_limits
 from plstm.models import MODELS
 from plstm.runs.overrides import as_override, override_key
 from plstm.tasks import TASKS
@@ -106,10 +106,12 @@ def variant_names(config: Config) -> list[str]:
 
 def named(config: Config, overrides: Sequence[str]) -> Config:
     """The config with the experiment and variant that overrides choose: variant=[balanced,d_mode] is the variant
-    balanced,d_mode."""
+    balanced,d_mode. Raises UserError for names that a run's files cannot have."""
     chosen = dict(word.lstrip("+").split("=", 1) for word in overrides if "=" in word)
     names = {key: re.sub(r"[\[\]\"' ]", "", chosen[key]) for key in NAMES if key in chosen}
-    return replace(config, **{key: name for key, name in names.items() if name not in ("", "null")})
+    config = replace(config, **{key: name for key, name in names.items() if name not in ("", "null")})
+    check_limits(config)
+    return config
 
 
 def is_among(key: str, keys: Sequence[str]) -> bool:

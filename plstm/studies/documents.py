@@ -15,9 +15,9 @@ left out). Of a study's table.csv only chosen rows count, and without a seed the
     <!-- begin: NAME -->
     <!-- end -->
 
-hold what is generated whole: `table STUDY`, `weights STUDY`, `claims STUDY...` of these studies' claims.yaml, and
-`index`. The `ours` of a claim is text with titles of table.csv in braces: `{row=pLSTM metric=test} against {row=ViT
-metric=test}`.
+hold what is generated whole: `table STUDY`, `weights STUDY`, `claims STUDY...` of these studies' claims.yaml, and of
+all studies `index` and `weights`. The `ours` of a claim is text with titles of table.csv in braces: `{row=pLSTM
+metric=test} against {row=ViT metric=test}`.
 """
 
 import contextlib
@@ -225,7 +225,10 @@ def _index(_: list[Path], folder: Path) -> str:
 
 
 def _weights(studies: list[Path], folder: Path) -> str:
-    """One row for each file of weights that the study keeps, with what its last step has in the table's columns."""
+    """One row for each file of weights that the study keeps, with what its last step has in the table's columns; if no
+    study is named, one for each file of all studies, with a link to its study."""
+    if not studies:
+        return _all_weights(folder)
     (study,) = studies
     results = study.parent
     table = load_table(results.parent / "configs" / "study" / f"{study.name}.yaml")
@@ -238,6 +241,16 @@ def _weights(studies: list[Path], folder: Path) -> str:
             found = (records[run].metric(column.split, column.metric) for column in columns)
             cells = [f"[{path.stem}]({os.path.relpath(path, folder)})", records[run].name]
             rows.append([*cells, *(f"{value * table.scale:.{table.digits}f}" for value in found)])
+    return "\n".join(pipes(rows))
+
+
+def _all_weights(results: Path) -> str:
+    runs = {record.id: record.name for record in read_records(results)}
+    rows = [["Weights", "Study", "Run"]]
+    for path in sorted((results.parent / "configs/study").glob("*.yaml")):
+        for name, run in load_table(path).weights.items():
+            file = weights_path(name, results).relative_to(results)
+            rows.append([f"[{name}]({file})", f"[{path.stem}]({path.stem}/README.md)", runs[run]])
     return "\n".join(pipes(rows))
 
 

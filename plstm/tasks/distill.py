@@ -70,11 +70,7 @@ class DistillTask(CodeTask):
         data = self.config.data
         if not data.teacher_file:
             raise UserError(f"data.teacher_file: name the file with the weights of {data.teacher}")
-        with jax.ensure_compile_time_eval():  # also where a trace of the loss is the first to ask
-            model = load(data.teacher_file)
-        known = model.info.weights_id
-        if data.teacher not in (known, model.info.sha256[:ID_DIGITS]):
-            raise UserError(f"data.teacher={data.teacher}: {data.teacher_file} has the weights of {known}")
+        model = load_teacher(data.teacher_file, data.teacher)
         if model.info.sizes != self.sizes:
             raise UserError(f"data.teacher_file={data.teacher_file}: not a model of these tokens")
         return model
@@ -129,6 +125,17 @@ class DistillTask(CodeTask):
     # ------------------------------------------------------------------ results
     def keeps_curve(self, split: str, metric: str) -> bool:
         return split == "model" or super().keeps_curve(split, metric)
+
+
+@functools.lru_cache(maxsize=1)  # the session's task and that of the programs share it
+def load_teacher(file: str, weights_id: str) -> Any:
+    """The model in a file. Raises UserError where it has the weights of another run."""
+    with jax.ensure_compile_time_eval():  # also where a trace of the loss is the first to ask
+        model = load(file)
+    known = model.info.weights_id
+    if weights_id not in (known, model.info.sha256[:ID_DIGITS]):
+        raise UserError(f"data.teacher={weights_id}: {file} has the weights of {known}")
+    return model
 
 
 def _students(model: Any, batch: Batch, as_teacher: bool) -> Iterator[tuple[Student, jax.Array]]:

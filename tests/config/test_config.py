@@ -157,6 +157,12 @@ def test_a_run_is_named_after_experiment_and_variant_but_its_id_is_not(config_of
     assert run_id(identity.named(config, ["experiment=x", "variant=y"])) == run_id(config)
 
 
+@pytest.mark.parametrize("word", ["experiment=tokens/plstm@2", "experiment=" + 70 * "a", "variant=[a,b@2]"])
+def test_names_that_a_run_could_not_read_back_are_refused(config_of, word):
+    with pytest.raises(UserError, match=f"^{word.split('=')[0]}="):
+        identity.named(config_of("experiment=tokens/plstm"), [word])
+
+
 @pytest.mark.parametrize("mark", ["", "++"])
 def test_records_name_the_start_by_its_id_and_no_place(mark):
     overrides = ["experiment=x", f"{mark}init_from=/scratch/run", f"{mark}paths.runs=/scratch", "data.root=/x"]

@@ -41,6 +41,8 @@ WRONG = [
     (EfficientNetConfig, {"stages": [[3, 1, 1, 8]]}, "stages="),
     (SequenceConfig, {"blocks": ["plstm"], "track": 3}, "track=3: must divide model.dim=64"),
     (SequenceConfig, {"track": 3}, "track=3: only model.blocks=plstm has it"),
+    (SequenceConfig, {"blocks": ["mamba2"], "head_dim": 48}, "head_dim=48: the channels of a head, 48, must divide"),
+    (SequenceConfig, {"blocks": ["mamba2"], "inner_dim": 96}, "inner_dim=96: the channels of a head, 64, must divide"),
     (SequenceConfig, {"heads": 3}, "dim=64: must be a multiple of twice the heads, 6"),
     (LanguageConfig, {"kind": "lstm", "refinements": 2}, "refinements=2: only model.kind=pr_lstm or pr_rnn"),
     (LanguageConfig, {"kind": "transformer", "dim": 60}, "dim=60"),

@@ -4,6 +4,7 @@ from flax import nnx
 
 from plstm.models import Mamba2DConfig, build_model
 from plstm.models.mamba2d import Attention, Block, M2DMixer
+from plstm.nn.maps import unfold
 
 from .golden import check, dense, fill, maps, norm, waves
 
@@ -33,6 +34,11 @@ def test_layers_meet_their_golden_values(float64):
     attention = Attention(8, dtype=jnp.float64, rngs=nnx.Rngs(0), head_dim=4)
     fill(attention_tensors(attention))
     check("M3", lambda x: (maps(attention, x), None), x=waves((2, 2, 3, 8)))
+
+
+def test_a_map_under_the_kernel_is_refused():
+    with pytest.raises(ValueError, match="images are too small: a map of 2 x 5 cells, a kernel of 3"):
+        unfold(jnp.ones((2, 5, 1, 1)), 3, 2)
 
 
 @pytest.mark.slow

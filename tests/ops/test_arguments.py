@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from plstm.ops.dag import DagGates
@@ -93,3 +94,15 @@ def test_no_token_and_a_side_of_none_are_refused(operator):
         arguments[name] = jax.tree.map(functools.partial(jnp.take, indices=jnp.arange(0), axis=axis), arguments[name])
     with pytest.raises(ValueError, match=r"must have at least one entry along [THY]; got"):
         operator(**arguments)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("operator", ARGUMENTS)
+def test_float64_arrays_of_numpy_are_taken_as_float32(operator):
+    def double(leaf):
+        return np.float64(leaf) if isinstance(leaf, jax.Array) and leaf.dtype == jnp.float32 else leaf
+
+    found = operator(**jax.tree.map(double, ARGUMENTS[operator]))
+    for got, expected in zip(*map(jax.tree.leaves, (found, operator(**ARGUMENTS[operator]))), strict=True):
+        assert got.dtype == jnp.float32
+        np.testing.assert_array_equal(got, expected)

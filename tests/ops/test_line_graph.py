@@ -102,6 +102,8 @@ def test_packing_refuses_what_does_not_fit():
     dag = draw_dag(7, 0.4)
     with pytest.raises(ValueError, match="7 nodes"):
         pack([dag], 6, 40)
+    with pytest.raises(ValueError, match="width=0: must be at least 1"):
+        pack([dag], 7, 40, width=0)
     packed, _ = pack([dag], 7, 40)
     with pytest.raises(ValueError, match="cannot pad"):
         packed.pad(1, packed.num_line_edges - 1, 70, packed.depth)

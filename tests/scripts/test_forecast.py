@@ -57,7 +57,8 @@ def test_an_empty_line_between_others_is_a_gap(tmp_path):
     ("text", "options", "words"),
     [
         ("a\n1\n", ["--horizon", "0"], "sales.csv: horizon=0: must be from 1 to 16"),
-        ("a\n1\ninf\n", [], "sales.csv: context: has an infinite value"),
+        ("a\n1\ninf\n", [], "sales.csv: context: has a value beyond 1e+150"),
+        ("\na\n1\n", [], "sales.csv: its first line is empty; it needs a header"),
         ("5\n-6.5\n7e3\n", [], "sales.csv: its first line has numbers alone; it needs a header"),
         ("a\n\n", [], "sales.csv: has no series; it needs a header and a line a step"),
         ("", [], "sales.csv: has no series"),

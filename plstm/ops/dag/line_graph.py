@@ -139,6 +139,8 @@ def pack(
     """
     if not dags:
         raise ValueError("there are no graphs to pack")
+    if width is not None and width < 1:
+        raise ValueError(f"width={width}: must be at least 1")
     nodes, edges, lines = np.array([(dag.num_nodes, dag.num_edges, len(dag.line_to)) for dag in dags]).T
     if nodes.max() > block_nodes or edges.max() > block_edges:
         largest = f"a graph of {nodes.max()} nodes or {edges.max()} edges"
