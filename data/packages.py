@@ -35,8 +35,8 @@ def describe(packages: Packages) -> str:
 
 
 def fetch_parser(prog: str, description: str, packages: Packages, what: str) -> tuple[Parser, Any, Parser]:
-    """The command line of a module of packages, with the command `fetch`, which keeps `what`; its commands, to add
-    others, and what these share."""
+    """A module's parser with the command `fetch`; its subparsers, to add other commands; and the parent parser of the
+    options that commands share. what: ends the help of `fetch`."""
     parser = Parser(prog=f"python -m {prog}", description=description)
     root = Parser(add_help=False)
     root.add_argument("--root", help="folder of all data sets ($PLSTM_DATA, else ~/.cache/plstm/data)")

@@ -60,8 +60,8 @@ def core_count() -> int:
 
 @contextlib.contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Holds the lock file `path`, made where missing; gives False where another process has it and not `wait`. OSError:
-    it cannot be opened, or is a symbolic link, which is not followed. A file system without locks (Lustre without
+    """Holds the lock file `path`, made where missing. Yields True, or without `wait` False where another process holds
+    it. Raises OSError where it cannot be opened, or is a symbolic link. A file system without locks (Lustre without
     -o flock, NFS without lockd) gets a line on standard error instead."""
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)) as file:
         is_ours = True

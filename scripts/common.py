@@ -102,7 +102,7 @@ def run_resumable(main: Callable[[], int | None], said: str = "stopped; the same
 
 # ---------------------------------------------------------------------- training batches, folders, results
 def batch_shapes(task: Task) -> dict[str, Any]:
-    """The arrays of a training batch; of a task of images without its data set."""
+    """Shapes and dtypes of a training batch's arrays; image tasks do not need their data set for it."""
     config = task.config
     count = config.optim.batch_size
     if config.task in IMAGE_TASKS:

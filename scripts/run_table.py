@@ -68,8 +68,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def check_overrides(overrides: Sequence[str], table: TableDefinition) -> None:
-    """Raises UserError for an override that the table's first run refuses, or that would make another run of it, and
-    not only place or show it otherwise."""
+    """Raises UserError for an override that the table's first run refuses, or that changes more than where a run lies
+    and how it is shown, and so would make it another run."""
     for override in parse_overrides(overrides):
         if not is_among(override.key_or_group, OUTSIDE_ID):
             raise UserError(f"override {override.input_line!r}: would make other runs than the table's; leave it out")

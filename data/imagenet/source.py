@@ -53,7 +53,7 @@ def class_words() -> dict[str, str]:
 def load_source(split: str, root: str | None = None, held_out: int = HELD_OUT, most: int | None = None) -> Sequence:
     """Random access to a split: picklable, {"image": the file's bytes (JPEG, one PNG), "label": int, "file_name": str}.
 
-    held_out: images of `val`; of a small set at most a tenth, but one. They are the first of
+    held_out: images of `val`, but no more than a tenth of a small set, and at least one. They are the first of
     `numpy.random.RandomState(2012).permutation(training images)`, places in TFDS's stored order, which depends on the
     file names alone. most: only the first so many images. Raises UserError where there are none, or damaged ones.
     """

@@ -71,8 +71,8 @@ class Scores(NamedTuple):
 
 
 def score(pairs: Sequence[tuple[np.ndarray, np.ndarray]], forecasts: Sequence[np.ndarray], season: int) -> Scores:
-    """Of a set's windows (context, label) and their forecasts. Windows without a seasonal error above 0 have no part in
-    MASE, and labels that are NaN in neither."""
+    """Scores of the forecasts [9, horizon] of a set's windows (context, label). Windows without a seasonal error above
+    0 do not count in MASE, and labels that are NaN count in neither score."""
     scaled = []
     losses = []
     sizes = []

@@ -68,6 +68,6 @@ class LanguageModel(nnx.Module):
         self.head = dense(config.dim, sizes["classes"], rngs)
 
     def __call__(self, rows: Rows, answers: int, *, key: Array | None = None) -> Array:
-        """float32 [rows, answers, classes]: the logits after each row's tokens; beyond its last step, any."""
+        """float32 [rows, answers, classes]: the logits after each row's tokens; arbitrary beyond its last step."""
         h = self.layer(rows, answers, key)
         return self.head(h if self.kind == "transformer" else jax.nn.relu(h))

@@ -114,7 +114,7 @@ class Attention(nnx.Module):
 
 
 class Block(nnx.Module):
-    """A pre-norm residual block: mixer, then MLP. With attention, learned factors weigh the input of each residual."""
+    """A pre-norm residual block: mixer, then MLP. With attention, learned factors scale each skip connection."""
 
     def __init__(self, dim: int, mixer: str, states: int, *, dtype, rngs: nnx.Rngs):
         scaled = mixer == "attention"

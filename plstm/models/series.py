@@ -46,7 +46,7 @@ class SeriesConfig(SequenceConfig):
 
 class ResidualMap(nnx.Module):
     """A ReLU MLP beside a linear map. Biases start uniform within 1 / sqrt(inputs), as in TiRex's code: of 0, a hidden
-    patch would be a token of zeros, at which each norm multiplies the gradient by 1,000."""
+    patch would be a token of zeros, at which each norm multiplies the gradient by 300."""
 
     def __init__(self, dim_in: int, width: int, dim_out: int, rngs: nnx.Rngs):
         def make(inputs: int, outputs: int) -> nnx.Linear:

@@ -22,8 +22,8 @@ MOST_CONTEXT = 2**15
 
 
 def complete(model: Any, text: str, count: int, *, temperature: float = 0.0, seed: int = 0) -> str:
-    """The next `count` bytes after the text at the start of a file, as text, � where they are no UTF-8; drawn at a
-    temperature, or the likeliest ones at 0. The model reads as many bytes as in its training, the last ones.
+    """The `count` bytes that follow `text`, taken as the start of a file; decoded, with � where they are no UTF-8.
+    temperature: of the draw; 0: the likeliest byte each time. The model reads the last bytes, as many as in training.
 
     Raises UserError where the model is not one of bytes, or there is nothing to do."""
     start = text.encode("utf-8", "surrogateescape")

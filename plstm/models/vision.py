@@ -214,8 +214,8 @@ class VisionModel(nnx.Module):
     def apply_blocks(
         self, x: jax.Array, key: jax.Array | None = None, capture: Capture = lambda block, x: None
     ) -> tuple[jax.Array, list[Any]]:
-        """All blocks on the tokens of `embed`: the tokens, and what `capture(block, its input)` returned: a list of the
-        blocks of a group, with the groups on axis 0."""
+        """Runs all blocks on the tokens of `embed`. Returns the tokens, and a list of what `capture(block, its input)`
+        returned for each block of a group, with the groups on axis 0."""
         graphdef, stacked = nnx.split(self.groups)
 
         def apply_group(x, inputs):

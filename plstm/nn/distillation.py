@@ -51,7 +51,8 @@ def window_attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int, sink
 
 
 def gate(dim: int, heads: int, rngs: nnx.Rngs, **options) -> nnx.Linear:
-    """From [q; k; v] of all heads before the rotation, [..., T, 3 dim], to a number a head; it starts as its bias."""
+    """A linear map from q, k and v of all heads before rotary positions, [..., T, 3 dim], to one number per head,
+    [..., T, heads]; its kernel starts at 0, so that it first returns its bias."""
     return linear(3 * dim, heads, kernel_init=nnx.initializers.zeros, precision=HIGHEST, rngs=rngs, **options)
 
 
@@ -122,7 +123,8 @@ class PlainBranch(LinearBranch):
         q, k = self.q(q), self.k(k)
         zeros = jnp.zeros(v.shape[:-1], v.dtype)
         found = linear_attention(q, k, jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1), zeros, zeros + 1)
-        # Features may not meet. The gradient divides by the square of the sum, which must not underflow either.
+        # The sum is 0 where no key shares a query's features. Its square, by which the gradient divides, must not
+        # underflow either.
         return found[..., :-1] / jnp.maximum(found[..., -1:], jnp.finfo(found.dtype).tiny ** 0.5)
 
 
@@ -166,8 +168,8 @@ class Student(CausalAttention):
 def student_inputs(
     norms: Iterable[nnx.Module], layers: Iterable[nnx.Module], x: jax.Array, as_teacher: bool
 ) -> Iterator[tuple[Student, jax.Array]]:
-    """The students among the layers of a model's blocks, each with the input that it gets where x enters the first;
-    as_teacher: in the teacher, so that each student learns on its teacher's input."""
+    """Yields each `Student` among a model's layers with its input, where x is the input of the first block. as_teacher:
+    run the layers as the teacher's, so that each student gets its teacher's input."""
     for norm, layer in zip(norms, layers, strict=True):
         inputs = norm(x)
         if not isinstance(layer, Student):

@@ -21,9 +21,9 @@ DIRECTIONS = 4
 
 
 def squash_transition(pre: jax.Array, dtype=jnp.float32) -> jax.Array:
-    """tanh(5 pre), float32, taken in `dtype`. In bfloat16, as the released code takes it, what is above 0.998 is 1 and
-    has no gradient: a transition that starts at tanh(5) stays at 1 until its input weights, if they do not start at
-    zero, take it elsewhere."""
+    """tanh(5 pre) as float32, rounded as in `dtype`. bfloat16, in which the released code computes it, rounds values
+    above 0.998 to 1, where the gradient is 0: a transition that starts at tanh(5) stays at 1 until its input weights,
+    if they do not start at zero, move it."""
     if dtype != jnp.bfloat16:
         return jnp.tanh(TRANSITION_SCALE * pre)
     return _rounded_tanh(_round(TRANSITION_SCALE * _round(pre)))
@@ -67,7 +67,8 @@ class GroupedGates(nnx.Module):
 
 class Orientation(nnx.Module):
     """The P-mode's angle of propagation, alpha = sigma(bias + 0.5 weight . x / dim) in (0, 1); weight [dim, N]. The
-    bias [N] runs over [-2, 2] with n mod heads, as released: it varies within a head."""
+    bias [N] of gate n starts at number n mod heads of `heads` even steps over [-2, 2], as released: it varies within a
+    head."""
 
     def __init__(self, dim: int, heads: int, *, weight_init, rngs: nnx.Rngs):
         self.weight = nnx.Param(weight_init(rngs.params(), (dim, DIRECTIONS * heads), jnp.float32))
@@ -82,9 +83,10 @@ class Orientation(nnx.Module):
 class PModeGates(nnx.Module):
     """Directed propagation: both incoming edges feed the right edge by alpha, the lower one by 1 - alpha (Equation 5).
 
-    released (the published numbers): t_d* = gamma alpha, t_r* = 1 - t_d*, s_d = alpha source, s_r = 1 - s_d in image
-    coordinates (the released code calls down "right"); no decay, unbounded for negative gamma. Otherwise as printed:
-    t_r* = gamma alpha, t_d* = gamma (1 - alpha), s_r = alpha source, s_d = (1 - alpha) source; no path weighs above 1.
+    In image coordinates, * for l and u, with `released` (the gates of the published numbers; that code calls down
+    "right"): t_d* = gamma alpha, t_r* = 1 - t_d*, s_d = alpha source, s_r = 1 - s_d; nothing decays, and weights are
+    unbounded for negative gamma. Without it, as the paper prints them: t_r* = gamma alpha, t_d* = gamma (1 - alpha),
+    s_r = alpha source, s_d = (1 - alpha) source; no path weighs above 1.
     """
 
     structure = "shared_incoming"

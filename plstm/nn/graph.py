@@ -19,9 +19,9 @@ TRANSITION_NODES = ("shared", "tail")
 class GraphMixer(nnx.Module):
     """pLSTM on packed DAGs in P- or D-mode, a multi-head RMSNorm and the output projection.
 
-    dim: channels, a multiple of heads. p_norm: "l1" (Equation 4) or "linf", of the P-mode. pruned: the P-mode uses only
-    the multitree, too. transition_node: a transition reads the node where its edges meet ("shared") or where the first
-    begins ("tail"). method: of `plstm.ops.dag.plstm_dag`. Raises ValueError for other values.
+    dim: channels, a multiple of heads. p_norm: "l1" (Equation 4) or "linf", of the P-mode. pruned: the P-mode, like the
+    D-mode, uses only the multitree. transition_node: a transition reads the node where its two edges meet ("shared") or
+    where the first one begins ("tail"). method: of `plstm.ops.dag.plstm_dag`. Raises ValueError for other values.
     """
 
     def __init__(

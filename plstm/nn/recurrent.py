@@ -39,7 +39,7 @@ def dense(dim_in: int, dim_out: int, rngs: nnx.Rngs, use_bias: bool = True) -> n
 
 
 def take_answers(states: Array, rows: Rows, answers: int) -> Array:
-    """states [N, rows, dim] -> those after the row's tokens, [rows, answers, dim]; beyond its last step, any."""
+    """states [N, rows, dim] -> those after the row's tokens, [rows, answers, dim]; arbitrary beyond its last step."""
     place = jnp.clip(rows.length[:, None] + jnp.arange(answers), max=len(states) - 1)
     return jax.vmap(lambda row, place: row[place], (1, 0))(states, place)
 
@@ -137,7 +137,7 @@ class RNN(nnx.Module):
         return take_answers(jax.lax.scan(step, start, inputs)[1], rows, answers)
 
     def memory(self, rows: Rows, dtype: jnp.dtype) -> tuple[Memory, Callable[..., Memory]]:
-        """The memory of the start, all zero, and the function from a step's h and the memory before to the next."""
+        """The initial memory, all zero, and its update: a function (h of a step, *memory before) -> memory after."""
         return (jnp.zeros_like(rows.tokens, dtype, shape=(len(rows.tokens), 0)),), lambda h, cell: (cell,)
 
 

@@ -174,8 +174,9 @@ def _within(gate: jax.Array) -> jax.Array:
 
 
 class SLSTM(nnx.Module):
-    """Convolution, sLSTM, LayerNorm a head (xLSTM's released code, without its feed-forward layer); the input and
-    forget gates read the convolution. `layer` of `depth`, from 0, MLPs left out, sets the forget biases' start."""
+    """Convolution, sLSTM, LayerNorm per head (xLSTM's released code, without its feed-forward layer); the input and
+    forget gates read the convolution. The forget biases start by the layer's place: number `layer`, from 0, of the
+    model's `depth` layers, MLPs not counted."""
 
     def __init__(self, dim: int, heads: int, layer: int, depth: int, rngs: nnx.Rngs):
         check_heads(dim, heads)
@@ -264,9 +265,10 @@ class GatedDeltaNet(nnx.Module):
 
 class TrackingPLSTM(nnx.Module):
     """pLSTM-1D with a `track` x `track` transition U diag(lambda) W, lambda in (-1, 1), U and W rotations: one head,
-    J_V = J_O = J_T = track. Unlike in the released code rotations stay orthogonal (`rotation`), lambda = tanh(w x + b)
-    starts with drawn w (there tanh(5 (w x + 1)), w = 0, whose sign cannot change), and source and mark start near the
-    identity: with equal entries a state is written and read along one direction, and a small rotation does not show."""
+    J_V = J_O = J_T = track. Unlike in the released code, rotations stay orthogonal (`rotation`); lambda = tanh(w x + b)
+    starts with random w (there lambda = tanh(5 (w x + 1)) with w = 0, whose sign cannot change); and source and mark
+    start near the identity (with equal entries a state would be written and read along one direction only, where a
+    small rotation does not show)."""
 
     def __init__(self, dim: int, track: int, rngs: nnx.Rngs):
         if not 1 <= track <= MAX_TRACK or dim % track:

@@ -61,11 +61,11 @@ class TrackingMixer(nnx.Module):
     """pLSTM on a grid with `track` x `track` transitions, J_V = J_O = J_T = track, then a multi-head RMSNorm and the
     output projection; all gates but the direct one read all channels, and are float32.
 
-    P-mode: one transition T a node and direction; both incoming edges feed the right edge by alpha T and the lower one
-    by (1 - alpha) T, a softmax over the two. D-mode: three, the fourth is zero. So the spectral norms of what leaves an
-    edge sum to at most 1 in P-mode, and each is at most 1 in D-mode. A node reads what enters it after its own
-    transition, in D-mode the one straight on, as an RNN reads its new state. transitions: one of TRANSITIONS. dim:
-    channels, a multiple of heads x track.
+    P-mode: one transition T per node and direction; both incoming edges pass alpha T on to the right edge and
+    (1 - alpha) T to the lower one, alpha a sigmoid, so the spectral norms of the two sum to at most 1. D-mode: three
+    transitions, each of spectral norm at most 1; the fourth is zero. A node reads what enters it after its own
+    transition (in D-mode the one straight on) is applied, as an RNN reads its new state. transitions: one of
+    TRANSITIONS. dim: channels, a multiple of heads x track.
     """
 
     def __init__(

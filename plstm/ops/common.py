@@ -37,11 +37,11 @@ def _is_double(leaf: Any) -> bool:
 
 
 def public_operator(function: Callable[Arguments, Array]) -> Callable[Arguments, Array]:
-    """An operator that gives its numbers inside a caller's parallel program, too.
+    """Decorates an operator so that it gives the same numbers inside a caller's parallel program.
 
-    In a manual region all its arrays vary alike; states start from `jnp.zeros_like` of one, so that they do as well.
-    Over mesh axes of explicit type it computes as over automatic ones, and the output is sharded as the first array,
-    except along the last axis. NumPy's float64 is taken in JAX's default precision."""
+    In a manual region all arrays vary over the same axes (`vary_alike`); operators make states by `jnp.zeros_like` of
+    an array, so that these do, too. Mesh axes of explicit type are treated as automatic ones, and the output is sharded
+    like the first array, except along the last axis. float64 arrays of NumPy get JAX's default precision."""
 
     signature = inspect.signature(function)
 
@@ -171,9 +171,10 @@ small_product.defvjp(lambda left, right: (small_product(left, right), (left, rig
 def chunked_map(function: Callable, arguments: tuple, chunks: int, leading: int = 1) -> Array:
     """Applies a function of independent entries chunk by chunk, in at most `chunks` calls.
 
-    function: maps trees of arrays [entries, ...] to an array [entries, ...], also for padding with zeros. arguments:
-    the trees, whose first `leading` axes together are the axis of entries. A chunk takes entries from all over that
-    axis, as many for each device, so that a sharded axis stays sharded.
+    function: maps trees of arrays [entries, ...] to an array [entries, ...]; padding with zeros must not break it.
+    arguments: the trees, whose first `leading` axes together are the axis of entries; the result has them, too. A chunk
+    takes entries from all over that axis, equally many for each device, so that a sharded axis stays sharded. The
+    backward pass computes several chunks again, one by one.
     """
     lead = jax.tree.leaves(arguments)[0].shape[:leading]
     entries = math.prod(lead)

@@ -17,9 +17,10 @@ def gated_delta_rule(
 
         S' = alpha_t S_(t-1),  S_t = S' + beta_t k_t (v_t - S'^T k_t)^T,  y_t = S_t^T q_t / sqrt(d_k)
 
-    in float32 or more; log_alpha is at least -120. "recurrent" takes T steps, "chunkwise" (and "auto") one for each of
-    the even chunks of at most `chunk` tokens, with reverse-mode derivatives only; 32 was faster on CPUs than 64. Raises
-    ValueError where shapes disagree, an axis that is named is empty, `chunk` is under 1 or the method is unknown.
+    in float32 or more; a log_alpha below -120 counts as -120. "recurrent" takes T steps, "chunkwise" (and "auto") one
+    for each of the even chunks of at most `chunk` tokens, with reverse-mode derivatives only; 32 was faster on CPUs
+    than 64. Raises ValueError where shapes disagree, an axis that is named is empty, `chunk` is under 1 or the method
+    is unknown.
     """
     check_choice("method", method, METHODS)
     check_axes("q, k [..., T, d_k]; v [..., T, d_v]; log_alpha, beta [..., T]", q, k, v, log_alpha, beta)

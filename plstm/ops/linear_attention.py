@@ -16,10 +16,10 @@ def linear_attention(
 
         S_t = exp(log_decay_t) S_(t-1) + write_t k_t v_t^T,  y_t = S_t^T q_t
 
-    in float32 or more; nothing is scaled or normalised, and log decays are at least -120. Log decays of 0 and writes of
-    1 are plain linear attention. "recurrent" takes T steps, "chunkwise" (and "auto") one for each of the even chunks of
-    at most `chunk` tokens. Raises ValueError where shapes disagree, an axis that is named is empty, `chunk` is under 1
-    or the method is unknown.
+    in float32 or more; nothing is scaled or normalised, and log decays below -120 count as -120. Log decays of 0 and
+    writes of 1 are plain linear attention. "recurrent" takes T steps, "chunkwise" (and "auto") one for each of the even
+    chunks of at most `chunk` tokens. Raises ValueError where shapes disagree, an axis that is named is empty, `chunk`
+    is under 1 or the method is unknown.
     """
     check_choice("method", method, METHODS)
     check_axes("q, k [..., T, d_k]; v [..., T, d_v]; log_decay, write [..., T]", q, k, v, log_decay, write)

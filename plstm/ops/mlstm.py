@@ -21,9 +21,9 @@ def mlstm(q: Array, k: Array, v: Array, i: Array, f: Array, *, method: str = "au
         C_t = F C_(t-1) + I k_t v_t^T / sqrt(d_k),   n_t = F n_(t-1) + I k_t / sqrt(d_k)
         h_t = C_t^T q_t / (max(|n_t . q_t|, exp(-m_t)) + 1e-6)
 
-    from C, n, m = 0, in float32 or more; log sigmoid(f_t) is at least -120. "recurrent" takes T steps, "chunkwise" (and
-    "auto") one for each of the even chunks of at most `chunk` tokens. Raises ValueError where shapes disagree, an axis
-    that is named is empty, `chunk` is under 1 or the method is unknown.
+    from C, n, m = 0, in float32 or more; log sigmoid(f_t) below -120 counts as -120. "recurrent" takes T steps,
+    "chunkwise" (and "auto") one for each of the even chunks of at most `chunk` tokens. Raises ValueError where shapes
+    disagree, an axis that is named is empty, `chunk` is under 1 or the method is unknown.
     """
     check_choice("method", method, METHODS)
     check_axes("q, k [..., T, d_k]; v [..., T, d_v]; i, f [..., T]", q, k, v, i, f)

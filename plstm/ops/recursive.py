@@ -1,8 +1,8 @@
 """States of all prefixes of a sequence under a composition that need not be associative (arXiv 2605.17108).
 
-The state of a prefix is the left fold, largest first, over the blocks of the binary digits of its length, each block
-the balanced binary tree of its leaves: of 13 leaves ((1..8 with 9..12) with 13). So it depends on no later leaf, and
-all prefixes take 2 log2(T) rounds of compositions that are independent of each other.
+The binary digits of a prefix's length cut it into blocks, largest first. A block is composed as a balanced binary tree,
+and the prefix's state is the left fold over its blocks: for 13 leaves ((1..8 with 9..12) with 13). So it depends on no
+later leaf, and all prefixes take 2 log2(T) rounds of compositions that are independent of each other.
 
 A state is a tree of arrays [T, ..., features], and `compose(left, right)` maps two such trees, of any leading axes, to
 another.
@@ -44,8 +44,8 @@ def fold(leaves: State, compose: Compose) -> State:
 def prefix_state(leaves: State, counts: Array, compose: Compose, index: Array | None = None) -> State:
     """The state of one prefix of each row: leaves [T, rows, ...], counts int [rows] from 1 to T -> [rows, ...].
 
-    About T compositions. With `index`, int [T, rows], the leaves are a table [K, ...] and `index` says which is
-    where. Then a level of the tree that has more blocks than there are pairs of different blocks below composes each
+    About T compositions. With `index`, int [T, rows], `leaves` is a table [K, ...] and `index` has the table's row at
+    each place. Then a level of the tree with more blocks than there are pairs of different blocks below composes each
     pair only once.
     """
     rows = len(counts)

@@ -13,7 +13,7 @@ Step = Callable[[Any, tuple[Array, ...]], tuple[Any, Array]]  # state, inputs ->
 
 
 def scan_steps(step: Step, state: Any, inputs: tuple[Array, ...], axis: int) -> Array:
-    """Outputs, stacked along `axis`, of a step for every entry of the inputs' time axis, which is `axis` of each."""
+    """Runs `step` from `state` along the inputs' time axis, `axis` of each. Returns outputs stacked along `axis`."""
     over_time = tuple(jnp.moveaxis(array, axis, 0) for array in inputs)
     return jnp.moveaxis(lax.scan(step, state, over_time)[1], 0, axis)
 
@@ -30,8 +30,8 @@ def split_chunks(array: Array, axis: int, chunk: int) -> Array:
 def scan_chunks(
     step: Step, state: Any, inputs: tuple[Array, ...], axis: int, chunk: int, of_chunks: tuple[Array, ...] = ()
 ) -> Array:
-    """As `scan_steps`, for a step that takes and gives `chunk` entries at a time, and after them what `of_chunks`
-    [chunks, ...] have for the chunk. A causal step does not see the padding at the end, which is cut."""
+    """As `scan_steps`, for a step that takes and returns `chunk` entries at a time; its last inputs are the chunk's
+    entries of `of_chunks` [chunks, ...]. The padding at the end, which a causal step does not see, is cut off."""
     length = inputs[0].shape[axis]
     chunks = *(split_chunks(array, axis, chunk) for array in inputs), *of_chunks
     outputs = jnp.moveaxis(lax.scan(step, state, chunks)[1], 0, axis)
@@ -39,8 +39,8 @@ def scan_chunks(
 
 
 def even_chunk(chunk: int, length: int) -> int:
-    """The length of the fewest chunks of at most `chunk` that hold a sequence, evenly, so that little is padded. Raises
-    ValueError for a `chunk` that is not positive."""
+    """The chunk length that cuts a sequence evenly into the fewest chunks of at most `chunk`, so that little is padded.
+    Raises ValueError for a `chunk` that is not positive."""
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1; got {chunk}")
     chunks = -(-length // chunk)

@@ -14,9 +14,9 @@ def ssd(x: Array, dt: Array, a: Array, b: Array, c: Array, *, method: str = "aut
 
         S_t = exp(-dt_t a) S_(t-1) + dt_t x_t b_t^T,  y_t = S_t c_t
 
-    in float32 or more; dt a is at most 120. "recurrent" takes T steps, "chunkwise" (and "auto") one for each of the
-    even chunks of at most `chunk` tokens. Raises ValueError where shapes disagree, an axis that is named is empty,
-    `chunk` is under 1 or the method is unknown.
+    in float32 or more; dt a above 120 counts as 120. "recurrent" takes T steps, "chunkwise" (and "auto") one for each
+    of the even chunks of at most `chunk` tokens. Raises ValueError where shapes disagree, an axis that is named is
+    empty, `chunk` is under 1 or the method is unknown.
     """
     check_choice("method", method, METHODS)
     check_axes("x [..., T, H, P]; dt [..., T, H]; a [H]; b, c [..., T, N]", x, dt, a, b, c)

@@ -142,8 +142,8 @@ def _entry(schema: type) -> str:
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Around an entry, and the job that Hydra runs: bad input or an unwritable file ends it, one line and status 2.
-    Also says where compiled programs are kept, as a Slurm job starts here."""
+    """Around an entry, and the job that Hydra runs: bad input or an unwritable file ends it with one line and status 2.
+    Also sets where compiled programs are kept, as a Slurm job starts here."""
     keep_programs()
     try:
         yield
@@ -194,8 +194,8 @@ def _is_job() -> bool:
 
 
 def as_choices(words: Sequence[str]) -> list[str]:
-    """The words with keys of `data`, `model` and `augment`, if there is -m, as sweeps over one value: before its jobs,
-    Hydra composes what is not swept, without the experiments that have these keys if several are."""
+    """The words; with -m, those that set keys of `data`, `model` or `augment` become sweeps over one value. Before the
+    jobs Hydra composes what is not swept: where several experiments are swept, a config without these keys."""
     if not {"-m", "--multirun"} & {*words}:
         return list(words)
     return [re.sub(r"^(\+*(?:data|model|augment)\.[^=]+)=(?!\w+\()(.+)$", r"\1=choice(\2)", word) for word in words]

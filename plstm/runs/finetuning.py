@@ -64,8 +64,8 @@ def check_start(init_from: str, config: Config) -> None:
 
 
 def initial_weights(init_from: str, config: Config, params: Any, sharding: Sharding) -> tuple[dict[str, Any], str]:
-    """The `params` and `statistics` to start a run with `config` from, like its new `params`, which every process has
-    whole, and a line on them; else UserError as `check_start`."""
+    """What a run with `config` starts from, {"params": ..., "statistics": ...}, and a line that describes it. params:
+    the run's fresh parameters, which every process has whole. Raises UserError as `check_start`."""
     if is_weights_file(init_from):
         _check_file(init_from, config)
         model = load(init_from)
@@ -128,10 +128,10 @@ def adapt(
 ) -> tuple[Any, list[str]]:
     """The trained parameters as a tree like the fresh ones, and a description of each change.
 
-    The position embedding [Y, X, dim] is resized by `resize`, a model's own. If the classes are others, or any
-    parameter of the head has another number of them (its last axis), the whole head stays fresh, and so do parameters
-    that the trained model lacks and that have one of `new` in their dotted names. Any other difference raises UserError
-    naming the parameter, and so does a part of `new` that no such parameter has.
+    The position embedding [Y, X, dim] is resized by `resize`, the model family's. The whole head stays fresh with
+    `has_other_classes`, or where the last axis of one of its parameters, the classes, has another size. Parameters that
+    the trained model lacks stay fresh if a part of their dotted names is in `new`. Any other difference raises
+    UserError naming the parameter; so does an entry of `new` that is in no such name.
     """
     trained = named_leaves(trained_params)
     fresh = named_leaves(fresh_params)

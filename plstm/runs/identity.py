@@ -59,7 +59,8 @@ def drop(plain: dict[str, Any], key: str) -> None:
 
 # ---------------------------------------------------------------------- ids
 def identity(plain: dict[str, Any]) -> dict[str, Any]:
-    """Of a plain config what a run's id is a hash of: the values that differ from the schema's defaults."""
+    """The part of a plain config that a run's id is a hash of: task, family, whether it augments, and the values that
+    differ from the schema's defaults, except those of `OUTSIDE_ID` and `NAMES`."""
     # So a new key changes no id as long as its default does what the code did before.
     task = plain["task"]
     family = plain["model"]["family"]

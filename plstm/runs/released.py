@@ -1,9 +1,9 @@
 """Parameters of the released linen models as ours, and back: `from_released` and `to_released`.
 
-A released model is a flat dictionary of arrays, "/" between the levels of a name. Its direction n mod 4 means none,
-rows flipped, columns flipped, both; ours: none, columns, rows, both. A gate reads its own dim / N channels, so the
-residual channels are permuted with the N = 4 x heads gates. Its corners are top left, bottom left, top right, bottom
-right; ours are read row by row.
+A released model is a flat dictionary of arrays, "/" between the levels of a name. Its gates of the directions 0 to 3
+flip nothing, rows, columns, both; ours flip nothing, columns, rows, both. A gate reads its own dim / N channels, so the
+residual channels are permuted with the N = 4 x heads gates. Its head reads the corners top left, bottom left, top
+right, bottom right; ours reads them row by row.
 """
 
 from collections.abc import Iterator, Mapping
@@ -65,7 +65,7 @@ KINDS = {  # in the order of `plstm.nn.gates`; the released code's "down" and "r
 class Leaf(NamedTuple):
     """A released array, and the slice `ours[index]` of a parameter that holds the same numbers.
 
-    released[order], where `released` is the array reshaped to the slice's shape (transposed), is the slice.
+    The slice is view(released)[order]: along each axis `order` has the released index of each of our entries.
     """
 
     name: str

@@ -30,7 +30,7 @@ PROBED = 8  # examples over which the logged statistics of the model are taken, 
 
 
 class Stopped(Exception):
-    """A signal, its number the argument, stopped the run, which is saved."""
+    """A signal stopped the run, which `train` then saves; the argument is the signal's number."""
 
 
 class Session:

@@ -49,9 +49,10 @@ class Select(Measure):
 class Reference(Strict):
     """A model of which the table has published numbers only.
 
-    `paper` maps columns (with sections these, for the first column or for columns by name) to a number or [mean, +-],
-    the short name of `select.over` to the paper's best value, with `above_chance` that to such as "4 of 5", and
-    with `costs` "parameters" and "flops" to the paper's words; its epochs are in the CSV alone.
+    Keys of `paper`: a column -> a number or [mean, +-]; in a table with sections a section -> the same for the first
+    column, or {column: number or [mean, +-]}. Also the short name of `select.over` -> the paper's best value; with
+    `above_chance`, "above_chance" -> text such as "4 of 5"; with `costs`, "parameters" and "flops" -> the paper's
+    words. The CSV alone shows `epochs`.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Row(Reference):
     experiment: str
     variant: str | list[str] = []
     set: dict[str, Any] = {}  # config key, or a group such as model, -> value of this row's runs
-    # An earlier row, by name, whose run of the same swept values, or else its only one, this row fine-tunes.
+    # The name of an earlier row: this row fine-tunes its run of the same swept values or, without one, its only run.
     init_from: str | None = None
     sweep: dict[str, list[Any]] = {}  # some of the table's values
     own: bool = True  # false for a row of another table: not in figures and probes
@@ -109,8 +110,8 @@ class Figure(Strict):
     groups: dict[str, list[str]] = {}  # title of a panel -> the rows, by name, whose lines it has; without: all rows
     dots: bool = False  # the table's columns beside the paper's numbers
     panels: dict[str, str] = {}  # training curves: split -> title
-    paper: str | None = None  # of these, those of the paper's runs: a CSV file below the results folder
-    baseline: str | None = None  # in these, an entry of the baseline file
+    paper: str | None = None  # training curves of the paper's runs: a CSV file below the results folder
+    baseline: str | None = None  # an entry of the baseline file, drawn in training curves and `sizes`
     lengths: str | None = None  # accuracy against the length in this split, a panel a section
     sizes: bool = False  # accuracy against the canvas, and a table of altered images, from probes
     clock: Clock | None = None  # loss against time, of the rows that the benchmark has
@@ -126,11 +127,11 @@ class Differences(Strict):
     roc_areas: list[int] = []  # canvas sides: also the area under the ROC curve there, of probed runs
     groups: list[list[str]]
     leave_out: list[str] = []  # sets
-    sets: dict[str, list[str]] = {}  # of columns that are the mean over some sets, such as test_wql_daily: these
+    sets: dict[str, list[str]] = {}  # column that is a mean over some sets only, such as test_wql_daily -> these sets
 
 
 class Gap(Strict):
-    """A column of its own: where a row stands between a row or baseline, by name, that has 0 and a row that has 1."""
+    """An extra column: a row's place on the scale on which the row or baseline `zero` is 0 and the row `one` is 1."""
 
     title: str
     column: str  # of the table, by its name

@@ -72,7 +72,7 @@ def draw_table(table: TableDefinition, records: Sequence[Record], results_dir: P
 
 
 def draw_curves(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
-    """Accuracy over epochs as in Figures 2 and 6 of arXiv 2506.11997: a column a split and a line of panels a group."""
+    """Accuracy over epochs as in Figures 2 and 6 of arXiv 2506.11997: a column of panels per split, a row per group."""
     wanted = table.figure
     published = _paper_curves(table, results_dir)
     curves = {cell.row.name: _mean_curves(cell.runs, results_dir) for cell in cells}
@@ -207,9 +207,9 @@ def draw_choices(table: TableDefinition, cells: Sequence[Cell], results_dir: Pat
 
 
 def draw_dots(table: TableDefinition, cells: Sequence[Cell], results_dir: Path) -> Any:
-    """The table's columns, a line a row: a filled dot is ours, the bar its 90% interval, a diamond the paper's number;
-    near baselines are dashed. A panel a section, where a hollow dot is ours in another column than the first, or
-    without sections a panel for each of the first columns.
+    """The table's columns, one line per row: a filled dot is ours, the bar its 90% interval, a diamond the paper's
+    number; dashed lines are baselines that are not too far off. One panel per section, where a hollow dot is ours in a
+    column other than the first; without sections one panel for each of the first columns.
     """
     from matplotlib.ticker import MaxNLocator
 

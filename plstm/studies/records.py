@@ -185,7 +185,8 @@ def read_curve(record: Record, results_dir: str | Path) -> list[CurvePoint]:
 
 
 def record_problems(record: Record, results_dir: str | Path) -> list[str]:
-    """A line for each metric at the last or best step, or best step, that does not follow from the run's curve."""
+    """A line for each thing that does not follow from the run's curve: a metric at the last or best step, or which step
+    is the best."""
     where = f"{record_path(record.experiment, results_dir)}, run {record.id}"
     if record.task not in TASKS:
         return [f"{where}: there is no task {record.task!r}"]

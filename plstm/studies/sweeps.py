@@ -127,7 +127,7 @@ def _check_measures(table: TableDefinition, row: Row, config: Mapping[str, Any])
 
 
 def jobs(table: TableDefinition, runs: Sequence[PlannedRun]) -> list[Job]:
-    """What to start for these runs, in their order; neighbours that only averaging tells apart share a job."""
+    """The jobs for these runs, in their order; neighbours that differ only in the last of `average_over` share one."""
     if not table.average_over:
         return [Job((run,)) for run in runs]
     shared = table.average_over[-1]
@@ -149,7 +149,8 @@ def match_records(table: TableDefinition, records: Sequence[Record]) -> dict[str
 def expected_seconds(
     table: TableDefinition, run: PlannedRun, found: dict[str, Record], hardware: Hardware
 ) -> float | None:
-    """Mean wall seconds of the row's runs on the hardware, of its section and, if there are any, chosen value."""
+    """Mean wall seconds of the row's finished runs on this hardware in the run's section, those with its value of
+    `select.over` if there are any; None where there are no runs."""
     own = [other for other in planned_runs(table) if other.row is run.row and other.id in found]
     own = [other for other in own if found[other.id].hardware.items() <= hardware.items()]  # older records say less
     if key := table.sections:
@@ -272,7 +273,8 @@ def _choose(table: TableDefinition, cells: list[Cell]) -> Group:
 
 
 def cells_by_name(groups: Sequence[Group]) -> dict[str, Cell]:
-    """Of a table without sections: the chosen cell of a row by its name, all of a choice as `pLSTM at 0.001`."""
+    """For a table without sections: each row's chosen cell by the row's name, and every cell by names such as
+    `pLSTM at 0.001`."""
     cells = {f"{cell.row.name} at {cell.choice}": cell for group in groups for cell in group.cells}
     return {group.chosen.row.name: group.chosen for group in groups} | cells
 

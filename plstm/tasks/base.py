@@ -50,7 +50,7 @@ class Task:
 
     @classmethod
     def infer_data(cls, data: Any) -> Mapping[str, Any]:
-        """Values of those keys of a config's `data`, composed or typed, that follow from the data."""
+        """Values of those keys of a config's `data` that follow from the data; data: a Hydra node or `data_schema`."""
         return {}
 
     @classmethod
@@ -72,7 +72,7 @@ class Task:
         return replace(self.config, seed=0, experiment="custom", variant=None, loop=LoopConfig())
 
     def plan(self) -> Plan:
-        """Raises UserError where the batch is larger than the data, or the steps are too many to count."""
+        """The run's steps. Raises UserError where the batch is larger than the data, or the steps too many to count."""
         return Plan.of(self.config, self.train_examples, self.steps_per_epoch, self.unit)
 
     # ------------------------------------------------------------------ data

@@ -50,10 +50,10 @@ class CodeData(MachineData):
 
 class CodeTask(StreamTask):
     """Metrics of a split: loss (nats), accuracy and bits, all per byte; bits@<package>; bits_part1 to bits_part4, by
-    place in the window; bits_name1 to bits_name3, of names where the window has them first, second, or later;
-    bracket1 and bracket2, how often the kind of a bracket that closes the only one, or one of several that are open,
-    is the likeliest of the three; and indent, how often a line with less indentation than the one before has each of
-    its spaces predicted, and its end."""
+    place in the window; bits_name1 to bits_name3, of a name's first, second and later occurrences in the window;
+    bracket1 and bracket2, at closing brackets with one or with several brackets open: how often the right one of the
+    three kinds is the likeliest; and indent, of lines with less indentation than the line before: how often every space
+    of it, and its end, is predicted."""
 
     data_schema = CodeData
     unused_keys = ("workers",)
@@ -128,7 +128,7 @@ class CodeTask(StreamTask):
         part = jnp.arange(targets.shape[1]) * PARTS // targets.shape[1]
         predicted = logits.argmax(-1)
         bracket = jnp.asarray(BRACKETS)[logits[..., BRACKETS].argmax(-1)]
-        # Of a line's indentation nothing is wrong where the mistakes up to its end are those up to its start.
+        # A line's indentation is right where there are as many mistakes up to its end as up to its start.
         wrong = ((predicted == ord(" ")) != (targets == ord(" "))).cumsum(1)
         first = jnp.arange(targets.shape[1]) - batch["indent"]
         before = jnp.where(first < 0, 0, jnp.take_along_axis(wrong, jnp.maximum(first, 0), axis=1))

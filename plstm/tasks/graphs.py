@@ -266,7 +266,7 @@ class GraphTask(Task):
         return self.source.batch(self.fold.train[order])
 
     def keeps_curve(self, split: str, metric: str) -> bool:
-        """Three curves of each of many small runs."""
+        """Only the training loss and the other splits' accuracy, as there are many small runs."""
         return metric == ("loss" if split == "train" else "accuracy")
 
     def logits(self, model: nnx.Module, batch: Batch) -> jax.Array:

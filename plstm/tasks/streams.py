@@ -91,19 +91,19 @@ def sums(pairs: Mapping[str, tuple[jax.Array, jax.Array]]) -> Metrics:
 
 
 def by_length(metric: tuple[jax.Array, jax.Array], batch: Batch, groups: int) -> tuple[jax.Array, jax.Array]:
-    """A batch's metric (sum, count) as `evaluate` reports it for each of at most `groups` lengths: vectors [groups]."""
+    """A batch's metric (sum, count) as vectors [groups], 0 but at its own length; `evaluate` reports each length."""
     here = (jnp.arange(groups) == batch["group"][0]).astype(jnp.float32)
     return here * metric[0], here * metric[1]
 
 
 def by_group(total: jax.Array, count: jax.Array, batch: Batch, groups: int) -> tuple[jax.Array, jax.Array]:
-    """Sums and counts of a metric by row, [rows] each, as `evaluate` reports it for each of at most `groups` groups."""
+    """A metric's sums and counts by row, [rows] each, added up by group: vectors [groups], which `evaluate` reports."""
     of_group = (batch["group"] == jnp.arange(groups)[:, None]).astype(jnp.float32)
     return (of_group * total).sum(1), (of_group * count).sum(1)
 
 
 def layer_kinds(config: Config) -> str:
-    """Those between the MLPs of a model of blocks, such as gdn_attention."""
+    """The kinds of a model's blocks, gated MLPs left out, joined to a name such as gdn_attention."""
     return "_".join(dict.fromkeys(block for block in config.model.blocks if block != "gated_mlp"))
 
 

@@ -155,7 +155,7 @@ def keep_programs() -> None:
 
 
 def share_programs(runs: str | Path) -> None:
-    """Keeps those of a run of several processes in the folder of runs instead, which all of them see.
+    """Keeps the compiled programs of a run of several processes in the folder of runs, which all processes see.
 
     Only process 0 writes the cache. A process that misses it would recompile and, on GPUs, wait for process 0 to join
     XLA's autotuning, which a cache hit skips: a deadlock. So the cache must be shared.

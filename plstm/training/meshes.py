@@ -17,7 +17,8 @@ MIN_SPLIT = 4096  # numbers; a smaller tensor is not split: splitting it would c
 
 
 def make_mesh(batch_size: int, fsdp: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The devices, by default all; raises UserError unless they divide the batch, and `fsdp` their number."""
+    """A mesh of the devices, by default all. Raises UserError unless their number divides the batch, and `fsdp` divides
+    their number."""
     devices = sorted(devices or jax.devices(), key=lambda device: (device.process_index, device.id))
     if len(devices) % fsdp:
         raise UserError(f"mesh.fsdp={fsdp}: must divide the number of devices, {len(devices)}")

@@ -33,8 +33,8 @@ def learning_rate_schedule(config: OptimConfig, steps: int, warmup_steps: float)
 
 
 def epoch_schedule(config: OptimConfig, steps_per_epoch: int) -> optax.Schedule:
-    """The same shape with one value per epoch, whose warm-up and cosine end in their last epochs, counted from 1; a
-    single epoch has the peak."""
+    """`learning_rate_schedule` with one value per epoch: the peak is reached in epoch `warmup_epochs`, counted from 1,
+    and end_factor x peak in the last epoch. A single epoch has the peak."""
     epochs = math.ceil(config.epochs)
     if epochs == 1:
         return optax.constant_schedule(config.peak_lr)

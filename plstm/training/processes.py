@@ -111,8 +111,8 @@ class SharedSignal:
         self._highest = jax.jit(jnp.max, out_shardings=layout.copies)
 
     def any_process_signalled(self, number: int) -> int:
-        """The highest number that any process gave `STEPS_LATE` calls before, at first 0; of a single process this
-        one. Call it in all processes alike, with the number of the signal that this process got, or 0."""
+        """The highest `number` of any process `STEPS_LATE` calls ago, 0 in the first calls; with a single process
+        `number` itself. number: of the signal that this process got, or 0. All processes must make the same calls."""
         if jax.process_count() == 1:
             return number
         values = np.full(jax.local_device_count(), number, np.int32)
@@ -123,10 +123,10 @@ class SharedSignal:
 class Interrupt:
     """A context manager within which signals of `STOPS` end a run, with one line and exit status 128 + their number.
 
-    They stop it at once, even during a compilation, but after `save_before_leaving` the first of them sets
-    `signal_number`, and a SIGINT after it ends the run unsaved. SIGUSR2 sets it, too, if something handles it: submitit
-    has Slurm send it when a job's time is nearly up, and queues the job again when the signal is raised once more,
-    after saving.
+    At first a signal stops the run at once, even during a compilation. After `save_before_leaving` the first one only
+    sets `signal_number`, and a SIGINT after it ends the run unsaved. SIGUSR2, if something handles it, sets
+    `signal_number`, too: submitit has Slurm send it when a job's time is nearly up, and queues the job again when the
+    signal is raised once more, after saving.
     """
 
     def __init__(self) -> None:

@@ -110,7 +110,8 @@ class MetricAverager:
         return batch
 
     def waited(self) -> float | None:
-        """The share of the training time that was waiting for batches, as of the last `close`: once, if too high."""
+        """The share of the training time spent waiting for batches, up to the last `close`; None unless it is too high,
+        and after the first time."""
         if self._reported or self._training < LONG_ENOUGH or self._waiting <= MOST_WAITING * self._training:
             return None
         self._reported = True

@@ -29,12 +29,12 @@ class Parts(NamedTuple):
     head: np.ndarray  # int [3, E]: likewise of its head
     line: np.ndarray  # int [3, L]: the part that a line edge is in, and the places of its two edges
     entering: np.ndarray  # int [P, i]: numbers of the edges in
-    entry: np.ndarray  # int [3, B]: for each edge between parts its head's part, and its places in `entering` and there
+    entry: np.ndarray  # int [3, B]: of each edge between parts its head's part, its places in `entering` and that part
     leaving: np.ndarray  # int [P, o]: numbers of the edges out
     exit: np.ndarray  # int [P, o]: their places
     nodes: int  # n
     edges: int  # e
-    longest: int  # edges on the longest path through a part, at least
+    longest: int  # at least the number of edges on the longest path through a part
 
 
 def cut(dag: Dag, count: int) -> Parts:
@@ -113,10 +113,10 @@ def part_gates(gates: DagGates, parts: Parts) -> tuple[Array, Array, Array, Arra
 def plstm_dag_by_parts(
     q: Array, k: Array, v: Array, gates: DagGates, direct: Array, dag: Dag, parts: int, *, scale: float | None = None
 ) -> Array:
-    """As `plstm.ops.dag.plstm_dag`, on one graph: within each of at most `parts` parts by gating matrices, all at once,
-    and between them by matrix states on the edges that join two parts, one part after another.
+    """`plstm.ops.dag.plstm_dag` on one graph that is cut into at most `parts` parts: gating matrices within the parts,
+    all in parallel, and matrix states on the edges between them, one part after another.
 
-    With more parts the matrices are smaller and the steps more; 1 is all parallel. Returns [..., N, d_v] in v's dtype,
+    More parts have smaller matrices and more steps; one part is fully parallel. Returns [..., N, d_v] in v's dtype,
     with reverse-mode derivatives only. Raises ValueError where shapes disagree, d_k or d_v is 0, or parts is no number
     from 1 to N.
     """

@@ -77,8 +77,8 @@ def _run(q, k, v, gates: GridGates, direct, *, method: str, structure: str) -> A
 
 
 def choose_method(shape: tuple[int, ...], structure: str, itemsize: int) -> str:
-    """What "auto" does with a device's queries of a shape [..., Y, X, d_k]: the gating matrix, unless it is slower than
-    matrix states, or too large. Never "fused", before a GPU has run its kernels and passed `make test-gpu`."""
+    """The method of "auto" for a device's queries of a shape [..., Y, X, d_k]: "parallel", or "chunkwise" where the
+    gating matrix is slower or too large. Never "fused" until a GPU has run its kernels and passed `make test-gpu`."""
     *lead, height, width, _ = shape
     nodes = height * width
     batch_heads = math.prod(lead)
