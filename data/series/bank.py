@@ -31,8 +31,8 @@ def load_bank(root: str | None, seed: int, count: int, length: int = LENGTH) -> 
             if not path.is_file():  # another process may have drawn it meanwhile
                 write_file(path, lambda file: np.save(file, draw_bank(seed, count, length)))
     remedy = "delete it to draw it again"
-    with damage_named(path, remedy):
-        bank = np.load(path)
+    with open(path, "rb") as file, damage_named(path, remedy):
+        bank = np.lib.format.read_array(file)
     if bank.shape != (count, length) or bank.dtype != np.float32:
         raise UserError(f"{path}: damaged; {remedy}")
     return bank

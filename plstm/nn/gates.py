@@ -67,8 +67,7 @@ class GroupedGates(nnx.Module):
 
 class Orientation(nnx.Module):
     """The P-mode's angle of propagation, alpha = sigma(bias + 0.5 weight . x / dim) in (0, 1); weight [dim, N]. The
-    bias [N] of gate n starts at number n mod heads of `heads` even steps over [-2, 2], as released: it varies within a
-    head."""
+    bias [N] starts at linspace(-2, 2, heads)[n mod heads] for gate n, as released: it varies within a head."""
 
     def __init__(self, dim: int, heads: int, *, weight_init, rngs: nnx.Rngs):
         self.weight = nnx.Param(weight_init(rngs.params(), (dim, DIRECTIONS * heads), jnp.float32))
@@ -83,9 +82,9 @@ class Orientation(nnx.Module):
 class PModeGates(nnx.Module):
     """Directed propagation: both incoming edges feed the right edge by alpha, the lower one by 1 - alpha (Equation 5).
 
-    In image coordinates, * for l and u, with `released` (the gates of the published numbers; that code calls down
+    In image coordinates; * stands for l and for u. released, the gates of the published numbers (that code calls down
     "right"): t_d* = gamma alpha, t_r* = 1 - t_d*, s_d = alpha source, s_r = 1 - s_d; nothing decays, and weights are
-    unbounded for negative gamma. Without it, as the paper prints them: t_r* = gamma alpha, t_d* = gamma (1 - alpha),
+    unbounded for negative gamma. Not released, as the paper prints them: t_r* = gamma alpha, t_d* = gamma (1 - alpha),
     s_r = alpha source, s_d = (1 - alpha) source; no path weighs above 1.
     """
 

@@ -97,7 +97,7 @@ def find_run(run: str, runs: Path, key: str = "run") -> Path:
     there_are = f"there are {names}{', ...' * (len(known) > 8)}" if known else "train one first"
     again = f"one that has a record is trained again by its command with {TO_TRAIN_AGAIN}"
     if key == "init_from":
-        again += "; weights of a file are named by that file"
+        again += "; for the weights of a file give its path"
     raise UserError(f"{key}={printable(run)[:200]}: no such run in {runs}; {there_are}; {again}")
 
 

@@ -1,9 +1,9 @@
 """Parameters of the released linen models as ours, and back: `from_released` and `to_released`.
 
-A released model is a flat dictionary of arrays, "/" between the levels of a name. Its gates of the directions 0 to 3
-flip nothing, rows, columns, both; ours flip nothing, columns, rows, both. A gate reads its own dim / N channels, so the
-residual channels are permuted with the N = 4 x heads gates. Its head reads the corners top left, bottom left, top
-right, bottom right; ours reads them row by row.
+A released model is a flat dictionary of arrays, "/" between the levels of a name. Its gate n has direction n mod 4, as
+ours has: its directions 0 to 3 flip nothing, rows, columns, both; ours nothing, columns, rows, both. A gate reads its
+own dim / N channels, so the residual channels are permuted with the N = 4 x heads gates. Its head reads the corners top
+left, bottom left, top right, bottom right; ours reads them row by row.
 """
 
 from collections.abc import Iterator, Mapping

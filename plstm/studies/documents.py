@@ -249,8 +249,9 @@ def _all_weights(results: Path) -> str:
     rows = [["Weights", "Study", "Run"]]
     for path in sorted((results.parent / "configs/study").glob("*.yaml")):
         for name, run in load_table(path).weights.items():
-            file = weights_path(name, results).relative_to(results)
-            rows.append([f"[{name}]({file})", f"[{path.stem}]({path.stem}/README.md)", runs[run]])
+            if run in runs:
+                file = weights_path(name, results).relative_to(results)
+                rows.append([f"[{name}]({file})", f"[{path.stem}]({path.stem}/README.md)", runs[run]])
     return "\n".join(pipes(rows))
 
 

@@ -65,6 +65,13 @@ def test_a_table_writes_the_weights_of_a_finished_run_and_its_page_names_them(ke
         "| --- | --- | --- |",
         "| [vit](../weights/vit.safetensors) | vit-s43 | 0.750 |",
     ]
+    index = results / "README.md"
+    index.write_text("<!-- begin: weights -->\n<!-- end -->\n")
+    assert fill_document(index, tmp_path).splitlines()[1:-1] == [
+        "| Weights | Study | Run |",
+        "| --- | --- | --- |",
+        "| [vit](weights/vit.safetensors) | [kept](kept/README.md) | vit-s43 |",
+    ]
 
 
 @pytest.mark.parametrize(

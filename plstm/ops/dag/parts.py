@@ -29,7 +29,7 @@ class Parts(NamedTuple):
     head: np.ndarray  # int [3, E]: likewise of its head
     line: np.ndarray  # int [3, L]: the part that a line edge is in, and the places of its two edges
     entering: np.ndarray  # int [P, i]: numbers of the edges in
-    entry: np.ndarray  # int [3, B]: of each edge between parts its head's part, its places in `entering` and that part
+    entry: np.ndarray  # int [3, B]: of an edge between parts its head's part, its places in `entering` and that part
     leaving: np.ndarray  # int [P, o]: numbers of the edges out
     exit: np.ndarray  # int [P, o]: their places
     nodes: int  # n
