@@ -64,7 +64,7 @@ class DistillTask(CodeTask):
                 require(config, (f"data.{key}", is_usual, "only for distillation"))
 
     # ------------------------------------------------------------------ data
-    @functools.cached_property
+    @property
     def teacher(self) -> nnx.Module:
         """Raises UserError where the file is not named or missing, or its model is another."""
         data = self.config.data

@@ -53,7 +53,7 @@ def test_the_loss_of_distillation_is_the_published_mean(make, monkeypatch):
     """Two positions, and a third whose target is a separator, which does not count."""
     task = make(*STAGE_2, "data.likeliest=3")
     logits = {name: [*GOLDEN[f"{name}_logits"], [0.0] * 5] for name in ("teacher", "student")}
-    monkeypatch.setitem(vars(task), "teacher", Fixed(logits["teacher"]))
+    monkeypatch.setattr(type(task), "teacher", Fixed(logits["teacher"]))
     batch = {"tokens": np.array([[7, *GOLDEN["labels"], 256]], np.uint16)}
     loss, metrics = task.loss(Fixed(logits["student"]), batch, jax.random.key(0))
     assert float(loss) == pytest.approx(GOLDEN["loss_09_01"], rel=1e-6)
