@@ -102,11 +102,8 @@ class VisionConfig:
             return
         yield "track", self.dim % (self.heads * self.track) == 0, f"times model.heads must divide model.dim={self.dim}"
         for key in ("gates", "stm_bias_only", "direct_weight", "gate_init", "transition_dtype", "method"):
-            yield (
-                key,
-                getattr(self, key) == getattr(VisionConfig, key),
-                "model.track has gates of its own; leave it out",
-            )
+            usual = getattr(VisionConfig, key)
+            yield key, getattr(self, key) == usual, f"model.track has gates of its own; use {usual}"
 
 
 def make_mixer(config: VisionConfig, mode: str, rngs: nnx.Rngs) -> AttentionMixer | PLSTMMixer | TrackingMixer:

@@ -87,7 +87,7 @@ def test_every_key_changes_something(composed, group, values, elsewhere, make):
     imagenet = ["experiment=imagenet/vit", "data=imagenet_held_out", "optim.epochs=4", "optim.warmup_epochs=1"]
     config = {
         "optim": to_config(composed(*imagenet, *SMALL)).optim,
-        "vision": to_config(composed("experiment=arrow/plstm", *SMALL)).model,
+        "vision": to_config(composed("experiment=arrow/plstm", *SMALL, "model.transition_dtype=float32")).model,
         "graph": GraphConfig(dim=16, depth=4),
     }[group]
     keys = {field.name for field in dataclasses.fields(config)}
